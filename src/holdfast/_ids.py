@@ -1,0 +1,41 @@
+"""Names for claims and holders.
+
+Decides: how a claim is told apart from every other claim, and what a holder is called by default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+
+_RAND_B = 0x3FFF_FFFF_FFFF_FFFF  # the 62 random bits at the end of a uuid7
+
+
+def _fresh_count() -> itertools.count[int]:
+    # Start in the lower half, so that counting up for years does not run out of the 62 bits.
+    return itertools.count(int.from_bytes(os.urandom(8), "big") & (_RAND_B >> 1))
+
+
+_count = _fresh_count()
+
+
+def new_claim_id() -> str:
+    """A fresh uuid7 as 32 hex digits: milliseconds first, then bits that no other process has.
+
+    The random part starts anywhere and counts up, so ids of one process differ for certain and ids of two
+    processes differ as surely as random ones.
+    """
+    milliseconds = time.time_ns() // 1_000_000
+    return f"{milliseconds << 80 | 0x7000_8000_0000_0000_0000 | next(_count):032x}"
+
+
+def default_holder() -> str:
+    """host:pid:random, so that an operator can find the process and two containers never share a name."""
+    return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}:{os.getpid()}:{os.urandom(3).hex()}"
+
+
+def renew_after_fork() -> None:
+    """In the child of a fork: never hand out an id that the parent hands out too."""
+    global _count
+    _count = _fresh_count()

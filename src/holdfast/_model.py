@@ -1,0 +1,171 @@
+"""The vocabulary that every room of the house speaks.
+
+Decides: what a claim, a grant and a queue are, and the one rule of admission.
+Leaves to the backends: where these are recorded, and how a step is made atomic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
+
+Mode = Literal["exclusive", "shared"]
+EXCLUSIVE: Final = "exclusive"
+SHARED: Final = "shared"
+
+GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was woken and has not come yet
+PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
+PATROL: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
+
+
+class Terms(NamedTuple):
+    """What is asked for. The same for every acquire of one lock object."""
+
+    key: str  # the name, qualified by its namespace: what the backend files it under
+    name: str
+    holder: str
+    ttl: float
+    mode: Mode = EXCLUSIVE
+    limit: int | None = None  # only for SHARED: how many may hold at once; None is no limit
+    metadata: str | None = None  # JSON text
+
+
+class Claim(NamedTuple):
+    """One asking for one name. Its id is its whole identity: no thread, task or process matters."""
+
+    id: str
+    terms: Terms
+
+
+class Grant(NamedTuple):
+    """The claim holds. Asking again with the same id gives the same fence and a fresh ttl."""
+
+    fence: int
+    acquired_at: float  # wall clock of the server, for people to read
+
+
+class Busy(NamedTuple):
+    """The claim does not hold; if it asked to wait it now has a place in the queue."""
+
+    position: int  # waiters that go first
+    retry_after: float  # look again after this long even if nobody wakes you
+    holder: str | None = None  # somebody who is in the way, for the error message
+
+
+class Renewal(NamedTuple):
+    """Ask that a held claim expires no earlier than `ttl` seconds from now."""
+
+    claim: Claim
+    ttl: float
+
+
+class HolderInfo(NamedTuple):
+    """One holder of a name. Times are wall-clock seconds since the epoch, for people to read."""
+
+    holder: str
+    claim_id: str
+    fence: int
+    mode: Mode
+    acquired_at: float
+    expires_at: float
+    metadata: Any = None
+
+
+class LockInfo(NamedTuple):
+    """Who holds a name and how many wait for it, at the moment of the question."""
+
+    name: str
+    holders: tuple[HolderInfo, ...] = ()
+    waiters: int = 0
+
+    @property
+    def locked(self) -> bool:
+        """True if anybody held it when the question was answered."""
+        return bool(self.holders)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON."""
+        return {
+            "name": self.name,
+            "holders": [holder._asdict() for holder in self.holders],
+            "waiters": self.waiters,
+        }
+
+
+class Capabilities(NamedTuple):
+    """What a backend can do, known before anything is sent."""
+
+    min_ttl: float = 0.01
+    max_ttl: float = 10 * 365 * 86400.0
+    drift: float = 0.0  # how far its clock's rate may differ from ours; 0 where both are one clock
+    instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
+    renew_batch: int = 500  # leases renewed in one request
+
+
+class Occupancy:
+    """How much of a resource is taken, by holders and by waiters that it is reserved for."""
+
+    __slots__ = ("exclusive", "shared")
+
+    def __init__(self) -> None:
+        self.exclusive = 0
+        self.shared = 0
+
+    def add(self, mode: Mode) -> None:
+        if mode == EXCLUSIVE:
+            self.exclusive += 1
+        else:
+            self.shared += 1
+
+    def fits(self, mode: Mode, limit: int | None) -> bool:
+        """The one rule: exclusive needs an empty resource, shared needs no exclusive one and room."""
+        if self.exclusive:
+            return False
+        if mode == EXCLUSIVE:
+            return not self.shared
+        return limit is None or self.shared < limit
+
+
+class Waiting(Protocol):
+    """What the rule must know of a waiter."""
+
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def reserved(self) -> bool: ...
+    @property
+    def lapsed(self) -> bool: ...
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+def next_in_line(queue: Iterable[W], occupancy: Occupancy) -> list[W]:
+    """The waiters to reserve for now, in order; `occupancy` counts holders only and grows.
+
+    A waiter that let a reservation lapse is passed over until it asks again, so that a dead one holds
+    up the queue once and not at every hand-over.
+    """
+    chosen = []
+    for waiter in queue:
+        if waiter.lapsed:
+            continue
+        if waiter.reserved:
+            occupancy.add(waiter.mode)
+        elif occupancy.fits(waiter.mode, waiter.limit):
+            occupancy.add(waiter.mode)
+            chosen.append(waiter)
+        else:
+            break  # nobody fits past an older waiter
+    return chosen
+
+
+def patrol(position: int) -> float:
+    """How long a waiter sleeps before it looks for itself.
+
+    Grows with the place in the queue, so that all waiters of a name together ask a number of times a
+    second that hardly grows with the length of the queue.
+    """
+    return min(PATROL, GRACE * (1 + position) / 2)

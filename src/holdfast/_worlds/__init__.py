@@ -1,0 +1,88 @@
+"""What the engine asks of the world it runs in.
+
+Decides: the few words in which waiting, background work and interruption are spoken of.
+Leaves to `threads`, `asyncio_` and the simulated world of the tests: how each is done.
+
+The engine is written once, as `async def`. In the world of threads nothing ever suspends: `drive` runs a whole
+operation to its end in the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Signal(Protocol):
+    """A flag for one waiter. Set from any thread; a set that nobody waits for yet is kept."""
+
+    def set(self) -> None: ...
+
+    async def wait(self, seconds: float | None) -> bool:
+        """True, and the flag is down again, as soon as it is set; False after `seconds`."""
+        ...
+
+
+class Guard(Protocol):
+    """Stands over the body of one `with`, to stop it when its lease is lost."""
+
+    def interrupt(self) -> None:
+        """Stop the body, if this world can. Only ever called once."""
+        ...
+
+    def close(self, exc_type: type[BaseException] | None) -> bool:
+        """The body is over. True if `exc_type` is our own interruption and nothing else's."""
+        ...
+
+
+class World(Protocol):
+    def now(self) -> float:
+        """Seconds on a clock that never jumps and counts a suspended machine's time too."""
+        ...
+
+    def chance(self) -> float:
+        """A random number in [0, 1)."""
+        ...
+
+    def signal(self) -> Signal: ...
+
+    def guard(self) -> Guard: ...
+
+    def owner(self) -> object:
+        """Whoever is running: the same object for one thread or task, and never another's."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run in the background. It ends by itself, or with the world."""
+        ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end even if the caller is cancelled meanwhile; the cancellation is raised after."""
+        ...
+
+    def after_fork(self) -> None: ...
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run an operation of the blocking world to its end, here and now."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    work.close()
+    raise RuntimeError("an operation of the blocking world tried to suspend")
+
+
+class Clock(Protocol):
+    """A clock that a test moves. Worlds and stores take it in place of the machine's."""
+
+    def now(self) -> float: ...
+
+    def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring` when the time has come; the answer takes the alarm back."""
+        ...

@@ -1,0 +1,154 @@
+"""The world of asyncio: waiting suspends the task, background work is a task of the same loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from holdfast._time import boot_now
+from holdfast._worlds import Clock
+
+T = TypeVar("T")
+
+
+class AsyncioSignal:
+    __slots__ = ("_clock", "_loop", "_thread", "_up", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock | None) -> None:
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._clock = clock
+        self._up = False
+        self._waiting: asyncio.Future[bool] | None = None
+
+    def set(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._raise()
+        else:
+            _call_in(self._loop, self._raise)
+
+    def _raise(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(True)
+        else:
+            self._up = True
+
+    async def wait(self, seconds: float | None) -> bool:
+        if self._up:
+            self._up = False
+            return True
+        self._waiting = waiting = self._loop.create_future()
+        cancel = self._time_limit(waiting, seconds)
+        try:
+            return await waiting
+        finally:
+            cancel()
+            self._waiting = None
+
+    def _time_limit(self, waiting: asyncio.Future[bool], seconds: float | None) -> Any:
+        if seconds is None:
+            return _nothing
+        if self._clock is None:
+            return self._loop.call_later(max(0.0, seconds), _time_up, waiting).cancel
+        at = self._clock.now() + seconds
+        return self._clock.alarm(at, lambda: _call_in(self._loop, _time_up, waiting))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _time_up(waiting: asyncio.Future[bool]) -> None:
+    if not waiting.done():
+        waiting.set_result(False)
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:  # the loop is closed: nobody is left to be woken
+        return
+
+
+class AsyncioGuard:
+    """Cancels the body the way `asyncio.timeout` does: told apart from every other cancellation."""
+
+    __slots__ = ("_before", "_interrupted", "_task")
+
+    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+        self._task = task
+        self._before = task.cancelling() if task is not None else 0
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        # A body that finds the loss itself needs no cancellation: `check()` raises there and then.
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._interrupted = True
+            self._task.cancel()
+
+    def close(self, exc_type: type[BaseException] | None) -> bool:
+        task, self._task = self._task, None
+        if task is None or not self._interrupted:
+            return False
+        only_ours = task.uncancel() <= self._before
+        return only_ours and exc_type is not None and issubclass(exc_type, asyncio.CancelledError)
+
+
+class AsyncioWorld:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self.now = clock.now if clock is not None else boot_now
+        self.chance = random.random
+        self._loop: asyncio.AbstractEventLoop | None = None  # the first one that it is used in
+        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself only keeps weak references
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop it lives in. Raises RuntimeError when used from another one."""
+        running = asyncio.get_running_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = running
+        elif self._loop is not running:
+            raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+        return self._loop
+
+    def signal(self) -> AsyncioSignal:
+        return AsyncioSignal(self.loop, self._clock)
+
+    def guard(self) -> AsyncioGuard:
+        return AsyncioGuard(asyncio.current_task())
+
+    def owner(self) -> object:
+        return asyncio.current_task()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def pause(self, seconds: float) -> None:
+        if self._clock is not None:
+            await self.signal().wait(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        task = self.loop.create_task(work)
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError as error:
+                cancelled = error  # kept until the work is done, then raised
+        if cancelled is not None:
+            if not task.cancelled():
+                task.exception()  # seen: the cancellation is what the caller must hear of
+            raise cancelled
+        return task.result()
+
+    def after_fork(self) -> None:
+        self._loop = None
+        self._tasks = set()

@@ -1,0 +1,109 @@
+"""The world of threads: waiting blocks the caller, background work is a daemon thread.
+
+Nothing here suspends: each `async def` runs to its end in one `send`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from holdfast._time import boot_now
+from holdfast._worlds import Clock, drive
+
+T = TypeVar("T")
+
+
+class ThreadSignal:
+    __slots__ = ("_clock", "_gate", "_rang")
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._gate = threading.Lock()  # locked while the flag is down
+        self._gate.acquire()
+        self._rang = False  # a test's clock opened the gate, not `set`
+
+    def set(self) -> None:
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # it was up already
+
+    async def wait(self, seconds: float | None) -> bool:
+        if self._clock is not None:
+            return self._wait_by(self._clock, seconds)
+        if seconds is None:
+            return self._gate.acquire()
+        return self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+
+    def _wait_by(self, clock: Clock, seconds: float | None) -> bool:
+        if seconds is None:
+            return self._gate.acquire()
+        if self._gate.acquire(blocking=False):
+            return True
+        cancel = clock.alarm(clock.now() + seconds, self._ring)
+        try:
+            self._gate.acquire()
+        finally:
+            cancel()
+        rang, self._rang = self._rang, False
+        return not rang
+
+    def _ring(self) -> None:
+        self._rang = True
+        self.set()
+
+
+class ThreadGuard:
+    """A thread cannot be stopped from outside; its body learns from `check()` and on the way out."""
+
+    __slots__ = ()
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self, exc_type: type[BaseException] | None) -> bool:
+        return False
+
+
+_NO_GUARD = ThreadGuard()
+
+
+class _Owner(threading.local):
+    def __init__(self) -> None:
+        self.token = object()  # not the thread's ident: those are used again
+
+
+class ThreadWorld:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self.now = clock.now if clock is not None else boot_now
+        self.chance = random.random
+        self._owner = _Owner()
+
+    def signal(self) -> ThreadSignal:
+        return ThreadSignal(self._clock)
+
+    def guard(self) -> ThreadGuard:
+        return _NO_GUARD
+
+    def owner(self) -> object:
+        return self._owner.token
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+
+    async def pause(self, seconds: float) -> None:
+        if self._clock is not None:
+            await self.signal().wait(seconds)
+        else:
+            time.sleep(seconds)
+
+    async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def after_fork(self) -> None:
+        self._owner = _Owner()

@@ -1,0 +1,77 @@
+"""The verbs that a backend answers. Everything else in holdfast is made of these.
+
+Decides: what each verb means, so that the engine can be written once for every backend.
+Leaves to each backend: how a verb is made atomic, and how a waiter in another process is woken.
+
+Each verb is one atomic step at the store, on the store's own clock, and may be repeated with the same claim
+without harm: that is how a lost reply is survived. A verb answers within `within` seconds or raises
+`BackendUnavailable`, after which what was asked may still happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal
+
+
+class Backend(Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        """Grant the claim if it fits, else tell why not; with `enqueue`, give it a place in the queue.
+
+        A claim fits when the rule of `Occupancy.fits` lets it in beside the holders and the reserved, and no
+        older waiter stands unserved. A claim that holds already gets its fence again and at least a fresh
+        ttl. A claim that waits already keeps its place; asking shows that it is alive.
+        """
+        ...
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        """After `Busy`: return True as soon as the claim is woken, or False after `seconds`.
+
+        A wake-up that came between the answer and this call is not missed. True is a hint to ask again,
+        never a grant.
+        """
+        ...
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        """For each: True, and it expires no earlier than its ttl from now; or False, it no longer holds.
+
+        Never shortens, and never brings back what has expired, so answers may arrive in any order.
+        """
+        ...
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        """End the claim's hold and hand over: reserve for the next waiters and wake them alone.
+
+        With `linger` the name stays taken for that many seconds more, though nobody holds it any longer.
+        False if the claim did not hold; then nothing is changed.
+        """
+        ...
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        """Whatever became of this claim, end it: out of the queue, or released if it was granted."""
+        ...
+
+    async def inspect(self, key: str) -> LockInfo:
+        """Holders and number of waiters; `name` is the key as given."""
+        ...
+
+    async def list(self, prefix: str) -> list[LockInfo]:
+        """Every key with that prefix that is held or waited for, in order of the keys."""
+        ...
+
+    async def break_(self, key: str) -> LockInfo:
+        """End every hold of the key, whoever's it is, hand over, and tell what was there before."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections. Leases are not touched."""
+        ...
+
+    def after_fork(self) -> None:
+        """In the child of a fork: forget every connection and lock, touch nothing that the parent uses."""
+        ...

@@ -1,0 +1,187 @@
+"""What holds the engine together: one for each `Locks`.
+
+Decides: how long to insist when a backend does not answer, and what is left when a `Locks` closes, a process
+forks or an interpreter ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from holdfast._ids import default_holder
+from holdfast._model import PRESENCE, Claim, Renewal
+from holdfast._time import pause_before_retry
+from holdfast._worlds import World
+from holdfast.backends.base import Backend
+from holdfast.engine.keeper import Keeper
+from holdfast.engine.lease import Lease
+from holdfast.errors import BackendUnavailable
+from holdfast.observe.events import Event, Events, Kind
+
+T = TypeVar("T")
+
+PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
+
+
+class Engine:
+    def __init__(
+        self,
+        backend: Backend,
+        world: World,
+        *,
+        lease_type: type[Lease] = Lease,
+        holder: str | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.backend = backend
+        self.world = world
+        self.now = world.now
+        self.lease_type = lease_type
+        self.patience = patience
+        self.belief = 1.0 - backend.capabilities.drift  # the part of a ttl that we believe in
+        self.events = Events()
+        self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
+        self.keeper = Keeper(self)
+        self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
+        self._given_holder = holder
+        self.holder = holder or default_holder()
+        self.closed = False
+
+    # What happens to claims and leases
+
+    async def abandon(self, claim: Claim) -> None:
+        """Leave nothing behind, whatever became of the claim; never raises BackendUnavailable."""
+        if self.backend.capabilities.instant:
+            await self._abandon(claim)
+        else:
+            await self.world.shielded(self._abandon(claim))
+
+    async def _abandon(self, claim: Claim) -> None:
+        try:
+            await self.backend.abandon(claim, within=min(1.0, self.patience))
+        except BackendUnavailable:
+            self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
+
+    async def _abandon_later(self, claim: Claim) -> None:
+        """Time clears it away at the latest; until then, try."""
+        until = self.now() + claim.terms.ttl + PRESENCE
+        try:
+            await self.insist(lambda within: self.backend.abandon(claim, within=within), until)
+        except BackendUnavailable:
+            return
+
+    async def extend(self, lease: Lease, ttl: float) -> None:
+        asked_at = self.now()
+
+        def ask(within: float) -> Awaitable[list[bool]]:
+            nonlocal asked_at
+            asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
+            return self.backend.renew([Renewal(lease._claim, ttl)], within=within)
+
+        answers, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
+        if not answers[0]:
+            self.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+            raise lease._not_held()
+        lease._ttl = ttl
+        lease._renewed(asked_at, ttl)
+        self.keeper.look_again(lease)
+
+    async def release(self, lease: Lease) -> bool:
+        """True if it was held until now. False if it was not; then nobody else's hold is touched."""
+        self.keeper.notice(lease)
+        if not lease._move("release"):
+            return False
+        self.keeper.forget(lease)
+        self.let_go(lease)
+        if self.backend.capabilities.instant:
+            return await self._release(lease)
+        return await self.world.shielded(self._release(lease))
+
+    async def _release(self, lease: Lease) -> bool:
+        now = self.now()
+        min_hold = lease._request.min_hold
+        linger = max(0.0, min_hold - (now - lease._granted_at)) if min_hold else 0.0
+        try:
+            freed = await self.backend.release(lease._claim, linger=linger, within=self.patience)
+            asked_before = False
+        except BackendUnavailable as error:
+            freed, asked_before = await self._release_again(lease, linger, error), True
+        if freed or asked_before:  # asked before: an earlier try that went unanswered has freed it
+            lease._move("freed")
+            if self.events.wanted():
+                self.tell_lease("released", lease)
+            return True
+        self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
+        return False
+
+    async def _release_again(self, lease: Lease, linger: float, error: BackendUnavailable) -> bool:
+        try:
+            if not error.transient:
+                raise error
+            until = min(lease._deadline, self.now() + self.patience)
+            freed, _ = await self.insist(
+                lambda within: self.backend.release(lease._claim, linger=linger, within=within), until
+            )
+            return freed
+        except BackendUnavailable as last:
+            self.tell_lease("release_failed", lease, f"{last}; it ends by itself when its ttl has passed")
+            raise
+
+    async def insist(self, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
+        """Ask again and again while the backend fails in passing; the answer, and how often it failed."""
+        failures = 0
+        while True:
+            try:
+                return await ask(max(0.01, min(self.patience, until - self.now()))), failures
+            except BackendUnavailable as error:
+                failures += 1
+                pause = pause_before_retry(failures, self.world.chance())
+                if not error.transient or self.now() + pause >= until:
+                    raise
+                await self.world.pause(pause)
+
+    def let_go(self, lease: Lease) -> None:
+        """Nobody enters it again."""
+        if lease._request.reentrant:
+            self.entered.pop((lease._owner, lease._claim.terms.key), None)
+
+    # What is told
+
+    def tell_claim(
+        self, kind: Kind, claim: Claim, *, fence: int | None = None, waited: float | None = None, detail: str = ""
+    ) -> None:
+        terms = claim.terms
+        self.events.tell(Event(kind, terms.name, terms.holder, claim.id, fence, waited, None, detail))
+
+    def tell_lease(self, kind: Kind, lease: Lease, detail: str = "") -> None:
+        held = self.now() - lease._granted_at
+        self.events.tell(Event(kind, lease.name, lease.holder, lease.claim_id, lease.fence, None, held, detail))
+
+    # The end
+
+    async def close(self) -> None:
+        """Release what is still held, best effort, and let go of everything."""
+        if self.closed:
+            return
+        self.closed = True
+        for lease in list(self.keeper.leases.values()):
+            lease._depth = 1
+            try:
+                await self.release(lease)
+            except BackendUnavailable:
+                continue  # told as an event; its ttl ends it
+        self.keeper.close()
+        await self.backend.close()
+
+    def after_fork(self) -> None:
+        """In the child: the leases are the parent's, and so is every connection and thread."""
+        self.mutex = threading.Lock()
+        self.world.after_fork()
+        self.backend.after_fork()
+        for lease in list(self.keeper.leases.values()):
+            lease._move("fork")
+        self.keeper = Keeper(self)
+        self.entered = {}
+        self.holder = self._given_holder or default_holder()

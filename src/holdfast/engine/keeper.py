@@ -1,0 +1,191 @@
+"""Keep leases alive, and notice when one is no longer ours.
+
+Decides: when to renew, and when to stop believing.
+Leaves to the backend: whether the record is still ours. Leaves to the caller: what to do after a loss.
+
+One keeper serves all leases of a `Locks`. It sleeps until the first lease is due, renews all that are due about
+then in one request, and never waits for that request: a deadline that passes meanwhile is noticed in time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from holdfast._model import Renewal
+from holdfast._time import say
+from holdfast.engine.lease import Lease, Step
+from holdfast.observe.events import logger
+
+if TYPE_CHECKING:
+    from holdfast._worlds import Signal
+    from holdfast.engine.core import Engine
+
+NEVER: Final = float("inf")
+EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
+
+
+class Keeper:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.leases: dict[str, Lease] = {}  # all that are held, by claim id
+        self._fresh: dict[str, Lease] = {}  # those to look at as soon as the loop is awake
+        self._heap: list[tuple[float, int, Lease]] = []  # when to look at which; only the loop touches it
+        self._tiebreak = count()
+        self._next_look = NEVER  # until when the loop sleeps; set before it looks at _fresh for the last time
+        self._signal: Signal | None = None  # there is one while the loop runs
+        self._closed = False
+
+    def keep(self, lease: Lease) -> None:
+        """From now on: renew it, and tell of its loss."""
+        id = lease._claim.id
+        self.leases[id] = lease
+        self._fresh[id] = lease
+        due = lease._renew_at if lease._request.renew else lease._deadline
+        if due < self._next_look:
+            self._wake()
+
+    def forget(self, lease: Lease) -> None:
+        """It is released or lost: nothing more to do for it."""
+        id = lease._claim.id
+        self.leases.pop(id, None)
+        self._fresh.pop(id, None)
+
+    def notice(self, lease: Lease) -> None:
+        """Somebody looked at the clock before the loop did."""
+        if lease._state == "held" and self._engine.now() >= lease._deadline:
+            self.lose(lease, "deadline", "its time ran out before a renewal came through")
+
+    def look_again(self, lease: Lease) -> None:
+        """Its times have changed."""
+        id = lease._claim.id
+        if id in self.leases:
+            self._fresh[id] = lease
+            self._wake()
+
+    def close(self) -> None:
+        """End the loop. Leases that are still kept are no longer renewed."""
+        self._closed = True
+        if self._signal is not None:
+            self._signal.set()
+
+    def _wake(self) -> None:
+        with self._engine.mutex:
+            start = self._signal is None and not self._closed
+            if start:
+                self._signal = self._engine.world.signal()
+            signal = self._signal
+        if signal is None:
+            return
+        if start:
+            self._engine.world.spawn(self._run(signal), "holdfast-keeper")
+        else:
+            signal.set()
+
+    async def _run(self, signal: Signal) -> None:
+        try:
+            while not self._closed:
+                due = self._look(self._engine.now())
+                if due:
+                    self._engine.world.spawn(self._renew(due), "holdfast-renewal")
+                self._next_look = self._heap[0][0] if self._heap else NEVER
+                if not self._fresh:  # else one came since we looked, and its keeper did not wake us
+                    asleep = None if self._next_look == NEVER else self._next_look - self._engine.now()
+                    await signal.wait(asleep)
+        finally:
+            self._signal = None
+            self._next_look = NEVER
+
+    def _look(self, now: float) -> list[Lease]:
+        """Look at every lease whose time has come; the answer is those to renew now."""
+        due: list[Lease] = []
+        while self._fresh:
+            self._look_at(self._fresh.popitem()[1], now, due)
+        while self._heap and self._is_time(self._heap[0][0], self._heap[0][2], now):
+            look_at, _, lease = heapq.heappop(self._heap)
+            if look_at == lease._look_at:  # else it was looked at since, and stands elsewhere in the heap
+                self._look_at(lease, now, due)
+        return due
+
+    def _is_time(self, look_at: float, lease: Lease, now: float) -> bool:
+        soon = lease._renew_at - lease._ttl * EARLY
+        return look_at <= now or (look_at == lease._look_at == lease._renew_at and soon <= now)
+
+    def _look_at(self, lease: Lease, now: float, due: list[Lease]) -> None:
+        if lease._state != "held":
+            return
+        if now >= lease._deadline:
+            self.notice(lease)
+            return
+        renews = lease._request.renew
+        if renews and not lease._renewing and now >= lease._renew_at - lease._ttl * EARLY:
+            lease._renewing = True
+            due.append(lease)
+        waits_for_renewal = renews and not lease._renewing
+        lease._look_at = min(lease._renew_at, lease._deadline) if waits_for_renewal else lease._deadline
+        heapq.heappush(self._heap, (lease._look_at, next(self._tiebreak), lease))
+
+    async def _renew(self, leases: list[Lease]) -> None:
+        size = self._engine.backend.capabilities.renew_batch
+        for start in range(0, len(leases), size):
+            await self._renew_batch(leases[start : start + size])
+
+    async def _renew_batch(self, leases: list[Lease]) -> None:
+        engine = self._engine
+        batch = [Renewal(lease._claim, lease._ttl) for lease in leases]
+        asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+        within = min(engine.patience, max(0.01, min(lease._deadline for lease in leases) - asked_at))
+        try:
+            answers = await engine.backend.renew(batch, within=within)
+        except Exception as error:
+            self._ride_out(leases, error)
+        else:
+            for renewal, lease, kept in zip(batch, leases, answers, strict=True):
+                if kept:
+                    lease._renewed(asked_at, renewal.ttl)
+                    if engine.events.wanted():
+                        engine.tell_lease("renewed", lease)
+                else:
+                    self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+        finally:
+            for lease in leases:
+                lease._renewing = False
+                if lease._claim.id in self.leases:
+                    self._fresh[lease._claim.id] = lease
+            self._wake()
+
+    def _ride_out(self, leases: list[Lease], error: Exception) -> None:
+        """An error is not a loss: try again soon, until the deadline."""
+        engine = self._engine
+        now = engine.now()
+        for lease in leases:
+            lease._renew_at = now + lease._ttl * (0.05 + 0.05 * engine.world.chance())
+            if engine.events.wanted():
+                engine.tell_lease("renewal_failed", lease, f"{type(error).__name__}: {error}")
+
+    def lose(self, lease: Lease, step: Step, reason: str) -> None:
+        """Stop believing, and tell everybody who must know. Only the first to notice tells."""
+        if not lease._move(step, reason):
+            return
+        self.forget(lease)
+        engine = self._engine
+        engine.let_go(lease)
+        if lease._guard is not None:
+            lease._guard.interrupt()
+        engine.tell_lease("lost", lease, reason)
+        on_lost = lease._request.on_lost
+        if on_lost is not None:
+            try:
+                answer = on_lost(lease)
+                if hasattr(answer, "__await__"):
+                    engine.world.spawn(_finish(answer), "holdfast-on-lost")
+            except Exception:
+                logger.exception("on_lost of lock %r failed, %s after the grant", lease.name, say(engine.now() - lease._granted_at))
+
+
+async def _finish(answer: object) -> None:
+    try:
+        await answer  # type: ignore[misc]
+    except Exception:
+        logger.exception("on_lost failed")

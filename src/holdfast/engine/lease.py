@@ -1,0 +1,211 @@
+"""A lease: what its holder may rely on, and for how long.
+
+Decides: the life-cycle, in one table; whether a lease is held, computed from the clock at each question.
+Leaves to the keeper: renewing it, and telling of its loss. Leaves to the backend: whether the record is still ours.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from holdfast._model import Claim, Grant, Terms
+from holdfast._time import Seconds, length, say
+from holdfast.errors import LeaseLost, NotHeld
+
+if TYPE_CHECKING:
+    from holdfast._worlds import Guard
+    from holdfast.engine.core import Engine
+
+State = Literal["held", "releasing", "released", "lost", "forked"]
+Step = Literal["deadline", "denied", "release", "freed", "gone", "fork"]
+
+LIFE: Final[dict[State, dict[Step, State]]] = {
+    "held": {
+        "deadline": "lost",  # we must stop believing: the server may grant again
+        "denied": "lost",  # the server says that it is no longer ours
+        "release": "releasing",
+        "fork": "forked",  # this is the child's copy; the lease is the parent's
+    },
+    "releasing": {
+        "release": "releasing",  # the last try failed; asked again
+        "freed": "released",
+        "gone": "lost",  # it had ended before we let go of it
+        "fork": "forked",
+    },
+    "released": {},
+    "lost": {},
+    "forked": {},
+}
+
+
+class Request(NamedTuple):
+    """What one lock object asks for each time, and what it wants done with the lease."""
+
+    terms: Terms
+    wait: float | None = None
+    renew: bool = True
+    reentrant: bool = False
+    min_hold: float = 0.0
+    on_lost: Callable[[Any], object] | None = None
+
+
+class Lease:
+    """One granted claim. `held` is computed from the clock, `lost` is remembered."""
+
+    __slots__ = (
+        "_claim",
+        "_deadline",
+        "_depth",
+        "_engine",
+        "_fence",
+        "_granted_at",
+        "_guard",
+        "_look_at",
+        "_owner",
+        "_reason",
+        "_renew_at",
+        "_renewing",
+        "_request",
+        "_server_time",
+        "_state",
+        "_ttl",
+    )
+
+    def __init__(self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> None:
+        ttl = request.terms.ttl
+        self._engine = engine
+        self._request = request
+        self._claim = claim
+        self._fence, self._server_time = grant
+        self._ttl = ttl
+        self._granted_at = asked_at
+        # Counted from before the request was sent: the server's ttl cannot have started earlier.
+        self._deadline = asked_at + ttl * engine.belief
+        self._state: State = "held"
+        self._reason = ""
+        self._depth = 1  # how many times its owner has entered it
+        self._owner: object = None  # the thread or task that asked
+        self._guard: Guard | None = None  # over the body of the `with` that it protects
+        self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
+        self._look_at = 0.0
+        self._renewing = False
+
+    # What was granted
+
+    @property
+    def name(self) -> str:
+        return self._claim.terms.name
+
+    @property
+    def fence(self) -> int:
+        """A number that only ever grows for this name. Hand it to whatever the lock protects."""
+        return self._fence
+
+    @property
+    def holder(self) -> str:
+        return self._claim.terms.holder
+
+    @property
+    def claim_id(self) -> str:
+        return self._claim.id
+
+    @property
+    def metadata(self) -> Any:
+        text = self._claim.terms.metadata
+        return None if text is None else json.loads(text)
+
+    @property
+    def ttl(self) -> float:
+        """How long each renewal lasts, in seconds."""
+        return self._ttl
+
+    @property
+    def acquired_at(self) -> float:
+        """Wall-clock time of the grant by the server's clock, for people to read."""
+        return self._server_time
+
+    @property
+    def expires_at(self) -> float:
+        """Wall-clock time at which it ends unless renewed, for people to read; moves with each renewal."""
+        return time.time() + self._deadline - self._engine.now()
+
+    # What is true now
+
+    @property
+    def held(self) -> bool:
+        """True while nobody else can hold it. From the clock: right after a pause of any length, too."""
+        return self._state == "held" and self._engine.now() < self._deadline
+
+    @property
+    def lost(self) -> bool:
+        """True once it ended while it was still wanted. Never becomes False again."""
+        return self._state == "lost" or (self._state == "held" and self._engine.now() >= self._deadline)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it is certainly held; 0 if it is not."""
+        return max(0.0, self._deadline - self._engine.now()) if self._state == "held" else 0.0
+
+    def check(self) -> None:
+        """Raises LeaseLost if it was lost, NotHeld if it was released or belongs to a forked parent."""
+        if not self.held:
+            self._engine.keeper.notice(self)
+            raise self._not_held()
+
+    def _not_held(self) -> LeaseLost | NotHeld:
+        name = self.name
+        if self._state == "forked":
+            return NotHeld(f"lock {name!r} is held by the parent process; this fork does not hold it", name=name)
+        if self._state != "lost":
+            return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
+        held_for = self._engine.now() - self._granted_at
+        return LeaseLost(
+            f"lease on {name!r} (fence {self._fence}) was lost {say(held_for)} after it was granted: "
+            f"{self._reason}; somebody else may hold the lock now",
+            name=name,
+            fence=self._fence,
+            holder=self.holder,
+            held_for=held_for,
+            reason=self._reason,
+        )
+
+    def __repr__(self) -> str:
+        left = f", {self.remaining:.3f}s left" if self._state == "held" else ""
+        return f"<{type(self).__name__} {self.name!r} {self._state}{left}, fence {self._fence}, holder {self.holder!r}>"
+
+    # What changes it. Nothing else does.
+
+    def _move(self, step: Step, reason: str = "") -> bool:
+        """Take one step of the table; False if it leads nowhere from here, because another step was first."""
+        with self._engine.mutex:
+            then = LIFE[self._state].get(step)
+            if then is None:
+                return False
+            self._state = then
+            self._reason = reason
+            return True
+
+    def _renewed(self, asked_at: float, ttl: float) -> None:
+        """Believe longer. Never shorter: the server does not shorten either, so answers may come in any order."""
+        deadline = asked_at + ttl * self._engine.belief
+        if deadline > self._deadline:
+            self._deadline = deadline
+        self._renew_at = asked_at + ttl / 3
+
+    async def _extend(self, ttl: Seconds | None) -> bool:
+        if ttl is not None:
+            wanted = length(ttl, "ttl", least=self._engine.backend.capabilities.min_ttl)
+        else:
+            wanted = self._ttl
+        self.check()
+        await self._engine.extend(self, wanted)
+        return True
+
+    async def _release(self) -> bool:
+        if self._depth > 1:
+            self._depth -= 1
+            return self.held
+        return await self._engine.release(self)

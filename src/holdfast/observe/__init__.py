@@ -1,0 +1,1 @@
+"""What an operator can see: one stream of events, and its listeners."""

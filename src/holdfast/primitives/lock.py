@@ -1,0 +1,142 @@
+"""A lock object: what it asks for, and which of its leases belongs to whom.
+
+Decides: what entering, leaving, trying and entering again mean.
+Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: how it looks from outside.
+"""
+
+from __future__ import annotations
+
+from holdfast._model import Busy
+from holdfast._time import Seconds, length, say
+from holdfast.engine.acquire import acquire
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Lease, Request
+from holdfast.errors import AcquireTimeout, LockError, NotHeld
+
+
+class LockLogic:
+    """Everything a lock object does, for both worlds."""
+
+    __slots__ = ("_current", "engine", "request")
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine = engine
+        self.request = request
+        # Leases taken through this object and not let go of yet, oldest first. One object may be shared by
+        # threads or tasks, and a lost lease stands beside its successor until its own `with` is left.
+        self._current: list[Lease] = []
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+        """The lease, or None if it was not to be had in time."""
+        answer = await self._take(self._wait_for(blocking, timeout))
+        return None if type(answer) is Busy else answer  # type: ignore[return-value]
+
+    def _wait_for(self, blocking: bool, timeout: Seconds | None) -> float | None:
+        if not blocking:
+            if timeout is not None and timeout != -1:
+                raise ValueError("acquire(blocking=False) tries once, so a timeout makes no sense with it")
+            return 0.0
+        if timeout is None:
+            return self.request.wait
+        if timeout == -1:  # as threading.Lock spells it
+            return None
+        return length(timeout, "timeout", zero=True)
+
+    async def _take(self, wait: float | None) -> Lease | Busy:
+        engine, request = self.engine, self.request
+        if engine.closed:
+            raise LockError(f"lock {request.terms.name!r}: this Locks is closed", name=request.terms.name)
+        if request.reentrant:
+            inner = self._enter_again()
+            if inner is not None:
+                return inner
+        if request.terms.holder is not engine.holder:  # this object came through a fork
+            request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
+        answer = await acquire(engine, request, wait)
+        if type(answer) is not Busy:
+            answer._owner = owner = engine.world.owner()
+            if request.reentrant:
+                engine.entered[owner, request.terms.key] = answer
+            self._current.append(answer)
+        return answer
+
+    def _enter_again(self) -> Lease | None:
+        lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
+        if lease is not None:
+            lease.check()  # what was lost cannot be entered again
+            lease._depth += 1
+            self._current.append(lease)
+        return lease
+
+    async def enter(self) -> Lease:
+        """The lease for the body of a `with`. Raises AcquireTimeout: the body never runs without it."""
+        started = self.engine.now()
+        answer = await self._take(self.request.wait)
+        if type(answer) is Busy:
+            name, waited = self.request.terms.name, self.engine.now() - started
+            held_by = f"held by {answer.holder!r}" if answer.holder else "not free"
+            raise AcquireTimeout(
+                f"lock {name!r} is still {held_by} after {say(waited)}",
+                name=name,
+                waited=waited,
+                holder=answer.holder,
+            )
+        if answer._depth == 1:
+            answer._guard = self.engine.world.guard()
+        return answer
+
+    async def leave(self, exc: BaseException | None) -> None:
+        """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
+        lease = self._leaving()
+        if lease is None:
+            return  # the body let go of it
+        if lease._depth > 1:
+            lease._depth -= 1
+            return
+        engine = self.engine
+        engine.keeper.notice(lease)
+        guard, lease._guard = lease._guard, None
+        ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
+        try:
+            await engine.release(lease)
+        except LockError as error:
+            # The body ran under the lock, and the lock ends by itself: not worth spoiling its result.
+            if exc is not None:
+                exc.add_note(f"also: {error}")
+        if lease._state == "lost":
+            lost = lease._not_held()
+            if exc is None or ours:
+                raise lost from exc
+            exc.add_note(f"also: {lost}")
+
+    async def release(self) -> None:
+        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        try:
+            lease = self._current.pop()
+        except IndexError:
+            name = self.request.terms.name
+            raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name) from None
+        await lease._release()
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it, here or elsewhere."""
+        info = await self.engine.backend.inspect(self.request.terms.key)
+        return info.locked
+
+    def _leaving(self) -> Lease | None:
+        """The lease that the caller entered; if nobody here did, the last one entered by anybody."""
+        owner = self.engine.world.owner()
+        found = None
+        for lease in reversed(self._current):
+            if lease._guard is not None:
+                if lease._owner is owner:
+                    found = lease
+                    break
+                found = found or lease
+        if found is not None:
+            self._current.remove(found)
+        return found
+
+    def __repr__(self) -> str:
+        terms = self.request.terms
+        return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {self._current!r}"

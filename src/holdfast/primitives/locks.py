@@ -1,0 +1,94 @@
+"""All locks of one backend: what can be made from it and asked of it.
+
+Decides: what is checked before anything is sent, and how names are filed under the namespace.
+"""
+
+from __future__ import annotations
+
+import builtins
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._model import LockInfo, Terms
+from holdfast._time import Seconds, length, say
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Request
+from holdfast.observe.events import Event
+from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.names import metadata_text, qualify, unqualify, valid
+
+
+class LocksLogic:
+    def __init__(self, engine: Engine, namespace: str) -> None:
+        self.engine = engine
+        self.namespace = valid(namespace, "namespace")
+        valid(engine.holder, "holder")
+
+    def lock(
+        self,
+        name: str,
+        ttl: Seconds,
+        wait: Seconds | None,
+        renew: bool,
+        reentrant: bool,
+        metadata: Any,
+        min_hold: Seconds,
+        on_lost: Callable[[Any], object] | None,
+    ) -> LockLogic:
+        terms = Terms(
+            key=qualify(self.namespace, valid(name)),
+            name=name,
+            holder=self.engine.holder,
+            ttl=self._ttl(ttl),
+            metadata=metadata_text(metadata),
+        )
+        request = Request(
+            terms=terms,
+            wait=None if wait is None else length(wait, "wait", zero=True),
+            renew=renew,
+            reentrant=reentrant,
+            min_hold=length(min_hold, "min_hold", zero=True),
+            on_lost=on_lost,
+        )
+        return LockLogic(self.engine, request)
+
+    def _ttl(self, ttl: Seconds) -> float:
+        can = self.engine.backend.capabilities
+        seconds = length(ttl, "ttl", least=can.min_ttl)
+        if seconds > can.max_ttl:
+            raise ValueError(f"ttl must be at most {say(can.max_ttl)} here, not {ttl!r}")
+        return seconds
+
+    async def inspect(self, name: str) -> LockInfo:
+        info = await self.engine.backend.inspect(qualify(self.namespace, valid(name)))
+        return info._replace(name=name)
+
+    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        found = await self.engine.backend.list(qualify(self.namespace, prefix))
+        named = ((unqualify(self.namespace, info.name), info) for info in found)
+        return [info._replace(name=name) for name, info in named if name is not None]
+
+    async def break_lock(self, name: str) -> LockInfo:
+        engine = self.engine
+        before = await engine.backend.break_(qualify(self.namespace, valid(name)))
+        if engine.events.wanted():
+            for was in before.holders:
+                detail = f"broken by {engine.holder!r}"
+                engine.events.tell(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
+        return before._replace(name=name)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    def warn_if_open(self, source: object) -> None:
+        """For `__del__`: say so if leases are still held, and do nothing else about it."""
+        engine = self.engine
+        if not engine.closed and engine.keeper.leases:
+            names = sorted({lease.name for lease in engine.keeper.leases.values()})
+            warnings.warn(f"Locks dropped while holding {names}; close() it", ResourceWarning, source=source, stacklevel=2)
+
+    def __repr__(self) -> str:
+        held = len(self.engine.keeper.leases)
+        state = "closed" if self.engine.closed else f"{held} held"
+        return f"namespace={self.namespace!r} holder={self.engine.holder!r} on {self.engine.backend!r}, {state}"

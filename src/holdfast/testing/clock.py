@@ -1,0 +1,63 @@
+"""A clock that stands still until a test moves it.
+
+Decides: nothing by itself. Whoever waits by it, in a thread or a task, is woken when `advance` reaches their time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable
+from itertools import count
+
+
+class FakeClock:
+    """Give it to `connect(..., clock=)`; both the waiting and the expiry of leases then follow it."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._mutex = threading.Lock()
+        self._order = count()
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._cancelled: set[int] = set()  # ids of alarms that were taken back and still stand in the heap
+
+    def now(self) -> float:
+        return self._now
+
+    def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call `ring` once the clock stands at `at` or later; the answer takes it back."""
+        with self._mutex:
+            id = next(self._order)
+            due = at <= self._now
+            if not due:
+                heapq.heappush(self._alarms, (at, id, ring))
+        if due:
+            ring()
+        return lambda: self._cancel(id)
+
+    def _cancel(self, id: int) -> None:
+        with self._mutex:
+            if any(other == id for _, other, _ in self._alarms):
+                self._cancelled.add(id)
+
+    def advance(self, seconds: float) -> None:
+        """Let that much time pass, stopping at each alarm on the way so that none sees a later time."""
+        with self._mutex:
+            until = self._now + seconds
+        while True:
+            with self._mutex:
+                if not self._alarms or self._alarms[0][0] > until:
+                    self._now = max(self._now, until)
+                    return
+                at, id, ring = heapq.heappop(self._alarms)
+                if id in self._cancelled:
+                    self._cancelled.discard(id)
+                    continue
+                self._now = max(self._now, at)
+            ring()
+
+    @property
+    def sleepers(self) -> int:
+        """How many wait for the clock to move."""
+        with self._mutex:
+            return len(self._alarms) - len(self._cancelled)
