@@ -163,7 +163,11 @@ def connect(
     """
     world = ThreadWorld(clock)
     engine = Engine(
-        open_backend(url_or_client, world, clock), world, lease_type=Lease, holder=holder, patience=length(patience, "patience")
+        open_backend(url_or_client, world, clock),
+        world,
+        lease_type=Lease,
+        holder=holder,
+        patience=length(patience, "patience"),
     )
     locks = LocksLogic(engine, namespace)
     adopt(engine, lambda: drive(engine.close()))

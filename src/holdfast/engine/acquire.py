@@ -39,16 +39,14 @@ async def acquire(engine: Engine, request: Request, wait: float | None) -> Lease
         raise
     if told:
         waited = engine.now() - started
-        if type(answer) is Busy:
+        if isinstance(answer, Busy):
             engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, held by {answer.holder!r}")
         else:
             engine.tell_claim("granted", claim, fence=answer.fence, waited=waited)
     return answer
 
 
-async def _ask_until(
-    engine: Engine, request: Request, claim: Claim, started: float, give_up_at: float
-) -> Lease | Busy:
+async def _ask_until(engine: Engine, request: Request, claim: Claim, started: float, give_up_at: float) -> Lease | Busy:
     enqueue = give_up_at > started
     failures = 0
     answered_at = asked_at = started
@@ -56,7 +54,7 @@ async def _ask_until(
         try:
             within = engine.patience if not enqueue else min(engine.patience, max(0.02, give_up_at - asked_at))
             answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
-            if type(answer) is Grant:
+            if isinstance(answer, Grant):
                 return _believe(engine, request, claim, answer, asked_at)
         except BackendUnavailable as error:
             # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
@@ -68,7 +66,6 @@ async def _ask_until(
             await engine.world.pause(pause)
             asked_at = engine.now()
             continue
-        assert type(answer) is Busy
         failures = 0
         answered_at = engine.now()
         left = give_up_at - answered_at

@@ -181,7 +181,9 @@ class Keeper:
                 if hasattr(answer, "__await__"):
                     engine.world.spawn(_finish(answer), "holdfast-on-lost")
             except Exception:
-                logger.exception("on_lost of lock %r failed, %s after the grant", lease.name, say(engine.now() - lease._granted_at))
+                logger.exception(
+                    "on_lost of lock %r failed, %s after the grant", lease.name, say(engine.now() - lease._granted_at)
+                )
 
 
 async def _finish(answer: object) -> None:

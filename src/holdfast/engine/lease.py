@@ -196,10 +196,8 @@ class Lease:
         self._renew_at = asked_at + ttl / 3
 
     async def _extend(self, ttl: Seconds | None) -> bool:
-        if ttl is not None:
-            wanted = length(ttl, "ttl", least=self._engine.backend.capabilities.min_ttl)
-        else:
-            wanted = self._ttl
+        least = self._engine.backend.capabilities.min_ttl
+        wanted = self._ttl if ttl is None else length(ttl, "ttl", least=least)
         self.check()
         await self._engine.extend(self, wanted)
         return True

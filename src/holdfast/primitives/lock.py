@@ -29,7 +29,7 @@ class LockLogic:
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
         answer = await self._take(self._wait_for(blocking, timeout))
-        return None if type(answer) is Busy else answer  # type: ignore[return-value]
+        return None if isinstance(answer, Busy) else answer
 
     def _wait_for(self, blocking: bool, timeout: Seconds | None) -> float | None:
         if not blocking:
@@ -53,7 +53,7 @@ class LockLogic:
         if request.terms.holder is not engine.holder:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
         answer = await acquire(engine, request, wait)
-        if type(answer) is not Busy:
+        if not isinstance(answer, Busy):
             answer._owner = owner = engine.world.owner()
             if request.reentrant:
                 engine.entered[owner, request.terms.key] = answer
@@ -72,7 +72,7 @@ class LockLogic:
         """The lease for the body of a `with`. Raises AcquireTimeout: the body never runs without it."""
         started = self.engine.now()
         answer = await self._take(self.request.wait)
-        if type(answer) is Busy:
+        if isinstance(answer, Busy):
             name, waited = self.request.terms.name, self.engine.now() - started
             held_by = f"held by {answer.holder!r}" if answer.holder else "not free"
             raise AcquireTimeout(

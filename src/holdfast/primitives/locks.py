@@ -86,7 +86,9 @@ class LocksLogic:
         engine = self.engine
         if not engine.closed and engine.keeper.leases:
             names = sorted({lease.name for lease in engine.keeper.leases.values()})
-            warnings.warn(f"Locks dropped while holding {names}; close() it", ResourceWarning, source=source, stacklevel=2)
+            warnings.warn(
+                f"Locks dropped while holding {names}; close() it", ResourceWarning, source=source, stacklevel=2
+            )
 
     def __repr__(self) -> str:
         held = len(self.engine.keeper.leases)
