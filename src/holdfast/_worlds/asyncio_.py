@@ -43,7 +43,8 @@ class AsyncioSignal:
         self._waiting = waiting = self._loop.create_future()
         cancel = self._time_limit(waiting, seconds)
         try:
-            return await waiting
+            woken: bool = await waiting
+            return woken
         finally:
             cancel()
             self._waiting = None
@@ -130,10 +131,7 @@ class AsyncioWorld:
         task.add_done_callback(self._tasks.discard)
 
     async def pause(self, seconds: float) -> None:
-        if self._clock is not None:
-            await self.signal().wait(seconds)
-        else:
-            await asyncio.sleep(seconds)
+        await self.signal().wait(seconds)
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         task = self.loop.create_task(work)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -97,10 +96,7 @@ class ThreadWorld:
         threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
 
     async def pause(self, seconds: float) -> None:
-        if self._clock is not None:
-            await self.signal().wait(seconds)
-        else:
-            time.sleep(seconds)
+        await self.signal().wait(seconds)
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         return await work

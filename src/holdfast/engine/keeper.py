@@ -14,7 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast._model import Renewal
-from holdfast._time import say
 from holdfast.engine.lease import Lease, Step
 from holdfast.observe.events import logger
 
@@ -181,9 +180,7 @@ class Keeper:
                 if hasattr(answer, "__await__"):
                     engine.world.spawn(_finish(answer), "holdfast-on-lost")
             except Exception:
-                logger.exception(
-                    "on_lost of lock %r failed, %s after the grant", lease.name, say(engine.now() - lease._granted_at)
-                )
+                logger.exception("on_lost of lock %r failed", lease.name)
 
 
 async def _finish(answer: object) -> None:
