@@ -56,14 +56,14 @@ def _memory(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
 
 
 def _sqlite(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
-    from holdfast.backends.sqlite import SqliteBackend
+    from holdfast.backends.sqlite import SqliteBackend, prepare
     from holdfast.drivers.sqlite import open_driver
 
     _refuse_extras(parts)
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if parts.netloc or not path:
         raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {parts.geturl()!r}")
-    return SqliteBackend(open_driver(Path(path), world, clock))
+    return SqliteBackend(open_driver(Path(path), prepare, world, clock))
 
 
 def _refuse_extras(parts: SplitResult) -> None:

@@ -136,7 +136,7 @@ class Waiting(Protocol):
     @property
     def reserved(self) -> bool: ...
     @property
-    def lapsed(self) -> bool: ...
+    def lapsed(self) -> int: ...  # as good as a bool
 
 
 W = TypeVar("W", bound=Waiting)

@@ -38,6 +38,11 @@ class Guard(Protocol):
 
 
 class World(Protocol):
+    @property
+    def blocking(self) -> bool:
+        """True if nothing ever suspends, so that `drive` can run it."""
+        ...
+
     def now(self) -> float:
         """Seconds on a clock that never jumps and counts a suspended machine's time too."""
         ...

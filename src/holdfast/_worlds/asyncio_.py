@@ -28,7 +28,7 @@ class AsyncioSignal:
         if threading.get_ident() == self._thread:
             self._raise()
         else:
-            _call_in(self._loop, self._raise)
+            call_in(self._loop, self._raise)
 
     def _raise(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -55,7 +55,7 @@ class AsyncioSignal:
         if self._clock is None:
             return self._loop.call_later(max(0.0, seconds), _time_up, waiting).cancel
         at = self._clock.now() + seconds
-        return self._clock.alarm(at, lambda: _call_in(self._loop, _time_up, waiting))
+        return self._clock.alarm(at, lambda: call_in(self._loop, _time_up, waiting))
 
 
 def _nothing() -> None:
@@ -67,7 +67,7 @@ def _time_up(waiting: asyncio.Future[bool]) -> None:
         waiting.set_result(False)
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
+def call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
     try:
         loop.call_soon_threadsafe(call, *args)
     except RuntimeError:  # the loop is closed: nobody is left to be woken
@@ -99,6 +99,8 @@ class AsyncioGuard:
 
 
 class AsyncioWorld:
+    blocking = False
+
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now

@@ -77,6 +77,8 @@ class _Owner(threading.local):
 
 
 class ThreadWorld:
+    blocking = True
+
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now

@@ -72,6 +72,10 @@ class Backend(Protocol):
         """Let go of connections. Leases are not touched."""
         ...
 
-    def after_fork(self) -> None:
-        """In the child of a fork: forget every connection and lock, touch nothing that the parent uses."""
+    def before_fork(self) -> None:
+        """Put away whatever must not be carried through a fork."""
+        ...
+
+    def after_fork(self, *, child: bool) -> None:
+        """Go on. In the child: forget every connection and mutex, touch nothing that the parent uses."""
         ...

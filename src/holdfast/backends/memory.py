@@ -122,7 +122,8 @@ class _Resource:
 class MemoryStore:
     """What is held and waited for, by key. One mutex makes each verb one step."""
 
-    def __init__(self, clock: Callable[[], float] = boot_now) -> None:
+    def __init__(self, clock: Callable[[], float] = boot_now, name: str = "") -> None:
+        self.name = name
         self.clock = clock
         self.fence = first_fence()
         self.clear()
@@ -155,7 +156,7 @@ _stores: dict[str, MemoryStore] = {}
 
 def shared_store(name: str, clock: Clock | None = None) -> MemoryStore:
     """The process's one store of that name. A test's clock, once given, is the store's own."""
-    store = _stores.setdefault(name, MemoryStore())
+    store = _stores.setdefault(name, MemoryStore(name=name))
     if clock is not None:
         store.clock = clock.now
     return store
@@ -329,6 +330,13 @@ class MemoryBackend:
     async def close(self) -> None:
         """Nothing to let go of: the store is the process's."""
 
-    def after_fork(self) -> None:
+    def before_fork(self) -> None:
+        """Nothing to put away."""
+
+    def after_fork(self, *, child: bool) -> None:
         """A child is another process, so it starts with an empty store."""
-        self._store.clear()
+        if child:
+            self._store.clear()
+
+    def __repr__(self) -> str:
+        return f"memory://{self._store.name}"

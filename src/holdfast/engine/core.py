@@ -179,7 +179,7 @@ class Engine:
         """In the child: the leases are the parent's, and so is every connection and thread."""
         self.mutex = threading.Lock()
         self.world.after_fork()
-        self.backend.after_fork()
+        self.backend.after_fork(child=True)
         for lease in list(self.keeper.leases.values()):
             lease._move("fork")
         self.keeper = Keeper(self)

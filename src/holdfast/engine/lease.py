@@ -97,6 +97,7 @@ class Lease:
 
     @property
     def name(self) -> str:
+        """The name that was asked for, without its namespace."""
         return self._claim.terms.name
 
     @property
@@ -106,14 +107,17 @@ class Lease:
 
     @property
     def holder(self) -> str:
+        """Who holds it, as others are told when they ask."""
         return self._claim.terms.holder
 
     @property
     def claim_id(self) -> str:
+        """The id of this one acquire: no other lease ever has it."""
         return self._claim.id
 
     @property
     def metadata(self) -> Any:
+        """What was given to `lock(…, metadata=)`, as others see it."""
         text = self._claim.terms.metadata
         return None if text is None else json.loads(text)
 

@@ -21,6 +21,16 @@ def adopt(engine: Engine, at_exit: Callable[[], None]) -> None:
     _engines[engine] = at_exit
 
 
+def _before_fork() -> None:
+    for engine in list(_engines):
+        engine.backend.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for engine in list(_engines):
+        engine.backend.after_fork(child=False)
+
+
 def _after_fork_in_child() -> None:
     _ids.renew_after_fork()
     for engine in list(_engines):
@@ -34,5 +44,5 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)

@@ -1,0 +1,419 @@
+"""SQLite: the embedded default, safe between the processes of one host.
+
+Decides: the tables, and each verb as one short transaction on them.
+Leaves to `_model`: who fits and who is next in line. Leaves to the driver: the connection, contention and errors.
+
+Time is the host's boot clock, so a step of the wall clock changes nothing. A boot clock means nothing after a reboot
+or on another host, so the store knows which boot it counts by: a new boot voids all leases, a foreign host is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from holdfast._model import (
+    GRACE,
+    PRESENCE,
+    Busy,
+    Capabilities,
+    Claim,
+    Grant,
+    HolderInfo,
+    LockInfo,
+    Mode,
+    Occupancy,
+    Renewal,
+    next_in_line,
+    patrol,
+)
+from holdfast._time import first_fence
+from holdfast.drivers.sqlite import SqliteDriver, Step, T, Transaction, Wake
+from holdfast.errors import BackendUnavailable
+
+FORMAT: Final = 1
+SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
+QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
+
+SCHEMA: Final = (
+    """CREATE TABLE store (
+        format INTEGER NOT NULL,
+        machine TEXT NOT NULL,
+        boot TEXT NOT NULL,        -- the boot whose clock all times below are read on
+        touched_at REAL NOT NULL,  -- wall clock of the last grant or renewal
+        counter INTEGER NOT NULL   -- the last fence or place in a queue that was given out
+    )""",
+    """CREATE TABLE claims (
+        key TEXT NOT NULL,
+        waiting INTEGER NOT NULL,  -- 0 holds, 1 waits
+        place INTEGER NOT NULL,    -- a holder's fence; a waiter's place in the queue
+        claim TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        mode TEXT NOT NULL,
+        lim INTEGER,
+        metadata TEXT,
+        acquired_at REAL,          -- wall clock, for people
+        ttl REAL NOT NULL,
+        ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the waiter counts as gone
+        ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingering
+        address TEXT,              -- where a waiter is woken
+        reserved_until REAL,       -- a waiter for whom the resource is kept
+        lapsed INTEGER NOT NULL DEFAULT 0,  -- was woken and did not come in time; passed over until it asks again
+        PRIMARY KEY (key, waiting, place)
+    ) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX waiting_claims ON claims (claim) WHERE waiting = 1",
+    "CREATE INDEX reservations ON claims (key) WHERE reserved_until IS NOT NULL",
+)
+
+
+def prepare(t: Transaction) -> None:
+    """Make the tables in a new file; refuse a file that is not ours to use."""
+    version = t.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        if t.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+            raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
+        for statement in SCHEMA:
+            t.execute(statement)
+        values = (FORMAT, t.host.machine, t.host.boot, time.time(), first_fence())
+        t.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?)", values)
+        t.execute(f"PRAGMA user_version = {FORMAT}")
+    elif version != FORMAT:
+        raise BackendUnavailable(
+            f"the lock store has format {version}, this holdfast knows format {FORMAT}; upgrade it", transient=False
+        )
+
+
+# The clock that the store counts by
+
+
+def _count(t: Transaction) -> int:
+    """The next fence or place, from one counter that only grows."""
+    values = (time.time(), t.host.boot)
+    row = t.execute(
+        "UPDATE store SET counter = counter + 1, touched_at = ? WHERE boot = ? RETURNING counter", values
+    ).fetchone()
+    if row is None:
+        raise AssertionError("a verb did not check the boot")
+    if row[0] % SWEEP_EVERY == 0:
+        t.execute("DELETE FROM claims WHERE ends_at <= ?", (t.now,))
+    number: int = row[0]
+    return number
+
+
+def _check_boot(t: Transaction) -> None:
+    """Every verb starts here: are the times in the store readings of our clock?"""
+    machine, boot, touched_at = t.execute("SELECT machine, boot, touched_at FROM store").fetchone()
+    if boot == t.host.boot:
+        return
+    longest = t.execute("SELECT max(ttl) FROM claims WHERE waiting = 0").fetchone()[0]
+    rebooted = machine == t.host.machine and touched_at < t.host.booted_at
+    if longest is not None and not rebooted and time.time() < touched_at + longest:
+        raise BackendUnavailable(
+            f"the lock store is in use by another host ({machine!r}), which holds leases in it; SQLite locks work "
+            "between the processes of one host only, so use a lock server between hosts",
+            transient=False,
+        )
+    t.execute("DELETE FROM claims")
+    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out.
+    values = (t.host.machine, t.host.boot, time.time(), first_fence())
+    t.execute("UPDATE store SET machine = ?, boot = ?, touched_at = ?, counter = max(counter, ?)", values)
+
+
+# Reading the queue
+
+
+class _Waiter(NamedTuple):
+    place: int
+    claim: str
+    mode: Mode
+    limit: int | None
+    reserved_until: float | None
+    lapsed: int
+    address: str
+
+    @property
+    def reserved(self) -> bool:
+        return self.reserved_until is not None
+
+
+def _line(t: Transaction, key: str) -> Iterator[_Waiter]:
+    """The live waiters in order, read as far as the caller goes."""
+    rows = t.execute(
+        "SELECT place, claim, mode, lim, reserved_until, lapsed, address FROM claims"
+        " WHERE key = ? AND waiting = 1 AND ends_at > ? ORDER BY place",
+        (key, t.now),
+    )
+    return map(_Waiter._make, rows)
+
+
+def _occupancy(t: Transaction, key: str) -> Occupancy:
+    taken = Occupancy()
+    for (mode,) in t.execute("SELECT mode FROM claims WHERE key = ? AND waiting = 0", (key,)):
+        taken.add(mode)
+    return taken
+
+
+def _expire(t: Transaction, key: str) -> None:
+    """Forget what time has ended, and hand over if that made room."""
+    of_key = (key, t.now)
+    ended = t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0 AND ends_at <= ?", of_key).rowcount
+    ended += t.execute(
+        "UPDATE claims SET reserved_until = NULL, lapsed = 1"
+        " WHERE key = ? AND reserved_until IS NOT NULL AND reserved_until <= ?",
+        of_key,
+    ).rowcount
+    if ended:
+        _hand_over(t, key)
+
+
+def _hand_over(t: Transaction, key: str) -> None:
+    """Reserve for whoever is next and wake them, and nobody else."""
+    first = t.execute("SELECT 1 FROM claims WHERE key = ? AND waiting = 1 LIMIT 1", (key,)).fetchone()
+    if first is None:
+        return
+    for waiter in next_in_line(_line(t, key), _occupancy(t, key)):
+        t.execute(
+            "UPDATE claims SET reserved_until = ? WHERE key = ? AND waiting = 1 AND place = ?",
+            (t.now + GRACE, key, waiter.place),
+        )
+        t.wakes.append(Wake(waiter.address, key, waiter.claim))
+
+
+# The verbs, each a step of one transaction
+
+
+def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
+    _check_boot(t)
+    id, terms = claim
+    if t.execute("SELECT 1 FROM claims WHERE key = ? LIMIT 1", (terms.key,)).fetchone() is None:
+        return _grant(t, claim)
+    _expire(t, terms.key)
+    again = t.execute(
+        "UPDATE claims SET ends_at = max(ends_at, ?) WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0"
+        " RETURNING place, acquired_at",
+        (t.now + terms.ttl, terms.key, id),
+    ).fetchone()
+    if again is not None:  # asked before, and the answer was lost
+        return Grant(*again)
+    if _fits(t, claim):
+        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
+        return _grant(t, claim)
+    if enqueue:
+        _enqueue(t, claim)
+    return _busy(t, claim)
+
+
+def _fits(t: Transaction, claim: Claim) -> bool:
+    taken = _occupancy(t, claim.terms.key)
+    for waiter in _line(t, claim.terms.key):
+        if waiter.claim == claim.id:
+            if waiter.reserved:
+                return True
+            break
+        if waiter.reserved:
+            taken.add(waiter.mode)
+        elif not waiter.lapsed:
+            return False  # an older waiter stands unserved
+    return taken.fits(claim.terms.mode, claim.terms.limit)
+
+
+def _grant(t: Transaction, claim: Claim) -> Grant:
+    fence = _count(t)
+    acquired_at = time.time()
+    _insert(t, claim, waiting=0, place=fence, acquired_at=acquired_at, ends_at=t.now + claim.terms.ttl, address=None)
+    return Grant(fence, acquired_at)
+
+
+def _enqueue(t: Transaction, claim: Claim) -> None:
+    alive_until = t.now + PRESENCE
+    known = t.execute(
+        "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE claim = ? AND waiting = 1",
+        (alive_until, t.address, claim.id),
+    ).rowcount
+    if not known:
+        _insert(t, claim, waiting=1, place=_count(t), acquired_at=None, ends_at=alive_until, address=t.address)
+
+
+def _insert(
+    t: Transaction,
+    claim: Claim,
+    *,
+    waiting: int,
+    place: int,
+    acquired_at: float | None,
+    ends_at: float,
+    address: str | None,
+) -> None:
+    id, (key, _, holder, ttl, mode, limit, metadata) = claim
+    t.execute(
+        "INSERT INTO claims"
+        " (key, waiting, place, claim, holder, mode, lim, metadata, acquired_at, ttl, ends_at, address)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, waiting, place, id, holder, mode, limit, metadata, acquired_at, ttl, ends_at, address),
+    )
+
+
+def _busy(t: Transaction, claim: Claim) -> Busy:
+    key = claim.terms.key
+    (ahead,) = t.execute(
+        "SELECT count(*) FROM claims WHERE key = ? AND waiting = 1 AND ends_at > ? AND place <"
+        " coalesce((SELECT place FROM claims WHERE claim = ? AND waiting = 1), ?)",
+        (key, t.now, claim.id, 1 << 62),
+    ).fetchone()
+    retry_after = patrol(ahead)
+    holder = None
+    rows = t.execute(
+        "SELECT ends_at, holder FROM claims WHERE key = ? AND waiting = 0"
+        " UNION ALL SELECT reserved_until, NULL FROM claims WHERE key = ? AND reserved_until IS NOT NULL",
+        (key, key),
+    )
+    for ends_at, name in rows:
+        holder = holder or name
+        if ahead == 0:  # only the first in line watches for the moment when time makes room
+            retry_after = min(retry_after, max(0.0, ends_at - t.now))
+    return Busy(ahead, retry_after, holder)
+
+
+def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
+    _check_boot(t)
+    t.execute("UPDATE store SET touched_at = ?", (time.time(),))
+    now = t.now
+    statement = (
+        "UPDATE claims SET ends_at = max(ends_at, ?)"
+        " WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+    )
+    return [t.execute(statement, (now + ttl, claim.terms.key, claim.id, now)).rowcount == 1 for claim, ttl in batch]
+
+
+def _release(t: Transaction, claim: Claim, linger: float) -> bool:
+    _check_boot(t)
+    id, key = claim.id, claim.terms.key
+    if linger:
+        kept = t.execute(
+            "UPDATE claims SET ended = 1, ends_at = ? WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0"
+            " AND ends_at > ?",
+            (t.now + linger, key, id, t.now),
+        ).rowcount
+        if kept:
+            return True
+    row = t.execute(
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 RETURNING ends_at", (key, id)
+    ).fetchone()
+    if row is None:
+        return False
+    _hand_over(t, key)
+    alive: bool = row[0] > t.now
+    return alive
+
+
+def _abandon(t: Transaction, key: str, id: str) -> None:
+    _check_boot(t)
+    _expire(t, key)
+    ended = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
+    ended += t.execute(
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0", (key, id)
+    ).rowcount
+    if ended:
+        _hand_over(t, key)
+
+
+def _look(t: Transaction, key: str) -> LockInfo:
+    holders = tuple(
+        HolderInfo(holder, claim, fence, mode, acquired_at, time.time() + ends_at - t.now, _parsed(metadata))
+        for holder, claim, fence, mode, acquired_at, ends_at, metadata in t.execute(
+            "SELECT holder, claim, place, mode, acquired_at, ends_at, metadata FROM claims"
+            " WHERE key = ? AND waiting = 0 AND ends_at > ? ORDER BY place",
+            (key, t.now),
+        )
+    )
+    (waiters,) = t.execute(
+        "SELECT count(*) FROM claims WHERE key = ? AND waiting = 1 AND ends_at > ?", (key, t.now)
+    ).fetchone()
+    return LockInfo(key, holders, waiters)
+
+
+def _parsed(metadata: str | None) -> Any:
+    return None if metadata is None else json.loads(metadata)
+
+
+def _inspect(t: Transaction, key: str) -> LockInfo:
+    _check_boot(t)
+    return _look(t, key)
+
+
+def _list(t: Transaction, prefix: str) -> list[LockInfo]:
+    _check_boot(t)
+    keys = t.execute(
+        "SELECT DISTINCT key FROM claims WHERE substr(key, 1, ?) = ? AND ends_at > ? ORDER BY key",
+        (len(prefix), prefix, t.now),
+    ).fetchall()
+    return [_look(t, key) for (key,) in keys]
+
+
+def _break(t: Transaction, key: str) -> LockInfo:
+    _check_boot(t)
+    _expire(t, key)
+    before = _look(t, key)
+    t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0", (key,))
+    _hand_over(t, key)
+    return before
+
+
+class SqliteBackend:
+    capabilities = Capabilities()
+
+    def __init__(self, driver: SqliteDriver) -> None:
+        self._driver = driver
+
+    async def _run(self, step: Step[T], *args: Any, within: float) -> T:
+        answer, unreached = await self._driver.transact(step, *args, within=within)
+        while unreached:  # the process of a waiter is gone: the next in line need not wait for its grace
+            for wake in unreached:
+                _, unreached = await self._driver.transact(_abandon, wake.key, wake.claim, within=within)
+        return answer
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        wakes = self._driver.wakes
+        if enqueue:
+            wakes.expect(claim)
+        answer = await self._run(_acquire, claim, enqueue, within=within)
+        if enqueue and isinstance(answer, Grant):
+            wakes.forget(claim)
+        return answer
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return await self._driver.wakes.wait(claim, seconds)
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+        return await self._run(_renew, batch, within=within)
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        return await self._run(_release, claim, linger, within=within)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        self._driver.wakes.forget(claim)
+        await self._run(_abandon, claim.terms.key, claim.id, within=within)
+
+    async def inspect(self, key: str) -> LockInfo:
+        return await self._run(_inspect, key, within=QUICK)
+
+    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        return await self._run(_list, prefix, within=QUICK)
+
+    async def break_(self, key: str) -> LockInfo:
+        return await self._run(_break, key, within=QUICK)
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def before_fork(self) -> None:
+        self._driver.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        self._driver.after_fork(child=child)
+
+    def __repr__(self) -> str:
+        return repr(self._driver)

@@ -1,0 +1,86 @@
+"""Wake-ups between the processes of one host: one unix datagram socket for each `Locks` that waits.
+
+Decides: how an address is made and written, and what a datagram says (the claim that may look again).
+Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+LOOK_ALL = "*"  # more wake-ups came than the socket can queue: every waiter of this process looks
+_ABSTRACT = sys.platform == "linux"  # such names need no file and vanish with their process
+
+
+class Mailbox:
+    """The receiving end. Its address can be written into a shared store."""
+
+    def __init__(self) -> None:
+        name = f"holdfast-{os.urandom(8).hex()}"
+        self._file = None if _ABSTRACT else Path(tempfile.gettempdir()) / name
+        self.address = f"@{name}" if _ABSTRACT else str(self._file)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.setblocking(False)
+        self.socket.bind(_sockaddr(self.address))
+
+    def read(self) -> list[str]:
+        """The claims that were named since the last reading."""
+        claims: list[str] = []
+        while True:
+            try:
+                claims.append(self.socket.recv(256).decode())
+            except BlockingIOError:
+                break
+        if len(claims) >= _QUEUE_LENGTH:
+            claims.append(LOOK_ALL)
+        return claims
+
+    def close(self) -> None:
+        self.socket.close()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+class Sender:
+    """The sending end, one for each `Locks` that hands over."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+
+    def send(self, address: str, claim: str) -> bool:
+        """False if nobody lives at the address any more."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+        try:
+            self._socket.sendto(claim.encode(), _sockaddr(address))
+        except BlockingIOError:
+            return True  # its queue is full: it will find that out when it reads, and look at everything
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # not to be reached from here (another container, say): it looks by itself before long
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _sockaddr(address: str) -> str:
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+def _queue_length() -> int:
+    try:
+        return int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    except (OSError, ValueError):
+        return 10
+
+
+_QUEUE_LENGTH = _queue_length()

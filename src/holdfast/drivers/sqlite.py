@@ -1,0 +1,249 @@
+"""SQLite: one connection, one short transaction a verb, and errors in our own words.
+
+Decides: how a transaction is begun under contention, when the file is opened again, what SQLite's errors mean.
+Leaves to the backend: what is read and written. The asyncio driver beside this one runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from holdfast._time import boot_now, say
+from holdfast._worlds import Clock, World
+from holdfast.drivers.datagrams import Sender
+from holdfast.drivers.host import Host, this_host
+from holdfast.drivers.wakes import BlockingWakes, Wakes
+from holdfast.errors import BackendUnavailable
+
+T = TypeVar("T")
+
+Execute = Callable[..., sqlite3.Cursor]
+Prepare = Callable[["Transaction"], None]
+
+
+class Wake(NamedTuple):
+    """Tell the process at `address` that its claim may look again."""
+
+    address: str
+    key: str
+    claim: str
+
+
+class Transaction:
+    """What a step of the backend may use, for the time of one transaction."""
+
+    __slots__ = ("address", "execute", "host", "now", "wakes")
+
+    def __init__(self, execute: Execute, host: Host, address: str) -> None:
+        self.execute = execute
+        self.host = host
+        self.address = address  # where our own waiters are woken
+        self.now = host.now()
+        self.wakes: list[Wake] = []  # sent when the transaction is committed
+
+
+Step = Callable[..., T]
+
+
+class SqliteDriver(Protocol):
+    """What the backend asks of either driver."""
+
+    @property
+    def wakes(self) -> Wakes: ...
+    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
+        """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody."""
+        ...
+
+    async def close(self) -> None: ...
+    def before_fork(self) -> None: ...
+    def after_fork(self, *, child: bool) -> None: ...
+
+
+class BlockingSqlite:
+    """The one connection. Its methods run to their end in the caller's thread."""
+
+    def __init__(
+        self, path: Path, prepare: Prepare, wakes: Wakes, clock: Clock | None, host: Host | None = None
+    ) -> None:
+        self.path = path
+        self.wakes = wakes
+        self._prepare = prepare
+        self._clock = clock
+        self._host = host
+        self._sender = Sender()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()  # one transaction at a time on the one connection
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # device and inode of what is open
+
+    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
+        return self.run(step, args, within)
+
+    def run(self, step: Step[T], args: tuple[Any, ...], within: float) -> tuple[T, list[Wake]]:
+        until = boot_now() + within
+        if not self._mutex.acquire(timeout=within):
+            raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
+        try:
+            answer, wakes = self._transact(self._open(until), step, args, until)
+        except sqlite3.Error as error:
+            raise self._translate(error) from error
+        except OSError as error:
+            raise self._unavailable(f"cannot be used: {error}", transient=False) from error
+        finally:
+            self._mutex.release()
+        return answer, [wake for wake in wakes if not self._deliver(wake)]
+
+    def _transact(
+        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], until: float
+    ) -> tuple[T, list[Wake]]:
+        execute = db.execute
+        self._begin(execute, until)
+        try:
+            transaction = Transaction(execute, self.host, self.wakes.address)
+            answer = step(transaction, *args)
+            execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                execute("ROLLBACK")
+            raise
+        return answer, transaction.wakes
+
+    def _begin(self, execute: Execute, until: float) -> None:
+        """Take the write lock. Tries all the time at short random intervals, so that nobody is shut out.
+
+        SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
+        """
+        while True:
+            try:
+                execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or boot_now() >= until:
+                    raise
+            time.sleep(random.uniform(0.00002, 0.0004))
+
+    def _deliver(self, wake: Wake) -> bool:
+        if wake.address == self.wakes.address:
+            self.wakes.wake(wake.claim)
+            return True
+        return self._sender.send(wake.address, wake.claim)
+
+    # Opening
+
+    @property
+    def host(self) -> Host:
+        if self._host is None:
+            host = this_host()
+            self._host = host if self._clock is None else host._replace(now=self._clock.now)
+        return self._host
+
+    def _open(self, until: float) -> sqlite3.Connection:
+        """The connection, opened again if the file was deleted or replaced under us."""
+        if self._db is not None:
+            try:
+                status = os.stat(self.path)
+                if (status.st_dev, status.st_ino) == self._file:
+                    return self._db
+            except FileNotFoundError:
+                pass  # deleted: whoever comes next makes a new one, and so do we
+            self._db.close()
+            self._db = None
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._set_up(db, until)
+            status = os.stat(self.path)
+        except BaseException:
+            db.close()
+            raise
+        self._file = (status.st_dev, status.st_ino)
+        self._db = db
+        return db
+
+    def _set_up(self, db: sqlite3.Connection, until: float) -> None:
+        while True:
+            try:
+                mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:  # another process is making the file this very moment
+                if not _is_busy(error) or boot_now() >= until:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.002))
+        if mode != "wal":
+            raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
+        db.execute("PRAGMA synchronous = NORMAL")
+        self._transact(db, self._prepare, (), until)
+
+    def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
+        return self._unavailable(text, transient=transient)
+
+    def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
+        return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)
+
+    # Ending
+
+    async def close(self) -> None:
+        self.shut()
+
+    def shut(self) -> None:
+        with self._mutex:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+        self.wakes.close()
+        self._sender.close()
+
+    def before_fork(self) -> None:
+        """SQLite must not be carried through a fork, so the connection is closed, and closed it stays meanwhile."""
+        if self._mutex.acquire(timeout=1.0) and self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._reset()
+            self.wakes.after_fork()
+            self._sender = Sender()
+        elif self._mutex.locked():
+            self._mutex.release()
+
+    def __repr__(self) -> str:
+        return f"sqlite:///{self.path}"
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+_MEANINGS = {
+    sqlite3.SQLITE_BUSY: ("stayed locked by another process", True),
+    sqlite3.SQLITE_LOCKED: ("stayed locked by another process", True),
+    sqlite3.SQLITE_READONLY: ("is read-only; locks need a file and a folder that can be written", False),
+    sqlite3.SQLITE_FULL: ("cannot be written: the disk is full", False),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written: the disk is full or failing", False),
+    sqlite3.SQLITE_CORRUPT: ("is corrupt; move it away, and a new one is made", False),
+    sqlite3.SQLITE_NOTADB: ("is not an SQLite file, or is corrupt; move it away, and a new one is made", False),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened; check that its folder exists and can be written", False),
+}
+
+
+def open_driver(path: Path, prepare: Prepare, world: World, clock: Clock | None) -> SqliteDriver:
+    """The driver for that world. Nothing is opened yet."""
+    blocking = BlockingSqlite(path, prepare, BlockingWakes(clock), clock)
+    if world.blocking:
+        return blocking
+    from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
+
+    wakes = AsyncioWakes(world)
+    return AsyncioSqlite(BlockingSqlite(path, prepare, wakes, clock), wakes)

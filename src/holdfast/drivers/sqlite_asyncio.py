@@ -1,0 +1,154 @@
+"""SQLite for asyncio: the blocking driver in one thread of its own, so that a slow disk never stops the loop.
+
+Decides: how a step gets to that thread and its answer back. Steps run in the order in which they were asked for, also
+when whoever asked was cancelled meanwhile: what cleans up after a step runs after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import Any, TypeVar
+
+from holdfast._model import Claim
+from holdfast._time import say
+from holdfast._worlds import Signal, World
+from holdfast._worlds.asyncio_ import call_in
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
+from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
+from holdfast.errors import BackendUnavailable
+
+T = TypeVar("T")
+
+_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Any, tuple[Any, ...], float]
+
+
+class AsyncioSqlite:
+    def __init__(self, blocking: BlockingSqlite, wakes: AsyncioWakes) -> None:
+        self.wakes = wakes
+        self._blocking = blocking
+        self._jobs: queue.SimpleQueue[_Job | None] | None = None  # there is one while the thread runs
+
+    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[T, list[Wake]]] = loop.create_future()
+        self._queue().put((loop, answer, step, args, within))
+        too_late = loop.call_later(within + 0.05, self._give_up, answer, within)
+        try:
+            return await answer
+        finally:
+            too_late.cancel()
+
+    def _give_up(self, answer: asyncio.Future[Any], within: float) -> None:
+        if not answer.done():
+            text = f"the lock store {str(self._blocking.path)!r} did not answer for {say(within)}"
+            answer.set_exception(BackendUnavailable(text))
+
+    def _queue(self) -> queue.SimpleQueue[_Job | None]:
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            work = threading.Thread(
+                target=_work, args=(self._jobs, self._blocking), name="holdfast-sqlite", daemon=True
+            )
+            work.start()
+        return self._jobs
+
+    async def close(self) -> None:
+        if self._jobs is not None:
+            await self.transact(_nothing, within=1.0)  # whatever was asked for before is done now
+            self._jobs.put(None)
+            self._jobs = None
+        self._blocking.shut()
+
+    def before_fork(self) -> None:
+        self._blocking.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        self._blocking.after_fork(child=child)
+        if child:
+            self._jobs = None
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+
+def _nothing(transaction: object) -> None:
+    return None
+
+
+def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> None:
+    while (job := jobs.get()) is not None:
+        loop, answer, step, args, within = job
+        try:
+            result = blocking.run(step, args, within)
+        except Exception as error:
+            call_in(loop, _fail, answer, error)
+        else:
+            call_in(loop, _succeed, answer, result)
+        del job, answer  # so that nothing is kept alive while the thread waits for the next
+
+
+def _succeed(answer: asyncio.Future[Any], result: Any) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+class AsyncioWakes:
+    """The loop itself reads the mailbox."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._mailbox: Mailbox | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # where the mailbox is read
+        self._seats: dict[str, Signal] = {}  # by claim
+
+    @property
+    def address(self) -> str:
+        return self._mailbox.address if self._mailbox is not None else ""
+
+    def expect(self, claim: Claim) -> None:
+        if self._mailbox is None:
+            self._mailbox = Mailbox()
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._mailbox.socket, self._read)
+        if claim.id not in self._seats:
+            self._seats[claim.id] = self._world.signal()
+
+    def forget(self, claim: Claim) -> None:
+        self._seats.pop(claim.id, None)
+
+    def _read(self) -> None:
+        if self._mailbox is not None:
+            for claim in self._mailbox.read():
+                self.wake(claim)
+
+    def wake(self, claim: str) -> None:
+        chosen = list(self._seats.values()) if claim == LOOK_ALL else [self._seats.get(claim)]
+        for seat in chosen:
+            if seat is not None:
+                seat.set()
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        seat = self._seats.get(claim.id)
+        return seat is None or await seat.wait(seconds)
+
+    def close(self) -> None:
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(mailbox.socket)
+            mailbox.close()
+        self.wake(LOOK_ALL)
+
+    def after_fork(self) -> None:
+        """The mailbox is the parent's; only our copy of it is closed."""
+        if self._mailbox is not None:
+            self._mailbox.socket.close()
+        self._mailbox = None
+        self._seats = {}

@@ -1,0 +1,193 @@
+"""Where the waiters of one `Locks` sleep, and how a datagram finds the right one.
+
+Decides: which thread reads the mailbox.
+Leaves to `datagrams`: what travels between processes.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast._model import Claim
+from holdfast._time import boot_now
+from holdfast._worlds import Clock
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender
+
+
+class Wakes(Protocol):
+    @property
+    def address(self) -> str:
+        """Where other processes reach our waiters; empty until one is expected."""
+        ...
+
+    def expect(self, claim: Claim) -> None:
+        """From now on a wake-up for this claim is kept, even if it comes before `wait`."""
+        ...
+
+    def forget(self, claim: Claim) -> None: ...
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        """True once woken, or if the claim is not expected; False after `seconds`."""
+        ...
+
+    def wake(self, claim: str) -> None:
+        """Wake one of our own, from any thread."""
+        ...
+
+    def close(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+class _Seat:
+    __slots__ = ("gate", "woken")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()  # open when there is a reason to look up: woken, or to become the leader
+        self.gate.acquire()
+        self.woken = False
+
+    def open(self) -> None:
+        if self.gate.locked():
+            self.gate.release()
+
+
+class BlockingWakes:
+    """One of the waiting threads, the leader, sleeps at the mailbox and wakes the others; when it goes, another
+    takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
+    """
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._now: Callable[[], float] = clock.now if clock is not None else boot_now
+        self._sender = Sender()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._mailbox: Mailbox | None = None
+        self._seats: dict[str, _Seat] = {}  # by claim: everybody who may be woken
+        self._followers: dict[str, _Seat] = {}  # those who sleep now, besides the leader
+        self._led = False  # somebody sleeps at the mailbox
+
+    @property
+    def address(self) -> str:
+        return self._mailbox.address if self._mailbox is not None else ""
+
+    def expect(self, claim: Claim) -> None:
+        with self._mutex:
+            if self._mailbox is None:
+                self._mailbox = Mailbox()
+            if claim.id not in self._seats:
+                self._seats[claim.id] = _Seat()
+
+    def forget(self, claim: Claim) -> None:
+        with self._mutex:
+            self._seats.pop(claim.id, None)
+
+    def wake(self, claim: str) -> None:
+        with self._mutex:
+            self._mark(claim)
+            if self._led:
+                self._ring()  # the seat may be the leader's
+
+    def _mark(self, claim: str) -> None:
+        chosen = self._seats.values() if claim == LOOK_ALL else filter(None, [self._seats.get(claim)])
+        for seat in chosen:
+            seat.woken = True
+            seat.open()
+
+    def _ring(self) -> None:
+        self._sender.send(self.address, "")
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        seat = self._seats.get(claim.id)
+        if seat is None:
+            return True
+        until = self._now() + seconds
+        try:
+            while not seat.woken:
+                left = until - self._now()
+                if left <= 0:
+                    return False
+                if self._take_the_lead(claim.id, seat):
+                    self._lead(seat, until)
+                else:
+                    self._sleep(seat, left)
+            seat.woken = False
+            return True
+        finally:
+            self._leave(claim.id)
+
+    def _take_the_lead(self, id: str, seat: _Seat) -> bool:
+        with self._mutex:
+            if self._led:
+                self._followers[id] = seat
+                return False
+            self._followers.pop(id, None)
+            self._led = True
+            return True
+
+    def _lead(self, seat: _Seat, until: float) -> None:
+        mailbox = self._mailbox
+        assert mailbox is not None  # made by `expect`
+        poll = select.poll()
+        poll.register(mailbox.socket, select.POLLIN)
+        try:
+            while not seat.woken:
+                left = until - self._now()
+                if left <= 0:
+                    return
+                self._sleep_at(poll, left)
+                for claim in mailbox.read():
+                    with self._mutex:
+                        self._mark(claim)
+        finally:
+            with self._mutex:
+                self._led = False
+
+    def _sleep_at(self, poll: select.poll, seconds: float) -> None:
+        if self._clock is None:
+            poll.poll(math.ceil(seconds * 1000))
+            return
+        cancel = self._clock.alarm(self._clock.now() + seconds, self._ring)
+        try:
+            poll.poll()
+        finally:
+            cancel()
+
+    def _sleep(self, seat: _Seat, seconds: float) -> None:
+        if self._clock is None:
+            seat.gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+            return
+        cancel = self._clock.alarm(self._clock.now() + seconds, seat.open)
+        try:
+            seat.gate.acquire()
+        finally:
+            cancel()
+
+    def _leave(self, id: str) -> None:
+        """See to it that somebody leads as long as anybody sleeps."""
+        with self._mutex:
+            self._followers.pop(id, None)
+            if not self._led and self._followers:
+                next(iter(self._followers.values())).open()
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._mailbox is not None:
+                self._mailbox.close()
+                self._mailbox = None
+            self._mark(LOOK_ALL)
+        self._sender.close()
+
+    def after_fork(self) -> None:
+        """The mailbox is the parent's; only our copy of it is closed."""
+        if self._mailbox is not None:
+            self._mailbox.socket.close()
+        self._sender.close()
+        self._sender = Sender()
+        self._reset()
