@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -57,8 +58,13 @@ class SqliteDriver(Protocol):
 
     @property
     def wakes(self) -> Wakes: ...
-    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
-        """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody."""
+    async def transact(
+        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+    ) -> tuple[T, list[Wake]]:
+        """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody.
+
+        `quick`, a single statement, is tried first; if it has an answer other than None that is all.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -74,9 +80,11 @@ class BlockingSqlite:
     ) -> None:
         self.path = path
         self.wakes = wakes
+        self._name = str(path)  # a plain string is quicker to look up than a Path
         self._prepare = prepare
         self._clock = clock
-        self._host = host
+        if host is not None:
+            self.host = host
         self._sender = Sender()
         self._reset()
 
@@ -85,22 +93,38 @@ class BlockingSqlite:
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # device and inode of what is open
 
-    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
-        return self.run(step, args, within)
+    async def transact(
+        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+    ) -> tuple[T, list[Wake]]:
+        return self.run(step, args, within, quick)
 
-    def run(self, step: Step[T], args: tuple[Any, ...], within: float) -> tuple[T, list[Wake]]:
+    def run(
+        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+    ) -> tuple[T, list[Wake]]:
         until = boot_now() + within
         if not self._mutex.acquire(timeout=within):
             raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
         try:
-            answer, wakes = self._transact(self._open(until), step, args, until)
+            db = self._open(until)
+            answer = self._try(db, quick, args) if quick is not None else None
+            if answer is not None:
+                return answer, []
+            answer, wakes = self._transact(db, step, args, until)
         except sqlite3.Error as error:
             raise self._translate(error) from error
         except OSError as error:
             raise self._unavailable(f"cannot be used: {error}", transient=False) from error
         finally:
             self._mutex.release()
-        return answer, [wake for wake in wakes if not self._deliver(wake)]
+        return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
+
+    def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
+        try:
+            return quick(Transaction(db.execute, self.host, self.wakes.address), *args)
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return None
+            raise
 
     def _transact(
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], until: float
@@ -139,18 +163,16 @@ class BlockingSqlite:
 
     # Opening
 
-    @property
+    @cached_property
     def host(self) -> Host:
-        if self._host is None:
-            host = this_host()
-            self._host = host if self._clock is None else host._replace(now=self._clock.now)
-        return self._host
+        host = this_host()
+        return host if self._clock is None else host._replace(now=self._clock.now)
 
     def _open(self, until: float) -> sqlite3.Connection:
         """The connection, opened again if the file was deleted or replaced under us."""
         if self._db is not None:
             try:
-                status = os.stat(self.path)
+                status = os.stat(self._name)
                 if (status.st_dev, status.st_ino) == self._file:
                     return self._db
             except FileNotFoundError:
@@ -161,7 +183,7 @@ class BlockingSqlite:
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(db, until)
-            status = os.stat(self.path)
+            status = os.stat(self._name)
         except BaseException:
             db.close()
             raise

@@ -21,7 +21,7 @@ from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
-_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Any, tuple[Any, ...], float]
+_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any]]
 
 
 class AsyncioSqlite:
@@ -30,10 +30,12 @@ class AsyncioSqlite:
         self._blocking = blocking
         self._jobs: queue.SimpleQueue[_Job | None] | None = None  # there is one while the thread runs
 
-    async def transact(self, step: Step[T], *args: Any, within: float) -> tuple[T, list[Wake]]:
+    async def transact(
+        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+    ) -> tuple[T, list[Wake]]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[tuple[T, list[Wake]]] = loop.create_future()
-        self._queue().put((loop, answer, step, args, within))
+        self._queue().put((loop, answer, (step, args, within, quick)))
         too_late = loop.call_later(within + 0.05, self._give_up, answer, within)
         try:
             return await answer
@@ -56,7 +58,7 @@ class AsyncioSqlite:
 
     async def close(self) -> None:
         if self._jobs is not None:
-            await self.transact(_nothing, within=1.0)  # whatever was asked for before is done now
+            await self.transact(_nothing, (), 1.0)  # whatever was asked for before is done now
             self._jobs.put(None)
             self._jobs = None
         self._blocking.shut()
@@ -79,9 +81,9 @@ def _nothing(transaction: object) -> None:
 
 def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> None:
     while (job := jobs.get()) is not None:
-        loop, answer, step, args, within = job
+        loop, answer, asked = job
         try:
-            result = blocking.run(step, args, within)
+            result = blocking.run(*asked)
         except Exception as error:
             call_in(loop, _fail, answer, error)
         else:
