@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -15,17 +14,16 @@ T = TypeVar("T")
 
 
 class AsyncioSignal:
-    __slots__ = ("_clock", "_loop", "_thread", "_up", "_waiting")
+    __slots__ = ("_clock", "_loop", "_up", "_waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock | None) -> None:
         self._loop = loop
-        self._thread = threading.get_ident()
         self._clock = clock
         self._up = False
         self._waiting: asyncio.Future[bool] | None = None
 
     def set(self) -> None:
-        if threading.get_ident() == self._thread:
+        if asyncio._get_running_loop() is self._loop:
             self._raise()
         else:
             call_in(self._loop, self._raise)

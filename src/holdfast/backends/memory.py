@@ -68,17 +68,25 @@ class _Waiter:
 
 
 class _Resource:
-    __slots__ = ("holders", "queue", "quiet_until")
+    __slots__ = ("holders", "queue", "quiet_until", "reserved")
 
     def __init__(self) -> None:
         self.quiet_until = 0.0  # nothing ends by itself before this, so there is no need to look
         self.holders: dict[str, _Holder] = {}  # by claim id
         self.queue: dict[str, _Waiter] = {}  # by claim id, in order of arrival
+        self.reserved: set[str] = set()  # ids of all waiters it is reserved for, and of some that are gone or lapsed
 
     def occupancy(self) -> Occupancy:
+        """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
         taken = Occupancy()
         for holder in self.holders.values():
             taken.add(holder.claim.terms.mode)
+        for id in list(self.reserved):
+            waiter = self.queue.get(id)
+            if waiter is not None and waiter.reserved:
+                taken.add(waiter.mode)
+            else:
+                self.reserved.discard(id)
         return taken
 
     def expire(self, now: float) -> bool:
@@ -115,6 +123,7 @@ class _Resource:
             return
         for waiter in next_in_line(self.queue.values(), self.occupancy()):
             waiter.reserved_until = now + GRACE
+            self.reserved.add(waiter.claim.id)
             self.quiet_until = min(self.quiet_until, waiter.reserved_until)
             waiter.signal.set()
 
@@ -191,17 +200,14 @@ class MemoryBackend:
             return self._busy(resource, claim, now)
 
     def _fits(self, resource: _Resource, claim: Claim) -> bool:
-        taken = resource.occupancy()
         for waiter in resource.queue.values():
             if waiter.claim.id == claim.id:
                 if waiter.reserved:
                     return True
                 break
-            if waiter.reserved:
-                taken.add(waiter.mode)
-            elif not waiter.lapsed:
+            if not waiter.reserved and not waiter.lapsed:
                 return False  # an older waiter stands unserved
-        return taken.fits(claim.terms.mode, claim.terms.limit)
+        return resource.occupancy().fits(claim.terms.mode, claim.terms.limit)
 
     def _grant(self, resource: _Resource, claim: Claim, now: float) -> Grant:
         store = self._store

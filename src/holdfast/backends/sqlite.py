@@ -157,8 +157,14 @@ def _line(t: Transaction, key: str) -> Iterator[_Waiter]:
 
 
 def _occupancy(t: Transaction, key: str) -> Occupancy:
+    """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
     taken = Occupancy()
-    for (mode,) in t.execute("SELECT mode FROM claims WHERE key = ? AND waiting = 0", (key,)):
+    rows = t.execute(
+        "SELECT mode FROM claims WHERE key = ? AND waiting = 0"
+        " UNION ALL SELECT mode FROM claims WHERE key = ? AND reserved_until IS NOT NULL AND ends_at > ?",
+        (key, key, t.now),
+    )
+    for (mode,) in rows:
         taken.add(mode)
     return taken
 
@@ -219,17 +225,14 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
 
 
 def _fits(t: Transaction, claim: Claim) -> bool:
-    taken = _occupancy(t, claim.terms.key)
     for waiter in _line(t, claim.terms.key):
         if waiter.claim == claim.id:
             if waiter.reserved:
                 return True
             break
-        if waiter.reserved:
-            taken.add(waiter.mode)
-        elif not waiter.lapsed:
+        if not waiter.reserved and not waiter.lapsed:
             return False  # an older waiter stands unserved
-    return taken.fits(claim.terms.mode, claim.terms.limit)
+    return _occupancy(t, claim.terms.key).fits(claim.terms.mode, claim.terms.limit)
 
 
 def _grant(t: Transaction, claim: Claim, counter: int) -> Grant:
@@ -240,13 +243,13 @@ def _grant(t: Transaction, claim: Claim, counter: int) -> Grant:
 
 
 def _enqueue(t: Transaction, claim: Claim, counter: int) -> None:
-    alive_until = t.now + PRESENCE
+    alive_until, address = t.now + PRESENCE, t.expect(claim)
     known = t.execute(
         "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE claim = ? AND waiting = 1",
-        (alive_until, t.address, claim.id),
+        (alive_until, address, claim.id),
     ).rowcount
     if not known:
-        _insert(t, claim, 1, _count(t, counter, time.time()), None, alive_until, t.address)
+        _insert(t, claim, 1, _count(t, counter, time.time()), None, alive_until, address)
 
 
 def _insert(
@@ -400,12 +403,9 @@ class SqliteBackend:
         return answer
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        wakes = self._driver.wakes
-        if enqueue:
-            wakes.expect(claim)
         answer = await self._run(_acquire, claim, enqueue, within=within)
-        if enqueue and isinstance(answer, Grant):
-            wakes.forget(claim)
+        if isinstance(answer, Grant):
+            self._driver.wakes.forget(claim)
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:

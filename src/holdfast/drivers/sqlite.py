@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from holdfast._model import Claim
 from holdfast._time import boot_now, say
 from holdfast._worlds import Clock, World
 from holdfast.drivers.datagrams import Sender
@@ -40,12 +41,12 @@ class Wake(NamedTuple):
 class Transaction:
     """What a step of the backend may use, for the time of one transaction."""
 
-    __slots__ = ("address", "execute", "host", "now", "wakes")
+    __slots__ = ("execute", "expect", "host", "now", "wakes")
 
-    def __init__(self, execute: Execute, host: Host, address: str) -> None:
+    def __init__(self, execute: Execute, host: Host, expect: Callable[[Claim], str]) -> None:
         self.execute = execute
         self.host = host
-        self.address = address  # where our own waiters are woken
+        self.expect = expect  # for a waiter of ours: be ready for its wake-up; the address to send it to
         self.now = host.now()
         self.wakes: list[Wake] = []  # sent when the transaction is committed
 
@@ -105,11 +106,11 @@ class BlockingSqlite:
         if not self._mutex.acquire(timeout=within):
             raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
         try:
-            db = self._open(until)
-            answer = self._try(db, quick, args) if quick is not None else None
-            if answer is not None:
-                return answer, []
-            answer, wakes = self._transact(db, step, args, until)
+            if quick is not None and self._db is not None:
+                done = self._try(self._db, quick, args)
+                if done is not None:
+                    return done, []
+            answer, wakes = self._transact(self._open(until), step, args, until)
         except sqlite3.Error as error:
             raise self._translate(error) from error
         except OSError as error:
@@ -120,7 +121,7 @@ class BlockingSqlite:
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:
-            return quick(Transaction(db.execute, self.host, self.wakes.address), *args)
+            return quick(Transaction(db.execute, self.host, self.wakes.expect), *args)
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return None
@@ -132,7 +133,7 @@ class BlockingSqlite:
         execute = db.execute
         self._begin(execute, until)
         try:
-            transaction = Transaction(execute, self.host, self.wakes.address)
+            transaction = Transaction(execute, self.host, self.wakes.expect)
             answer = step(transaction, *args)
             execute("COMMIT")
         except BaseException:
@@ -267,5 +268,5 @@ def open_driver(path: Path, prepare: Prepare, world: World, clock: Clock | None)
         return blocking
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
 
-    wakes = AsyncioWakes(world)
+    wakes = AsyncioWakes(clock)
     return AsyncioSqlite(BlockingSqlite(path, prepare, wakes, clock), wakes)

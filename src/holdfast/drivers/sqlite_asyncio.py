@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from holdfast._model import Claim
 from holdfast._time import say
-from holdfast._worlds import Signal, World
-from holdfast._worlds.asyncio_ import call_in
+from holdfast._worlds import Clock
+from holdfast._worlds.asyncio_ import AsyncioSignal, call_in
 from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
 from holdfast.errors import BackendUnavailable
@@ -33,7 +33,7 @@ class AsyncioSqlite:
     async def transact(
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
     ) -> tuple[T, list[Wake]]:
-        loop = asyncio.get_running_loop()
+        loop = self.wakes.read_in(asyncio.get_running_loop())
         answer: asyncio.Future[tuple[T, list[Wake]]] = loop.create_future()
         self._queue().put((loop, answer, (step, args, within, quick)))
         too_late = loop.call_later(within + 0.05, self._give_up, answer, within)
@@ -104,23 +104,28 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
 class AsyncioWakes:
     """The loop itself reads the mailbox."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
         self._mailbox: Mailbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # where the mailbox is read
-        self._seats: dict[str, Signal] = {}  # by claim
+        self._seats: dict[str, AsyncioSignal] = {}  # by claim
 
     @property
     def address(self) -> str:
         return self._mailbox.address if self._mailbox is not None else ""
 
-    def expect(self, claim: Claim) -> None:
+    def read_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+        self._loop = loop
+        return loop
+
+    def expect(self, claim: Claim) -> str:
+        assert self._loop is not None  # whoever waits has asked, and was asked in a loop
         if self._mailbox is None:
             self._mailbox = Mailbox()
-            self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._mailbox.socket, self._read)
+            call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
         if claim.id not in self._seats:
-            self._seats[claim.id] = self._world.signal()
+            self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
+        return self._mailbox.address
 
     def forget(self, claim: Claim) -> None:
         self._seats.pop(claim.id, None)

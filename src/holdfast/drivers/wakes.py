@@ -24,11 +24,16 @@ class Wakes(Protocol):
         """Where other processes reach our waiters; empty until one is expected."""
         ...
 
-    def expect(self, claim: Claim) -> None:
-        """From now on a wake-up for this claim is kept, even if it comes before `wait`."""
+    def expect(self, claim: Claim) -> str:
+        """From now on a wake-up for this claim is kept, even if it comes before `wait`; the address for it.
+
+        Called from whichever thread runs the transaction.
+        """
         ...
 
-    def forget(self, claim: Claim) -> None: ...
+    def forget(self, claim: Claim) -> None:
+        """No wake-up matters to it any more. Harmless if none was expected."""
+        ...
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         """True once woken, or if the claim is not expected; False after `seconds`."""
@@ -77,16 +82,18 @@ class BlockingWakes:
     def address(self) -> str:
         return self._mailbox.address if self._mailbox is not None else ""
 
-    def expect(self, claim: Claim) -> None:
+    def expect(self, claim: Claim) -> str:
         with self._mutex:
             if self._mailbox is None:
                 self._mailbox = Mailbox()
             if claim.id not in self._seats:
                 self._seats[claim.id] = _Seat()
+            return self._mailbox.address
 
     def forget(self, claim: Claim) -> None:
-        with self._mutex:
-            self._seats.pop(claim.id, None)
+        if self._seats:
+            with self._mutex:
+                self._seats.pop(claim.id, None)
 
     def wake(self, claim: str) -> None:
         with self._mutex:

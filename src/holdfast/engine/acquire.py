@@ -6,7 +6,8 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
@@ -20,61 +21,65 @@ if TYPE_CHECKING:
 FOREVER = float("inf")
 
 
-async def acquire(engine: Engine, request: Request, wait: float | None) -> Lease | Busy:
+def acquire(engine: Engine, request: Request, wait: float | None) -> Coroutine[Any, Any, Lease | Busy]:
     """The lease, or who was in the way after `wait` seconds (None waits for ever, 0 asks once).
 
     Raises BackendUnavailable if the backend cannot be asked: after `wait`, or after the engine's patience if
     there is no such limit. However it ends, by an exception too, only a returned lease holds anything.
     """
     claim = Claim(new_claim_id(), request.terms)
+    ask = _ask_and_tell if engine.events.wanted() else _ask
+    return ask(engine, request, claim, wait)
+
+
+async def _ask_and_tell(engine: Engine, request: Request, claim: Claim, wait: float | None) -> Lease | Busy:
     started = engine.now()
-    told = engine.events.wanted()
-    if told:
-        engine.tell_claim("asked", claim)
+    engine.tell_claim("asked", claim)
+    answer = await _ask(engine, request, claim, wait)
+    waited = engine.now() - started
+    if isinstance(answer, Busy):
+        engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, held by {answer.holder!r}")
+    else:
+        engine.tell_claim("granted", claim, fence=answer.fence, waited=waited)
+    return answer
+
+
+async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None) -> Lease | Busy:
+    asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+    give_up_at = FOREVER if wait is None else asked_at + wait
+    enqueue = wait != 0
+    failures = 0
     try:
-        answer = await _ask_until(engine, request, claim, started, FOREVER if wait is None else started + wait)
+        while True:
+            within = engine.patience if not enqueue else min(engine.patience, max(0.02, give_up_at - asked_at))
+            try:
+                answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
+                if isinstance(answer, Grant):
+                    return _believe(engine, request, claim, answer, asked_at)
+            except BackendUnavailable as error:
+                # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
+                failures += 1
+                pause = pause_before_retry(failures, engine.world.chance())
+                limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
+                if not error.transient or engine.now() + pause > limit:
+                    raise
+                await engine.world.pause(pause)
+                asked_at = engine.now()
+                continue
+            failures = 0
+            answered_at = engine.now()
+            woken = answered_at < give_up_at and await engine.backend.wait(
+                claim, min(give_up_at - answered_at, answer.retry_after)
+            )
+            asked_at = engine.now()
+            if not woken and asked_at >= give_up_at:
+                if enqueue:
+                    await engine.abandon(claim)
+                return answer
     except BaseException as error:
         if type(error) is not GeneratorExit:  # nothing can be awaited then; presence and ttl will clear it away
             await engine.abandon(claim)
         raise
-    if told:
-        waited = engine.now() - started
-        if isinstance(answer, Busy):
-            engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, held by {answer.holder!r}")
-        else:
-            engine.tell_claim("granted", claim, fence=answer.fence, waited=waited)
-    return answer
-
-
-async def _ask_until(engine: Engine, request: Request, claim: Claim, started: float, give_up_at: float) -> Lease | Busy:
-    enqueue = give_up_at > started
-    failures = 0
-    answered_at = asked_at = started
-    while True:
-        try:
-            within = engine.patience if not enqueue else min(engine.patience, max(0.02, give_up_at - asked_at))
-            answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
-            if isinstance(answer, Grant):
-                return _believe(engine, request, claim, answer, asked_at)
-        except BackendUnavailable as error:
-            # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
-            failures += 1
-            pause = pause_before_retry(failures, engine.world.chance())
-            limit = give_up_at if enqueue and give_up_at < FOREVER else answered_at + engine.patience
-            if not error.transient or engine.now() + pause > limit:
-                raise
-            await engine.world.pause(pause)
-            asked_at = engine.now()
-            continue
-        failures = 0
-        answered_at = engine.now()
-        left = give_up_at - answered_at
-        if left <= 0:
-            return await _give_up(engine, claim, answer, enqueue)
-        woken = await engine.backend.wait(claim, min(left, answer.retry_after))
-        asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
-        if not woken and asked_at >= give_up_at:
-            return await _give_up(engine, claim, answer, enqueue)
 
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> Lease:
@@ -88,9 +93,3 @@ def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked
         )
     engine.keeper.keep(lease)
     return lease
-
-
-async def _give_up(engine: Engine, claim: Claim, answer: Busy, enqueued: bool) -> Busy:
-    if enqueued:
-        await engine.abandon(claim)
-    return answer

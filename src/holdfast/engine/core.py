@@ -53,6 +53,10 @@ class Engine:
 
     async def abandon(self, claim: Claim) -> None:
         """Leave nothing behind, whatever became of the claim; never raises BackendUnavailable."""
+        kept = self.keeper.leases.get(claim.id)
+        if kept is not None:  # interrupted just after the grant, before anybody had the lease
+            kept._move("release")
+            self.keeper.forget(kept)
         if self.backend.capabilities.instant:
             await self._abandon(claim)
         else:

@@ -134,7 +134,8 @@ class Keeper:
         engine = self._engine
         batch = [Renewal(lease._claim, lease._ttl) for lease in leases]
         asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
-        within = min(engine.patience, max(0.01, min(lease._deadline for lease in leases) - asked_at))
+        # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
+        within = min(engine.patience, max(0.01, (min(lease._deadline for lease in leases) - asked_at) / 3))
         try:
             answers = await engine.backend.renew(batch, within=within)
         except Exception as error:

@@ -42,7 +42,7 @@ class LockLogic:
             return None
         return length(timeout, "timeout", zero=True)
 
-    async def _take(self, wait: float | None) -> Lease | Busy:
+    async def _take(self, wait: float | None, *, to_enter: bool = False) -> Lease | Busy:
         engine, request = self.engine, self.request
         if engine.closed:
             raise LockError(f"lock {request.terms.name!r}: this Locks is closed", name=request.terms.name)
@@ -52,13 +52,20 @@ class LockLogic:
                 return inner
         if request.terms.holder is not engine.holder:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
-        answer = await acquire(engine, request, wait)
-        if not isinstance(answer, Busy):
-            answer._owner = owner = engine.world.owner()
+        lease = await acquire(engine, request, wait)
+        if isinstance(lease, Busy):
+            return lease
+        try:
+            lease._owner = owner = engine.world.owner()
             if request.reentrant:
-                engine.entered[owner, request.terms.key] = answer
-            self._current.append(answer)
-        return answer
+                engine.entered[owner, request.terms.key] = lease
+            if to_enter:
+                lease._guard = engine.world.guard()
+            self._current.append(lease)
+        except BaseException:  # interrupted before anybody had it
+            await engine.release(lease)
+            raise
+        return lease
 
     def _enter_again(self) -> Lease | None:
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
@@ -71,7 +78,7 @@ class LockLogic:
     async def enter(self) -> Lease:
         """The lease for the body of a `with`. Raises AcquireTimeout: the body never runs without it."""
         started = self.engine.now()
-        answer = await self._take(self.request.wait)
+        answer = await self._take(self.request.wait, to_enter=True)
         if isinstance(answer, Busy):
             name, waited = self.request.terms.name, self.engine.now() - started
             held_by = f"held by {answer.holder!r}" if answer.holder else "not free"
@@ -81,8 +88,6 @@ class LockLogic:
                 waited=waited,
                 holder=answer.holder,
             )
-        if answer._depth == 1:
-            answer._guard = self.engine.world.guard()
         return answer
 
     async def leave(self, exc: BaseException | None) -> None:
@@ -94,7 +99,6 @@ class LockLogic:
             lease._depth -= 1
             return
         engine = self.engine
-        engine.keeper.notice(lease)
         guard, lease._guard = lease._guard, None
         ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
         try:
