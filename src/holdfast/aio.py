@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -171,11 +172,11 @@ def connect(
         holder=holder,
         patience=length(patience, "patience"),
     )
-    adopt(engine, lambda: _release_without_loop(engine, url_or_client, clock))
+    adopt(engine, partial(_release_without_loop, url_or_client, clock))
     return AsyncLocks(LocksLogic(engine, namespace))
 
 
-def _release_without_loop(engine: Engine, url_or_client: object, clock: Clock | None) -> None:
+def _release_without_loop(url_or_client: object, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
     twin = open_backend(url_or_client, ThreadWorld(clock), clock)
     for held in list(engine.keeper.leases.values()):

@@ -170,5 +170,9 @@ def connect(
         patience=length(patience, "patience"),
     )
     locks = LocksLogic(engine, namespace)
-    adopt(engine, lambda: drive(engine.close()))
+    adopt(engine, _close)
     return Locks(locks)
+
+
+def _close(engine: Engine) -> None:
+    drive(engine.close())

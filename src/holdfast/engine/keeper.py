@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.engine.core import Engine
 
 NEVER: Final = float("inf")
+IDLE: Final = 10.0  # seconds without leases after which the loop ends
 EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
 
@@ -32,7 +33,7 @@ class Keeper:
         self._fresh: dict[str, Lease] = {}  # those to look at as soon as the loop is awake
         self._heap: list[tuple[float, int, Lease]] = []  # when to look at which; only the loop touches it
         self._tiebreak = count()
-        self._next_look = NEVER  # until when the loop sleeps; set before it looks at _fresh for the last time
+        self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
         self._signal: Signal | None = None  # there is one while the loop runs
         self._closed = False
 
@@ -43,6 +44,7 @@ class Keeper:
         self._fresh[id] = lease
         due = lease._renew_at if lease._request.renew else lease._deadline
         if due < self._next_look:
+            self._next_look = due  # so that many short holds, each gone when the loop looks, wake it once
             self._wake()
 
     def forget(self, lease: Lease) -> None:
@@ -88,13 +90,25 @@ class Keeper:
                 due = self._look(self._engine.now())
                 if due:
                     self._engine.world.spawn(self._renew(due), "holdfast-renewal")
-                self._next_look = self._heap[0][0] if self._heap else NEVER
-                if not self._fresh:  # else one came since we looked, and its keeper did not wake us
-                    asleep = None if self._next_look == NEVER else self._next_look - self._engine.now()
-                    await signal.wait(asleep)
-        finally:
-            self._signal = None
-            self._next_look = NEVER
+                now = self._engine.now()
+                promised = self._next_look if self._next_look > now else NEVER
+                self._next_look = min(promised, self._heap[0][0] if self._heap else NEVER)
+                if self._fresh:
+                    continue  # it came since we looked, when there was no need to wake us
+                woken = await signal.wait(min(IDLE, self._next_look - now))
+                if not woken and not self._heap and self._retire():
+                    return
+        except BaseException:
+            self._signal = None  # the next lease starts another loop
+            raise
+
+    def _retire(self) -> bool:
+        """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
+        with self._engine.mutex:
+            if not self._fresh:
+                self._signal = None
+                self._next_look = NEVER
+            return self._signal is None
 
     def _look(self, now: float) -> list[Lease]:
         """Look at every lease whose time has come; the answer is those to renew now."""

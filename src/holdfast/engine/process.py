@@ -13,12 +13,17 @@ from collections.abc import Callable
 from holdfast import _ids
 from holdfast.engine.core import Engine
 
-_engines: weakref.WeakKeyDictionary[Engine, Callable[[], None]] = weakref.WeakKeyDictionary()
+Finish = Callable[[Engine], None]
+
+_engines: weakref.WeakKeyDictionary[Engine, Finish] = weakref.WeakKeyDictionary()
 
 
-def adopt(engine: Engine, at_exit: Callable[[], None]) -> None:
-    """Look after the engine at a fork; call `at_exit` if the interpreter ends before it is closed."""
-    _engines[engine] = at_exit
+def adopt(engine: Engine, finish: Finish) -> None:
+    """Look after the engine at a fork; call `finish` with it if the interpreter ends while it holds leases.
+
+    `finish` must not refer to the engine by itself, or the engine would live for ever.
+    """
+    _engines[engine] = finish
 
 
 def _before_fork() -> None:
@@ -38,9 +43,9 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    for engine, at_exit in list(_engines.items()):
+    for engine, finish in list(_engines.items()):
         if not engine.closed and engine.keeper.leases:
-            at_exit()
+            finish(engine)
 
 
 if hasattr(os, "register_at_fork"):
