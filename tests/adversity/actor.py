@@ -1,0 +1,168 @@
+"""A process that does what it is told, one line at a time: `python -m tests.adversity.actor URL [async]`.
+
+It reads commands as JSON lines from standard input and answers each with one JSON line, so a test knows in which state
+it kills or stops the process. `Actor` is the test's end of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import holdfast
+from holdfast._time import boot_now
+
+ANSWER_WITHIN = 30.0  # real seconds; only ever reached when something is broken
+
+
+class Actor:
+    """A process of its own, driven step by step."""
+
+    def __init__(self, url: str, *how: str, prefix: tuple[str, ...] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", "tests.adversity.actor", url, *how]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid = self.expect()["pid"]
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """Say what to do next; `expect` gets the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def expect(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the actor ended with {self.process.wait()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        self.tell(command, **arguments)
+        return self.expect()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def end(self) -> int:
+        """Let it end by itself, as a program does that comes to its last line."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(ANSWER_WITHIN)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None and not stream.closed:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue
+        self.process.wait()
+
+
+class Stage:
+    """What the process remembers between two commands."""
+
+    def __init__(self, locks: holdfast.Locks) -> None:
+        self.locks = locks
+        self.lease: holdfast.Lease | None = None
+        self.lost = 0
+
+    def acquire(self, name: str, ttl: float = 30, wait: float | None = None, renew: bool = True) -> dict[str, Any]:
+        lock = self.locks.lock(name, ttl=ttl, wait=wait, renew=renew, on_lost=self._count_loss)
+        self.lease = lock.acquire()
+        return {"fence": self.lease.fence if self.lease else None, "at": boot_now(), "cpu": time.process_time()}
+
+    def _count_loss(self, lease: object) -> None:
+        self.lost += 1
+
+    def look(self) -> dict[str, Any]:
+        assert self.lease is not None
+        try:
+            self.lease.check()
+            checked = "held"
+        except holdfast.LockError as error:
+            checked = type(error).__name__
+        return {"held": self.lease.held, "lost": self.lease.lost, "check": checked, "told": self.lost}
+
+    def release(self) -> dict[str, Any]:
+        assert self.lease is not None
+        at = boot_now()
+        return {"released": self.lease.release(), "at": at}
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        return self.locks.inspect(name).as_dict()
+
+    def fork(self) -> dict[str, Any]:
+        """What the child of a fork finds in the lease of its parent."""
+        assert self.lease is not None
+        here, there = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            seen: dict[str, Any] = {**self.look(), "released": self.lease.release(), "holder": self.locks.holder}
+            with self.locks.lock("the child's own", ttl=5, wait=5) as own:
+                seen["own_holder"] = self.locks.inspect("the child's own").holders[0].holder
+                seen["own_fence"] = own.fence
+            os.write(there, json.dumps(seen).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        answer: dict[str, Any] = json.loads(os.read(here, 65536))
+        os.close(here)
+        os.close(there)
+        return answer
+
+    def increment(self, name: str, path: str, times: int) -> dict[str, Any]:
+        """Read, add one and write a file, under the lock and without any care of its own."""
+        lock = self.locks.lock(name)
+        holds = []
+        for _ in range(times):
+            with lock as lease:
+                start = boot_now()
+                with open(path, "r+") as file:
+                    number = int(file.read())
+                    file.seek(0)
+                    file.write(str(number + 1))
+                holds.append((lease.fence, start, boot_now()))
+        return {"holds": holds}
+
+
+def act(stage: Stage) -> None:
+    say = _say
+    say({"pid": os.getpid()})
+    for line in sys.stdin:
+        message = json.loads(line)
+        command: Callable[..., dict[str, Any]] = getattr(stage, message.pop("command"))
+        try:
+            say(command(**message))
+        except holdfast.LockError as error:
+            say({"error": type(error).__name__, "text": str(error), "transient": getattr(error, "transient", None)})
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+async def hold_and_forget(url: str) -> None:
+    """An asyncio program that ends without letting go."""
+    locks = holdfast.aio.connect(url)
+    lease = await locks.lock("forgotten", ttl=60).acquire()
+    assert lease is not None
+    _say({"pid": os.getpid()})
+    await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if sys.argv[2:] == ["async"]:
+        asyncio.run(hold_and_forget(sys.argv[1]))
+    else:
+        act(Stage(holdfast.connect(sys.argv[1])))

@@ -1,0 +1,47 @@
+"""Real processes on a real file, ended or stopped in a known state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.adversity.actor import Actor
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'locks.db'}"
+
+
+@pytest.fixture
+def start(url: str) -> Iterator[Callable[..., Actor]]:
+    """Start a process on the test's store; all are ended with the test."""
+    actors: list[Actor] = []
+
+    def start(*how: str, on: str = url) -> Actor:
+        actors.append(Actor(on, *how))
+        return actors[-1]
+
+    yield start
+    for actor in actors:
+        actor.close()
+
+
+@pytest.fixture
+def locks(url: str) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def waiting(locks: holdfast.Locks) -> Callable[[str, int], None]:
+    """Return once so many wait for the name."""
+
+    def waiting(name: str, number: int) -> None:
+        while locks.inspect(name).waiters != number:  # the test's own time limit ends a wait for ever
+            pass
+
+    return waiting
