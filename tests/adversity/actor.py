@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import holdfast
 from holdfast._time import boot_now
@@ -118,6 +120,34 @@ class Stage:
         os.close(here)
         os.close(there)
         return answer
+
+    def fill(self) -> dict[str, Any]:
+        """Fill the disk that the store lies on."""
+        with open(self.folder / "ballast", "wb", buffering=0) as ballast:
+            try:
+                while ballast.write(b"x" * 1024):
+                    continue
+            except OSError as error:
+                return {"full": str(error)}
+        return {}
+
+    def empty(self) -> dict[str, Any]:
+        (self.folder / "ballast").unlink()
+        return {}
+
+    def shut(self) -> dict[str, Any]:
+        """Let go of the file without letting go of the lock, so that the disk can be made read-only."""
+        self.locks._logic.engine.backend.before_fork()
+        self.locks._logic.engine.backend.after_fork(child=False)
+        return {}
+
+    def remount(self) -> dict[str, Any]:
+        subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
+        return {}
+
+    @property
+    def folder(self) -> Path:
+        return Path(urlsplit(sys.argv[1]).path[1:]).parent
 
     def increment(self, name: str, path: str, times: int) -> dict[str, Any]:
         """Read, add one and write a file, under the lock and without any care of its own."""

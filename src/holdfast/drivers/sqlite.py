@@ -208,6 +208,8 @@ class BlockingSqlite:
 
     def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK):
+            code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
         text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
 

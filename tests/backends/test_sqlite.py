@@ -1,0 +1,264 @@
+"""What is true of SQLite alone: reboots, other hosts, broken files, contention for the file itself."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import BackendUnavailable
+from holdfast._time import boot_now
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.backends import sqlite
+from holdfast.backends.sqlite import SqliteBackend, prepare
+from holdfast.drivers.host import Host, this_host
+from holdfast.drivers.sqlite import BlockingSqlite
+from holdfast.drivers.wakes import BlockingWakes
+from holdfast.engine.core import Engine
+from holdfast.primitives.locks import LocksLogic
+from holdfast.sync import Lease, Locks
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks.db"
+
+
+@pytest.fixture
+def locks(path: Path) -> Iterator[Locks]:
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        yield locks
+
+
+def on_host(path: Path, host: Host) -> Locks:
+    """Locks that take this machine for another one, or for another boot of it."""
+    driver = BlockingSqlite(path, prepare, BlockingWakes(None), None, host)
+    return Locks(LocksLogic(Engine(SqliteBackend(driver), ThreadWorld(), lease_type=Lease), "holdfast"))
+
+
+def hold(locks: Locks, name: str = "x", ttl: float = 30) -> Lease:
+    lease = locks.lock(name, ttl=ttl, wait=0).acquire()
+    assert lease is not None
+    return lease
+
+
+# Reboots and other hosts
+
+
+def test_a_reboot_voids_all_leases_and_fences_keep_growing(locks: Locks, path: Path) -> None:
+    before = hold(locks)
+    now = this_host()
+    rebooted = now._replace(boot="the next boot", booted_at=before.acquired_at + 1, now=lambda: boot_now() - 1e6)
+    with on_host(path, rebooted) as after:
+        assert not after.inspect("x").locked
+        assert hold(after).fence > before.fence
+
+
+def test_fences_keep_growing_when_a_power_loss_took_the_last_commits_with_it(locks: Locks, path: Path) -> None:
+    before = hold(locks)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE claims SET counter = counter - 1 WHERE {sqlite.STORE}")  # as if never written
+    db.close()
+    rebooted = this_host()._replace(boot="the next boot", booted_at=before.acquired_at + 1)
+    with on_host(path, rebooted) as after:
+        assert hold(after).fence > before.fence
+
+
+def test_another_host_is_refused_while_leases_are_live(locks: Locks, path: Path) -> None:
+    lease = hold(locks)
+    other = this_host()._replace(machine="another machine", boot="its boot")
+    with on_host(path, other) as elsewhere:
+        with pytest.raises(BackendUnavailable, match=r"in use by another host .* use a lock server") as refused:
+            hold(elsewhere)
+        with pytest.raises(BackendUnavailable, match="another host"):
+            elsewhere.list()
+    assert refused.value.transient is False
+    assert lease.held
+    assert lease.release() is True
+
+
+def test_a_twin_with_the_same_machine_id_is_told_from_a_reboot(locks: Locks, path: Path) -> None:
+    hold(locks)
+    twin = this_host()._replace(boot="its boot")  # it ran already when the lease was granted
+    with on_host(path, twin) as elsewhere, pytest.raises(BackendUnavailable, match="another host"):
+        hold(elsewhere)
+
+
+def test_a_file_that_another_host_left_behind_can_be_used(locks: Locks, path: Path) -> None:
+    first = hold(locks)
+    first.release()
+    other = this_host()._replace(machine="another machine", boot="its boot")
+    with on_host(path, other) as elsewhere:
+        second = hold(elsewhere)
+        assert second.fence > first.fence
+        with pytest.raises(BackendUnavailable, match="another host"):
+            hold(locks)
+
+
+def test_a_step_of_the_wall_clock_changes_nothing(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = hold(locks, ttl=30)
+    for step in (1e6, -1e6):
+        monkeypatch.setattr("time.time", lambda step=step: lease.acquired_at + step)
+        assert lease.held
+        assert locks.lock("x", wait=0).acquire() is None
+        assert lease.extend() is True
+
+
+def test_a_time_namespace_does_not_shift_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.drivers import host
+
+    monkeypatch.setattr(host, "_read", lambda path: "monotonic 0 0\nboottime 5000 500000000")
+    assert host._host_clock()() == pytest.approx(boot_now() - 5000.5, abs=1)
+
+
+def test_a_platform_without_a_boot_id_is_refused(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    from holdfast.drivers import host
+
+    monkeypatch.setattr(host, "_read", lambda path: "")
+    monkeypatch.setattr("sys.platform", "plan9")
+    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(holdfast.Unsupported, match="boot id"):
+        hold(locks)
+
+
+# Files that are not what they should be
+
+
+def test_a_file_that_is_not_sqlite_is_named_as_such(path: Path) -> None:
+    path.write_bytes(b"these are not the bytes of a database " * 200)
+    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="not an SQLite file"):
+        hold(locks)
+
+
+def test_a_corrupt_file_is_named_as_such(path: Path) -> None:
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+    damaged = bytearray(path.read_bytes())
+    damaged[100:] = os.urandom(len(damaged) - 100)  # the header alone is left
+    path.write_bytes(damaged)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        with pytest.raises(BackendUnavailable, match="corrupt") as refused:
+            hold(locks)
+    assert str(path) in str(refused.value)
+    assert refused.value.transient is False
+    assert isinstance(refused.value.__cause__, sqlite3.Error)
+
+
+def test_another_programs_database_is_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE customers (name TEXT)")
+    db.close()
+    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
+        hold(locks)
+
+
+def test_a_newer_format_is_refused(locks: Locks, path: Path) -> None:
+    hold(locks).release()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with holdfast.connect(f"sqlite:///{path}") as newer, pytest.raises(BackendUnavailable, match=r"format 99.*upgrade"):
+        hold(newer)
+
+
+def test_a_folder_in_place_of_the_file_is_a_clear_error(tmp_path: Path) -> None:
+    with (
+        holdfast.connect(f"sqlite:///{tmp_path}") as locks,
+        pytest.raises(BackendUnavailable, match="cannot be opened"),
+    ):
+        hold(locks)
+
+
+def test_a_file_in_place_of_the_folder_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    url = f"sqlite:///{tmp_path / 'file' / 'locks.db'}"
+    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable, match="cannot be used"):
+        hold(locks)
+
+
+def test_missing_folders_are_made(tmp_path: Path) -> None:
+    with holdfast.connect(f"sqlite:///{tmp_path / 'not' / 'there' / 'locks.db'}") as locks:
+        assert hold(locks).release()
+
+
+def test_a_deleted_file_means_a_loss_and_a_higher_fence(locks: Locks, path: Path) -> None:
+    lease = hold(locks)
+    for file in path.parent.iterdir():
+        file.unlink()
+    with holdfast.connect(f"sqlite:///{path}") as others:
+        second = hold(others)
+        assert second.fence > lease.fence
+        with pytest.raises(holdfast.LeaseLost):
+            lease.extend()
+        assert second.held
+
+
+def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "SWEEP_EVERY", 4)
+    for number in range(8):
+        name = f"job:{number}"
+        locks.lock(name, ttl=0.01, renew=False).acquire()
+    until = boot_now() + 0.02
+    while boot_now() < until:
+        continue
+    for _ in range(4):
+        hold(locks, "other").release()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM claims").fetchone() == (1,)  # the store's own
+    db.close()
+
+
+# Contention for the file
+
+
+def test_a_file_locked_by_somebody_else_is_waited_for(locks: Locks, path: Path) -> None:
+    hold(locks).release()
+    stranger = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    stranger.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.2, stranger.rollback).start()
+    assert hold(locks).held
+    stranger.close()
+
+
+def test_a_file_that_stays_locked_is_told_from_a_lock_that_is_held(path: Path) -> None:
+    with holdfast.connect(f"sqlite:///{path}", patience=0.2) as locks:
+        hold(locks).release()
+        stranger = sqlite3.connect(path, isolation_level=None)
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(BackendUnavailable, match="stayed locked") as refused:
+            locks.lock("x", wait=0).acquire()
+        assert refused.value.transient is True
+        stranger.rollback()
+        stranger.close()
+        assert hold(locks).held
+
+
+def test_a_reader_of_the_file_is_in_nobodys_way(locks: Locks, path: Path) -> None:
+    hold(locks).release()
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM claims").fetchall()
+    assert hold(locks).release()
+    reader.close()
+
+
+def test_threads_of_one_locks_share_the_connection_without_losing_a_hold(locks: Locks) -> None:
+    counter = 0
+
+    def work() -> None:
+        nonlocal counter
+        for _ in range(50):
+            with locks.lock("counter"):
+                seen = counter
+                counter = seen + 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter == 300
