@@ -143,18 +143,19 @@ W = TypeVar("W", bound=Waiting)
 
 
 def next_in_line(queue: Iterable[W], occupancy: Occupancy) -> list[W]:
-    """The waiters to reserve for now, in order; `occupancy` counts holders only and grows.
+    """The waiters to reserve for now, in order; `occupancy` counts holders and all that are reserved for, and grows.
+
+    Those are counted wherever they stand: one that came back after its reservation lapsed has its old place again,
+    before younger ones that were reserved for meanwhile.
 
     A waiter that let a reservation lapse is passed over until it asks again, so that a dead one holds
     up the queue once and not at every hand-over.
     """
     chosen = []
     for waiter in queue:
-        if waiter.lapsed:
+        if waiter.lapsed or waiter.reserved:
             continue
-        if waiter.reserved:
-            occupancy.add(waiter.mode)
-        elif occupancy.fits(waiter.mode, waiter.limit):
+        if occupancy.fits(waiter.mode, waiter.limit):
             occupancy.add(waiter.mode)
             chosen.append(waiter)
         else:

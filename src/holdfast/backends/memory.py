@@ -200,10 +200,11 @@ class MemoryBackend:
             return self._busy(resource, claim, now)
 
     def _fits(self, resource: _Resource, claim: Claim) -> bool:
+        own = resource.queue.get(claim.id)
+        if own is not None and own.reserved:
+            return True  # even if an older one, whose own reservation lapsed, is back since
         for waiter in resource.queue.values():
-            if waiter.claim.id == claim.id:
-                if waiter.reserved:
-                    return True
+            if waiter is own:
                 break
             if not waiter.reserved and not waiter.lapsed:
                 return False  # an older waiter stands unserved
@@ -272,6 +273,7 @@ class MemoryBackend:
                 resource.quiet_until = 0.0
             else:
                 del resource.holders[claim.id]
+                resource.expire(now)  # what is over must not stand in the way of the hand-over
                 resource.hand_over(now)
             if not resource.holders and not resource.queue:
                 del store.resources[claim.terms.key]
@@ -284,7 +286,9 @@ class MemoryBackend:
             resource = store.look(claim.terms.key, now)
             if resource is not None:
                 waiting = resource.queue.pop(claim.id, None)
-                held = resource.holders.pop(claim.id, None)
+                held = resource.holders.get(claim.id)
+                if held is not None and not held.ended:  # a lingering one was released: it stays taken as promised
+                    del resource.holders[claim.id]
                 if waiting or held:
                     resource.hand_over(now)
                     store.look(claim.terms.key, now)

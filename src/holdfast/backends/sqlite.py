@@ -46,13 +46,13 @@ SCHEMA: Final = (
         claim TEXT NOT NULL,
         holder TEXT NOT NULL,
         mode TEXT NOT NULL,
-        lim INTEGER,
-        metadata TEXT,
-        acquired_at REAL,          -- wall clock, for people
+        lim INTEGER NOT NULL DEFAULT 0,     -- 0 is no limit: a NULL takes sqlite3 longer to bind
+        metadata TEXT NOT NULL DEFAULT '',  -- JSON
+        acquired_at REAL NOT NULL DEFAULT 0,  -- wall clock, for people
         ttl REAL NOT NULL,
         ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the waiter counts as gone
         ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingering
-        address TEXT,              -- where a waiter is woken
+        address TEXT NOT NULL DEFAULT '',   -- where a waiter is woken
         reserved_until REAL,       -- a waiter for whom the resource is kept
         lapsed INTEGER NOT NULL DEFAULT 0,  -- was woken and did not come in time; passed over until it asks again
         counter INTEGER,           -- the store's own row only
@@ -149,7 +149,7 @@ class _Waiter(NamedTuple):
 def _line(t: Transaction, key: str) -> Iterator[_Waiter]:
     """The live waiters in order, read as far as the caller goes."""
     rows = t.execute(
-        "SELECT place, claim, mode, lim, reserved_until, lapsed, address FROM claims"
+        "SELECT place, claim, mode, nullif(lim, 0), reserved_until, lapsed, address FROM claims"
         " WHERE key = ? AND waiting = 1 AND ends_at > ? ORDER BY place",
         (key, t.now),
     )
@@ -160,9 +160,9 @@ def _occupancy(t: Transaction, key: str) -> Occupancy:
     """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
     taken = Occupancy()
     rows = t.execute(
-        "SELECT mode FROM claims WHERE key = ? AND waiting = 0"
-        " UNION ALL SELECT mode FROM claims WHERE key = ? AND reserved_until IS NOT NULL AND ends_at > ?",
-        (key, key, t.now),
+        "SELECT mode FROM claims WHERE key = ?1 AND waiting = 0 AND ends_at > ?2 UNION ALL SELECT mode FROM claims"
+        " WHERE key = ?1 AND reserved_until IS NOT NULL AND reserved_until > ?2 AND ends_at > ?2",
+        (key, t.now),
     )
     for (mode,) in rows:
         taken.add(mode)
@@ -225,10 +225,14 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
 
 
 def _fits(t: Transaction, claim: Claim) -> bool:
+    reserved = t.execute(
+        "SELECT 1 FROM claims WHERE claim = ? AND waiting = 1 AND reserved_until IS NOT NULL AND ends_at > ?",
+        (claim.id, t.now),
+    ).fetchone()
+    if reserved:
+        return True  # even if an older one, whose own reservation lapsed, is back since
     for waiter in _line(t, claim.terms.key):
         if waiter.claim == claim.id:
-            if waiter.reserved:
-                return True
             break
         if not waiter.reserved and not waiter.lapsed:
             return False  # an older waiter stands unserved
@@ -238,18 +242,19 @@ def _fits(t: Transaction, claim: Claim) -> bool:
 def _grant(t: Transaction, claim: Claim, counter: int) -> Grant:
     wall = time.time()
     fence = _count(t, counter, wall)
-    _insert(t, claim, 0, fence, wall, t.now + claim.terms.ttl, None)
+    _insert(t, claim, 0, fence, wall, t.now + claim.terms.ttl, "")
     return Grant(fence, wall)
 
 
 def _enqueue(t: Transaction, claim: Claim, counter: int) -> None:
     alive_until, address = t.now + PRESENCE, t.expect(claim)
     known = t.execute(
-        "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE claim = ? AND waiting = 1",
+        # What was reserved for it while it counted as gone may be another's by now.
+        "UPDATE claims SET ends_at = ?, lapsed = 0, reserved_until = NULL, address = ? WHERE claim = ? AND waiting = 1",
         (alive_until, address, claim.id),
     ).rowcount
     if not known:
-        _insert(t, claim, 1, _count(t, counter, time.time()), None, alive_until, address)
+        _insert(t, claim, 1, _count(t, counter, time.time()), 0.0, alive_until, address)
 
 
 def _insert(
@@ -257,16 +262,16 @@ def _insert(
     claim: Claim,
     waiting: int,
     place: int,
-    acquired_at: float | None,
+    acquired_at: float,
     ends_at: float,
-    address: str | None,
+    address: str,
 ) -> None:
     id, (key, _, holder, ttl, mode, limit, metadata) = claim
     t.execute(
         "INSERT INTO claims"
         " (key, waiting, place, claim, holder, mode, lim, metadata, acquired_at, ttl, ends_at, address)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (key, waiting, place, id, holder, mode, limit, metadata, acquired_at, ttl, ends_at, address),
+        (key, waiting, place, id, holder, mode, limit or 0, metadata or "", acquired_at, ttl, ends_at, address),
     )
 
 
@@ -361,8 +366,8 @@ def _look(t: Transaction, key: str) -> LockInfo:
     return LockInfo(key, holders, waiters)
 
 
-def _parsed(metadata: str | None) -> Any:
-    return None if metadata is None else json.loads(metadata)
+def _parsed(metadata: str) -> Any:
+    return json.loads(metadata) if metadata else None
 
 
 def _inspect(t: Transaction, key: str) -> LockInfo:

@@ -97,11 +97,6 @@ class BlockingSqlite:
     async def transact(
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
     ) -> tuple[T, list[Wake]]:
-        return self.run(step, args, within, quick)
-
-    def run(
-        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
-    ) -> tuple[T, list[Wake]]:
         until = boot_now() + within
         if not self._mutex.acquire(timeout=within):
             raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
@@ -131,7 +126,10 @@ class BlockingSqlite:
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], until: float
     ) -> tuple[T, list[Wake]]:
         execute = db.execute
-        self._begin(execute, until)
+        try:
+            execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            self._begin(execute, until, error)
         try:
             transaction = Transaction(execute, self.host, self.wakes.expect)
             answer = step(transaction, *args)
@@ -142,19 +140,20 @@ class BlockingSqlite:
             raise
         return answer, transaction.wakes
 
-    def _begin(self, execute: Execute, until: float) -> None:
-        """Take the write lock. Tries all the time at short random intervals, so that nobody is shut out.
+    def _begin(self, execute: Execute, until: float, refused: sqlite3.OperationalError) -> None:
+        """Take the write lock though it was refused: try all the time at short random intervals.
 
         SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
         """
         while True:
+            if not _is_busy(refused) or boot_now() >= until:
+                raise refused
+            time.sleep(random.uniform(0.00002, 0.0004))
             try:
                 execute("BEGIN IMMEDIATE")
                 return
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or boot_now() >= until:
-                    raise
-            time.sleep(random.uniform(0.00002, 0.0004))
+                refused = error
 
     def _deliver(self, wake: Wake) -> bool:
         if wake.address == self.wakes.address:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from holdfast._model import Claim
 from holdfast._time import say
-from holdfast._worlds import Clock
+from holdfast._worlds import Clock, drive
 from holdfast._worlds.asyncio_ import AsyncioSignal, call_in
 from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
@@ -83,7 +83,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> Non
     while (job := jobs.get()) is not None:
         loop, answer, asked = job
         try:
-            result = blocking.run(*asked)
+            result = drive(blocking.transact(*asked))
         except Exception as error:
             call_in(loop, _fail, answer, error)
         else:

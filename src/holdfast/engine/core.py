@@ -108,7 +108,8 @@ class Engine:
         min_hold = lease._request.min_hold
         linger = max(0.0, min_hold - (now - lease._granted_at)) if min_hold else 0.0
         try:
-            freed = await self.backend.release(lease._claim, linger=linger, within=self.patience)
+            within = min(self.patience, max(0.02, lease._deadline - now))  # afterwards it has ended by itself
+            freed = await self.backend.release(lease._claim, linger=linger, within=within)
             asked_before = False
         except BackendUnavailable as error:
             freed, asked_before = await self._release_again(lease, linger, error), True
