@@ -28,8 +28,8 @@ def _boot_clock() -> Callable[[], float]:
 boot_now = _boot_clock()
 
 
-def length(value: Seconds, what: str, *, least: float = 0.0, zero: bool = False) -> float:
-    """Seconds as a float. Raises ValueError, naming `what`, unless positive (or zero if allowed) and finite."""
+def length(value: Seconds, what: str, *, least: float = 0.0, most: float = math.inf, zero: bool = False) -> float:
+    """Seconds as a float. Raises ValueError, naming `what`, unless positive (or zero if allowed) and in bounds."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -39,6 +39,8 @@ def length(value: Seconds, what: str, *, least: float = 0.0, zero: bool = False)
         raise ValueError(f"{what} must be {'zero or ' if zero else ''}a positive number of seconds, not {value!r}")
     if value < least and not (zero and value == 0):
         raise ValueError(f"{what} must be at least {least:g} seconds here, not {value!r}")
+    if value > most:
+        raise ValueError(f"{what} must be at most {most:g} seconds here, not {value!r}")
     return value
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, Claim, Renewal
-from holdfast._time import pause_before_retry
+from holdfast._time import Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.lease import Lease
-from holdfast.errors import BackendUnavailable
+from holdfast.errors import BackendUnavailable, LockError
 from holdfast.observe.events import Event, Events, Kind
 
 T = TypeVar("T")
@@ -46,8 +47,17 @@ class Engine:
         self.keeper = Keeper(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self._given_holder = holder
-        self.holder = holder or default_holder()
+        self.holder = default_holder() if holder is None else holder
         self.closed = False
+
+    def must_be_open(self) -> None:
+        if self.closed:
+            raise LockError("this Locks is closed; connect again")
+
+    def valid_ttl(self, ttl: Seconds) -> float:
+        """Raises ValueError for a length of time that the backend cannot keep."""
+        can = self.backend.capabilities
+        return length(ttl, "ttl", least=can.min_ttl, most=can.max_ttl)
 
     # What happens to claims and leases
 
@@ -85,8 +95,10 @@ class Engine:
             return self.backend.renew([Renewal(lease._claim, ttl)], within=within)
 
         answers, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
+        self.keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
         if not answers[0]:
             self.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+        if lease._state != "held":
             raise lease._not_held()
         lease._ttl = ttl
         lease._renewed(asked_at, ttl)
@@ -95,20 +107,28 @@ class Engine:
     async def release(self, lease: Lease) -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched."""
         self.keeper.notice(lease)
+        self.let_go(lease)
         if not lease._move("release"):
             return False
         self.keeper.forget(lease)
-        self.let_go(lease)
-        if self.backend.capabilities.instant:
-            return await self._release(lease)
-        return await self.world.shielded(self._release(lease))
+        try:
+            if self.backend.capabilities.instant:
+                return await self._release(lease)
+            return await self.world.shielded(self._release(lease))
+        except Exception:
+            raise
+        except BaseException as interrupt:
+            # Nothing shields from a KeyboardInterrupt, so what it cut short is done again, and then it goes on.
+            if lease._state == "releasing" and type(interrupt) is not GeneratorExit:
+                with suppress(LockError):
+                    await self.backend.release(lease._claim, linger=self._linger(lease), within=1.0)
+                    lease._move("freed")
+            raise
 
     async def _release(self, lease: Lease) -> bool:
-        now = self.now()
-        min_hold = lease._request.min_hold
-        linger = max(0.0, min_hold - (now - lease._granted_at)) if min_hold else 0.0
+        linger = self._linger(lease)
         try:
-            within = min(self.patience, max(0.02, lease._deadline - now))  # afterwards it has ended by itself
+            within = min(self.patience, max(0.02, lease._deadline - self.now()))  # afterwards it has ended by itself
             freed = await self.backend.release(lease._claim, linger=linger, within=within)
             asked_before = False
         except BackendUnavailable as error:
@@ -120,6 +140,11 @@ class Engine:
             return True
         self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
         return False
+
+    def _linger(self, lease: Lease) -> float:
+        """How long the name stays taken after the release."""
+        min_hold = lease._request.min_hold
+        return max(0.0, min_hold - (self.now() - lease._granted_at)) if min_hold else 0.0
 
     async def _release_again(self, lease: Lease, linger: float, error: BackendUnavailable) -> bool:
         try:
@@ -189,4 +214,4 @@ class Engine:
             lease._move("fork")
         self.keeper = Keeper(self)
         self.entered = {}
-        self.holder = self._given_holder or default_holder()
+        self.holder = default_holder() if self._given_holder is None else self._given_holder

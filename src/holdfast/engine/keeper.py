@@ -156,12 +156,13 @@ class Keeper:
             self._ride_out(leases, error)
         else:
             for renewal, lease, kept in zip(batch, leases, answers, strict=True):
-                if kept:
+                self.notice(lease)  # an answer that comes after the deadline brings nothing back
+                if not kept:
+                    self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+                elif lease._state == "held":
                     lease._renewed(asked_at, renewal.ttl)
                     if engine.events.wanted():
                         engine.tell_lease("renewed", lease)
-                else:
-                    self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
         finally:
             for lease in leases:
                 lease._renewing = False
@@ -184,9 +185,10 @@ class Keeper:
             return
         self.forget(lease)
         engine = self._engine
-        engine.let_go(lease)
         if lease._guard is not None:
             lease._guard.interrupt()
+        else:
+            engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
         engine.tell_lease("lost", lease, reason)
         on_lost = lease._request.on_lost
         if on_lost is not None:

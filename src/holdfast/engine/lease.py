@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from holdfast._model import Claim, Grant, Terms
-from holdfast._time import Seconds, length, say
+from holdfast._time import Seconds, say
 from holdfast.errors import LeaseLost, NotHeld
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Lease:
         "_fence",
         "_granted_at",
         "_guard",
+        "_home",
         "_look_at",
         "_owner",
         "_reason",
@@ -88,6 +89,7 @@ class Lease:
         self._reason = ""
         self._depth = 1  # how many times its owner has entered it
         self._owner: object = None  # the thread or task that asked
+        self._home: list[Lease] = []  # what its lock object has not seen the end of yet
         self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
         self._look_at = 0.0
@@ -200,8 +202,7 @@ class Lease:
         self._renew_at = asked_at + ttl / 3
 
     async def _extend(self, ttl: Seconds | None) -> bool:
-        least = self._engine.backend.capabilities.min_ttl
-        wanted = self._ttl if ttl is None else length(ttl, "ttl", least=least)
+        wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)
         self.check()
         await self._engine.extend(self, wanted)
         return True
@@ -209,5 +210,9 @@ class Lease:
     async def _release(self) -> bool:
         if self._depth > 1:
             self._depth -= 1
-            return self.held
-        return await self._engine.release(self)
+            freed = self.held
+        else:
+            freed = await self._engine.release(self)
+        if self in self._home and (freed or self._guard is None):
+            self._home.remove(self)
+        return freed

@@ -44,8 +44,7 @@ class LockLogic:
 
     async def _take(self, wait: float | None, *, to_enter: bool = False) -> Lease | Busy:
         engine, request = self.engine, self.request
-        if engine.closed:
-            raise LockError(f"lock {request.terms.name!r}: this Locks is closed", name=request.terms.name)
+        engine.must_be_open()
         if request.reentrant:
             inner = self._enter_again()
             if inner is not None:
@@ -61,6 +60,7 @@ class LockLogic:
                 engine.entered[owner, request.terms.key] = lease
             if to_enter:
                 lease._guard = engine.world.guard()
+            lease._home = self._current
             self._current.append(lease)
         except BaseException:  # interrupted before anybody had it
             await engine.release(lease)
@@ -92,9 +92,10 @@ class LockLogic:
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
-        lease = self._leaving()
+        lease = self._find([lease for lease in self._current if lease._guard is not None])
         if lease is None:
             return  # the body let go of it
+        self._current.remove(lease)
         if lease._depth > 1:
             lease._depth -= 1
             return
@@ -114,32 +115,30 @@ class LockLogic:
             exc.add_note(f"also: {lost}")
 
     async def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
-        try:
-            lease = self._current.pop()
-        except IndexError:
+        """Let go of what the caller last acquired through this object; if that is nothing, of what anybody did.
+
+        Raises NotHeld if there is nothing, LeaseLost if it was lost; nobody else's hold is touched.
+        """
+        lease = self._find(self._current)
+        if lease is None:
             name = self.request.terms.name
-            raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name) from None
-        await lease._release()
+            raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
+        if not await lease._release():
+            raise lease._not_held()
 
     async def locked(self) -> bool:
         """Whether anybody holds it, here or elsewhere."""
+        self.engine.must_be_open()
         info = await self.engine.backend.inspect(self.request.terms.key)
         return info.locked
 
-    def _leaving(self) -> Lease | None:
-        """The lease that the caller entered; if nobody here did, the last one entered by anybody."""
+    def _find(self, leases: list[Lease]) -> Lease | None:
+        """The last that the caller took; if there is none, the last that anybody took."""
         owner = self.engine.world.owner()
-        found = None
-        for lease in reversed(self._current):
-            if lease._guard is not None:
-                if lease._owner is owner:
-                    found = lease
-                    break
-                found = found or lease
-        if found is not None:
-            self._current.remove(found)
-        return found
+        for lease in reversed(leases):
+            if lease._owner is owner:
+                return lease
+        return leases[-1] if leases else None
 
     def __repr__(self) -> str:
         terms = self.request.terms

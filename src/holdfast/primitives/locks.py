@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast._model import LockInfo, Terms
-from holdfast._time import Seconds, length, say
+from holdfast._time import Seconds, length
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
@@ -40,7 +40,7 @@ class LocksLogic:
             key=qualify(self.namespace, valid(name)),
             name=name,
             holder=self.engine.holder,
-            ttl=self._ttl(ttl),
+            ttl=self.engine.valid_ttl(ttl),
             metadata=metadata_text(metadata),
         )
         request = Request(
@@ -53,25 +53,25 @@ class LocksLogic:
         )
         return LockLogic(self.engine, request)
 
-    def _ttl(self, ttl: Seconds) -> float:
-        can = self.engine.backend.capabilities
-        seconds = length(ttl, "ttl", least=can.min_ttl)
-        if seconds > can.max_ttl:
-            raise ValueError(f"ttl must be at most {say(can.max_ttl)} here, not {ttl!r}")
-        return seconds
-
     async def inspect(self, name: str) -> LockInfo:
-        info = await self.engine.backend.inspect(qualify(self.namespace, valid(name)))
+        key = qualify(self.namespace, valid(name))
+        self.engine.must_be_open()
+        info = await self.engine.backend.inspect(key)
         return info._replace(name=name)
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        if not isinstance(prefix, str):
+            raise ValueError(f"a prefix must be a string, not {prefix!r}")
+        self.engine.must_be_open()
         found = await self.engine.backend.list(qualify(self.namespace, prefix))
         named = ((unqualify(self.namespace, info.name), info) for info in found)
         return [info._replace(name=name) for name, info in named if name is not None]
 
     async def break_lock(self, name: str) -> LockInfo:
         engine = self.engine
-        before = await engine.backend.break_(qualify(self.namespace, valid(name)))
+        key = qualify(self.namespace, valid(name))
+        engine.must_be_open()
+        before = await engine.backend.break_(key)
         if engine.events.wanted():
             for was in before.holders:
                 detail = f"broken by {engine.holder!r}"
