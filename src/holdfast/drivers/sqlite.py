@@ -127,10 +127,10 @@ class BlockingSqlite:
     ) -> tuple[T, list[Wake]]:
         execute = db.execute
         try:
-            execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            self._begin(execute, until, error)
-        try:
+            try:
+                execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                self._begin(execute, until, error)
             transaction = Transaction(execute, self.host, self.wakes.expect)
             answer = step(transaction, *args)
             execute("COMMIT")

@@ -117,15 +117,14 @@ class BlockingWakes:
         until = self._now() + seconds
         try:
             while not seat.woken:
-                left = until - self._now()
-                if left <= 0:
-                    return False
                 if self._take_the_lead(claim.id, seat):
                     self._lead(seat, until)
                 else:
-                    self._sleep(seat, left)
-            seat.woken = False
-            return True
+                    self._sleep(seat, until - self._now())
+                if self._now() >= until:
+                    break
+            woken, seat.woken = seat.woken, False
+            return woken
         finally:
             self._leave(claim.id)
 
@@ -145,20 +144,19 @@ class BlockingWakes:
         poll.register(mailbox.socket, select.POLLIN)
         try:
             while not seat.woken:
-                left = until - self._now()
-                if left <= 0:
-                    return
-                self._sleep_at(poll, left)
+                self._sleep_at(poll, until - self._now())
                 for claim in mailbox.read():
                     with self._mutex:
                         self._mark(claim)
+                if self._now() >= until:
+                    return
         finally:
             with self._mutex:
                 self._led = False
 
     def _sleep_at(self, poll: select.poll, seconds: float) -> None:
         if self._clock is None:
-            poll.poll(math.ceil(seconds * 1000))
+            poll.poll(max(0, math.ceil(seconds * 1000)))
             return
         cancel = self._clock.alarm(self._clock.now() + seconds, self._ring)
         try:
@@ -168,7 +166,7 @@ class BlockingWakes:
 
     def _sleep(self, seat: _Seat, seconds: float) -> None:
         if self._clock is None:
-            seat.gate.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+            seat.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
             return
         cancel = self._clock.alarm(self._clock.now() + seconds, seat.open)
         try:
