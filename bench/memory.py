@@ -1,0 +1,57 @@
+"""Memory: what does a lease cost beside a bare lock of the standard library?
+
+The floor is `with lock: pass` on `threading.Lock` and `async with` on `asyncio.Lock`. Neither knows expiry, fences,
+owners or fairness, so this is what all of these cost where there is nothing to send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any
+
+import holdfast
+from bench.harness import Finding, Setting, ratio, take_turns
+
+
+def run(setting: Setting) -> list[Finding]:
+    """Findings for `python -m bench --only memory`."""
+    cycles, rounds = setting.scaled(5_000, 2_000), setting.scaled(41, 11)
+    with holdfast.connect("memory://bench") as locks:
+        lock, bare = locks.lock("bench"), threading.Lock()
+        samples = take_turns(
+            {"holdfast": lambda: _enter(lock, cycles), "threading.Lock": lambda: _enter(bare, 10 * cycles)}, rounds
+        )
+    with asyncio.Runner() as runner:
+        alocks = holdfast.aio.connect("memory://bench")
+        alock, abare = alocks.lock("bench-aio"), asyncio.Lock()
+        asamples = take_turns(
+            {
+                "holdfast.aio": lambda: runner.run(_enter_async(alock, cycles)),
+                "asyncio.Lock": lambda: runner.run(_enter_async(abare, 5 * cycles)),
+            },
+            rounds,
+        )
+        runner.run(alocks.close())
+    return [
+        ratio("memory `with lock` / threading.Lock", samples, "holdfast", "threading.Lock", at_most=60),
+        ratio("memory `async with lock` / asyncio.Lock", asamples, "holdfast.aio", "asyncio.Lock", at_most=40),
+    ]
+
+
+def _enter(lock: AbstractContextManager[Any], cycles: int) -> float:
+    started = time.perf_counter()
+    for _ in range(cycles):
+        with lock:
+            pass
+    return (time.perf_counter() - started) / cycles
+
+
+async def _enter_async(lock: AbstractAsyncContextManager[Any], cycles: int) -> float:
+    started = time.perf_counter()
+    for _ in range(cycles):
+        async with lock:
+            pass
+    return (time.perf_counter() - started) / cycles

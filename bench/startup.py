@@ -1,0 +1,69 @@
+"""What does a program pay before it holds its first lock, and a command for being run under one?
+
+`import holdfast` is measured against a bare interpreter, `holdfast run NAME -- true` against `true`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import which
+from statistics import median
+
+from bench.harness import Finding, Samples, Setting, quartiles, take_turns
+
+
+def run(setting: Setting) -> list[Finding]:
+    """Findings for `python -m bench --only startup`."""
+    rounds = setting.scaled(31, 15)
+    python = sys.executable
+    samples = take_turns(
+        {
+            "bare": lambda: _takes([python, "-c", "pass"]),
+            "import": lambda: _takes([python, "-c", "import holdfast"]),
+            "import aio": lambda: _takes([python, "-c", "import holdfast.aio"]),
+        },
+        rounds,
+    )
+    return [
+        _added("import holdfast adds", samples, "import", "bare", at_most=60, modules=_slowest_imports()),
+        _added("import holdfast.aio adds", samples, "import aio", "bare"),
+        _run_adds(setting.folder / "startup.db", rounds),
+    ]
+
+
+def _run_adds(file: Path, rounds: int) -> Finding:
+    child = [which("true") or "true"]
+    command = [sys.executable, "-m", "holdfast", "run", "--url", f"sqlite:///{file}", "bench", "--", *child]
+    samples = take_turns({"bare": lambda: _takes(child), "run": lambda: _takes(command)}, rounds)
+    return _added("holdfast run adds to its child", samples, "run", "bare", at_most=150)
+
+
+def _takes(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def _added(
+    what: str, samples: Samples, of: str, to: str, *, at_most: float | None = None, modules: list[str] | None = None
+) -> Finding:
+    added = [(ours - bare) * 1e3 for ours, bare in zip(samples[of], samples[to], strict=True)]
+    detail = {"median_ms": {name: round(median(values) * 1e3, 2) for name, values in samples.items()}}
+    if modules is not None:
+        detail["slowest_imports_us"] = modules  # type: ignore[assignment]
+    return Finding(what, median(added), "ms", at_most=at_most, spread=quartiles(added), detail=detail)
+
+
+def _slowest_imports() -> list[str]:
+    """The ten modules that take longest by themselves, as `-X importtime` sees them."""
+    told = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import holdfast"], capture_output=True, text=True, check=True
+    ).stderr
+    rows = re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", told)
+    return [f"{module}: {own}" for own, module in sorted(((int(own), module) for own, module in rows), reverse=True)][
+        :10
+    ]
