@@ -1,0 +1,86 @@
+"""The command line: `holdfast run`, `ls`, `show`, `break` and `demo`.
+
+Decides: which command is meant, and what the shell is told when one fails: one line and an exit code.
+Leaves to one file for each command: everything else. A command's file is imported when it is asked for, because
+`holdfast run` stands in front of somebody's program and must not keep it waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from holdfast.cli import exits
+
+COMMANDS = {
+    "run": "run a command while holding a lock",
+    "ls": "list the locks that are held or waited for",
+    "show": "show who holds a lock and how many wait for it",
+    "break": "end a hold, whoever's it is",
+    "demo": "watch processes compete for a lock, die, stall and take over",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code. Says what went wrong in one line on stderr and never shows a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _dispatch(words)
+        if sys.stdout is not None:  # it is None if whoever started us closed it
+            sys.stdout.flush()  # here, where a reader that has gone away can still be answered for
+        return code
+    except SystemExit as end:  # argparse after --help, and our own parser after an error
+        return end.code if isinstance(end.code, int) else exits.USAGE
+    except BaseException as error:
+        return _explain(error)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        from holdfast.cli.options import overview
+
+        print(overview(COMMANDS), file=sys.stdout if words else sys.stderr)
+        return exits.OK if words else exits.USAGE
+    if words[0] in ("-V", "--version"):
+        import holdfast
+
+        print(f"holdfast {holdfast.__version__}")
+        return exits.OK
+    if words[0] not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise ValueError(f"{words[0]!r} is not a command; known are {known}, and options come after the command")
+    return _command(words[0])(words[1:])
+
+
+def _command(name: str) -> Callable[[list[str]], int]:
+    if name == "run":
+        from holdfast.cli.run import run
+
+        return run
+    if name == "demo":
+        from holdfast.cli.demo import demo
+
+        return demo
+    from holdfast.cli import look
+
+    return {"ls": look.list_locks, "show": look.show, "break": look.break_}[name]
+
+
+def _explain(error: BaseException) -> int:
+    """Say what happened, and choose the exit code that the documentation promises."""
+    if os.environ.get("HOLDFAST_DEBUG"):
+        raise error
+    if isinstance(error, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries to flush once more and complains
+        return exits.BROKEN_PIPE
+    from holdfast.cli.options import complain
+    from holdfast.cli.signals import Interrupted
+
+    if isinstance(error, Interrupted):
+        return exits.SIGNAL + error.signum
+    code, text = exits.meaning(error)
+    complain(text)
+    return code

@@ -1,0 +1,173 @@
+"""`holdfast ls`, `show` and `break`: what an operator sees and may end.
+
+Decides: how locks are told to people, and the shape of `--json`, which scripts may rely on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast._model import HolderInfo, LockInfo
+from holdfast.cli import exits
+from holdfast.cli.options import Parser, add_store_options, complain, keep_logs_quiet
+from holdfast.sync import Locks, connect
+
+_JSON = """--json prints one document. A lock is an object with
+  name       string
+  locked     true or false
+  waiters    how many wait for it
+  holders    list of objects, oldest first:
+             holder, claim_id, fence, mode ("exclusive" or "shared"),
+             acquired_at, expires_at (seconds since the epoch), metadata (any JSON, or null)"""
+
+
+def list_locks(words: list[str]) -> int:
+    """Everything that is held or waited for, one row for each holder."""
+    parser = _parser(
+        "ls", "List the locks that are held or waited for.", f"{_JSON}\n`ls --json` prints a list of them."
+    )
+    parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin so")
+    args = parser.parse_args(words)
+    with _connect(args) as locks:
+        found = locks.list(args.prefix)
+    if args.json:
+        _print_json([_as_json(info) for info in found])
+    elif found:
+        now = time.time()
+        _print_table([_HEAD, *(row for info in found for row in _rows(info, now))])
+    else:
+        complain(f"no lock{f' that begins with {args.prefix!r}' if args.prefix else ''} is held or waited for")
+    return exits.OK
+
+
+def show(words: list[str]) -> int:
+    """One lock in full."""
+    parser = _parser("show", "Show who holds the lock NAME and how many wait for it.", _JSON)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--check", action="store_true", help="exit 1 if it is free (default: 0 either way)")
+    args = parser.parse_args(words)
+    with _connect(args) as locks:
+        info = locks.inspect(args.name)
+    if args.json:
+        _print_json(_as_json(info))
+    else:
+        print(_in_full(info, time.time()))
+    return exits.NO if args.check and not info.locked else exits.OK
+
+
+def break_(words: list[str]) -> int:
+    """End every hold of one lock, and tell what there was."""
+    parser = _parser(
+        "break",
+        "End every hold of the lock NAME, whoever's it is, and let the next in line have it.\n\n"
+        "The former holder is not asked. It learns of it when it next renews, within a third of its ttl, and\n"
+        "until then it may go on working. The next holder's fence is higher: whatever checks fences refuses the\n"
+        "former holder's writes from that moment.",
+        f"exits 1 if nobody held it.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
+    )
+    parser.add_argument("name", metavar="NAME")
+    args = parser.parse_args(words)
+    with _connect(args) as locks:
+        before = locks.break_lock(args.name)
+    if args.json:
+        _print_json({"broken": before.locked, **_as_json(before)})
+    elif before.locked:
+        print(_told_broken(before, time.time()))
+    else:
+        complain(f"nobody held {args.name!r}; nothing was broken")
+    return exits.OK if before.locked else exits.NO
+
+
+def _parser(command: str, about: str, more: str) -> Parser:
+    parser = Parser(command, description=about, epilog=more)
+    parser.add_argument("--json", action="store_true", help="for programs; see below")
+    add_store_options(parser)
+    return parser
+
+
+def _connect(args: Namespace) -> Locks:
+    keep_logs_quiet()
+    return connect(args.url, namespace=args.namespace)
+
+
+def _as_json(info: LockInfo) -> dict[str, Any]:
+    return {**info.as_dict(), "locked": info.locked}
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+# For people
+
+_HEAD = ("NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA")
+
+
+def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
+    if not info.holders:
+        return [(info.name, "-", "-", "-", "-", str(info.waiters), "")]
+    return [
+        (
+            info.name,
+            who.holder + (" (shared)" if who.mode == "shared" else ""),
+            str(who.fence),
+            span(now - who.acquired_at),
+            f"in {span(who.expires_at - now)}",
+            str(info.waiters),
+            _metadata(who),
+        )
+        for who in info.holders
+    ]
+
+
+def _print_table(rows: list[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _in_full(info: LockInfo, now: float) -> str:
+    lines = [f"{info.name}: {'held' if info.locked else 'free'}"]
+    for who in info.holders:
+        lines += [
+            f"  holder    {who.holder}",
+            f"            held {span(now - who.acquired_at)}, expires in {span(who.expires_at - now)} unless renewed",
+            f"  fence     {who.fence}",
+            f"  mode      {who.mode}",
+            f"  claim     {who.claim_id}",
+            *([f"  metadata  {_metadata(who)}"] if who.metadata is not None else []),
+        ]
+    return "\n".join([*lines, f"  waiters   {info.waiters}"])
+
+
+def _told_broken(before: LockInfo, now: float) -> str:
+    lines = [
+        f"broke {before.name}, held by {who.holder} for {span(now - who.acquired_at)} with fence {who.fence}"
+        for who in before.holders
+    ]
+    lines.append(
+        "the next grant has a higher fence; the former holder learns of this at its next renewal,"
+        " and until then only a check of the fence stops it"
+    )
+    return "\n".join(lines)
+
+
+def _metadata(who: HolderInfo) -> str:
+    return "" if who.metadata is None else json.dumps(who.metadata)
+
+
+def span(seconds: float) -> str:
+    """A length of time for people: 0.4s, 12s, 3m05s, 2h10m, 5d03h."""
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    for unit, below, size, part in (("m", "s", 60, 1), ("h", "m", 3600, 60), ("d", "h", 86400, 3600)):
+        if whole < size:
+            break
+        text = f"{whole // size}{unit}{whole % size // part:02}{below}"
+    return text if whole >= 60 else f"{whole}s"

@@ -1,0 +1,105 @@
+"""What all commands share: how options are read, and how a line is said.
+
+Decides: that a usage error is one line and exit code 64, how times are written, which options every command has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any, NoReturn
+
+from holdfast.cli import exits
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=110)  # given, or argparse imports half the library to find it out
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse in our manners: no abbreviations, examples kept as written, one line for an error."""
+
+    def __init__(self, command: str, **more: Any) -> None:
+        super().__init__(
+            prog=f"holdfast {command}",
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+            **more,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message} ({self.prog} --help tells more)")
+        raise SystemExit(exits.USAGE)
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where the locks are")
+    group.add_argument("--url", help="default: $HOLDFAST_URL, else SQLite in your state folder")
+    group.add_argument("--namespace", default="holdfast", help="keeps the names of two applications apart")
+
+
+def seconds(text: str) -> float:
+    """`30`, `1.5`, `200ms`, `5m`: a length of time as it is written on the command line."""
+    number = text.rstrip("mshd")
+    unit = text[len(number) :] or "s"
+    try:
+        return float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 30, 1.5, 200ms or 5m") from None
+
+
+def code(text: str) -> int:
+    """An exit code that a shell can see."""
+    if not text.isdecimal() or int(text) > 255:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an exit code from 0 to 255")
+    return int(text)
+
+
+def complain(text: str) -> None:
+    """One line on stderr, in our name. If nobody can hear it, so be it."""
+    if sys.stderr is None:  # closed by whoever started us
+        return
+    try:
+        print(f"holdfast: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        return
+
+
+def keep_logs_quiet() -> None:
+    """Losses are told in our own words, so the logger's last resort must not tell them again."""
+    logging.getLogger("holdfast").addHandler(logging.NullHandler())
+
+
+def overview(commands: dict[str, str]) -> str:
+    """What `holdfast --help` says."""
+    lines = "\n".join(f"  {name:<6} {what}" for name, what in commands.items())
+    return f"""usage: holdfast COMMAND [OPTION…]
+
+Locks between processes and hosts, that are right by default.
+
+commands:
+{lines}
+
+`holdfast COMMAND --help` tells more. `holdfast --version` tells the version.
+
+examples:
+  holdfast run nightly-report -- ./report.sh      wait for the lock, then run
+  holdfast run --wait 0 nightly-report -- ./report.sh
+                                                  exit 75 at once if it is held
+  holdfast ls                                     who holds what
+  holdfast show nightly-report --json
+  holdfast break nightly-report
+
+exit codes:
+  0    done                           74   the lease was lost; the command was ended
+  1    no (see the command's help)    75   the lock was not to be had
+  64   wrong usage                    126, 127  cannot execute, not found
+  69   the store cannot be asked      128+n     ended by signal n
+
+environment:
+  HOLDFAST_URL    where the locks are, if --url is not given
+  HOLDFAST_DEBUG  if set, an error shows where it came from"""

@@ -1,0 +1,239 @@
+"""`holdfast run`: a command under a lock.
+
+Decides: the order of things. What can be refused is refused first; the command's process and its guardian are forked
+while there is one thread and no connection; then the lock is waited for; then the command is started.
+Leaves to the supervisor: the time while the command runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from argparse import Namespace
+from typing import Any
+from urllib.parse import quote
+
+from holdfast._connect import default_url
+from holdfast._time import length, say
+from holdfast.cli import child, exits, guardian
+from holdfast.cli.options import Parser, add_store_options, code, complain, keep_logs_quiet, seconds
+from holdfast.cli.signals import Inbox, interrupt_on_signals
+from holdfast.cli.supervisor import Grace, Outcome, Supervisor
+from holdfast.cli.terminal import open_terminal
+from holdfast.errors import AcquireTimeout, LeaseLost
+from holdfast.observe.events import Event
+from holdfast.primitives.names import valid
+from holdfast.sync import Lease, Lock, Locks, connect
+
+_LEAST_TTL = 0.5  # below, there is no time to end a command before its lease ends
+
+_ABOUT = """Wait for the lock NAME, run COMMAND while holding it, release it, and exit as COMMAND did.
+
+The lease is renewed while COMMAND runs. If it is lost, or cannot be renewed, COMMAND and everything that it started
+in its process group are ended (TERM, then KILL) before anybody else can hold the lock. The same happens if
+holdfast itself is killed or stopped."""
+
+_MORE = """what COMMAND finds in its environment:
+  HOLDFAST_NAME     the lock's name
+  HOLDFAST_FENCE    a number that only ever grows for this name; let what you write to refuse a lower one
+  HOLDFAST_HOLDER   who holds it, as others see it
+  HOLDFAST_CLAIM    the id of this hold
+  HOLDFAST_TTL      seconds that the lease lasts without renewal
+  HOLDFAST_EXPIRES  when it ends unless renewed, in seconds since the epoch, as of the start of COMMAND
+  HOLDFAST_URL      where the lock is
+
+exit codes:
+  COMMAND's own; 128+n if signal n ended it
+  64  wrong usage         69  the store cannot be asked      74  the lease was lost and COMMAND was ended
+  75  the lock was not to be had in time (see --wait, -E)    126, 127  COMMAND cannot be executed, is not found
+
+examples:
+  holdfast run nightly -- ./report.sh                  wait for ever, as flock does
+  holdfast run --wait 0 nightly -- ./report.sh         exit 75 at once if somebody holds it
+  holdfast run --min-hold 60 cron:mail -- ./mail.sh    once a minute at most, on however many hosts"""
+
+
+def _parser() -> Parser:
+    parser = Parser("run", usage="holdfast run [OPTION…] NAME -- COMMAND [ARGUMENT…]", description=_ABOUT, epilog=_MORE)
+    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_argument("--ttl", type=seconds, default=30.0, help="how long the lease outlives us (default: 30)")
+    wait = parser.add_mutually_exclusive_group()
+    wait.add_argument("-w", "--wait", type=seconds, help="wait at most so long; 0 tries once (default: for ever)")
+    wait.add_argument("-n", "--no-wait", dest="wait", action="store_const", const=0.0, help="the same as --wait 0")
+    parser.add_argument(
+        "-E", "--busy-code", type=code, default=exits.BUSY, help="exit code if it was not to be had (default: 75)"
+    )
+    parser.add_argument("--min-hold", type=seconds, default=0.0, help="keep the name taken for at least so long")
+    parser.add_argument(
+        "--kill-after", type=seconds, help="from TERM to KILL when the lease is lost (default: ttl/6, at most 5)"
+    )
+    parser.add_argument("--holder", help="what others are told who ask for the holder (default: host:pid:random)")
+    parser.add_argument("--metadata", metavar="JSON", type=_json, help="kept with the lock, for `holdfast show`")
+    how_loud = parser.add_mutually_exclusive_group()
+    how_loud.add_argument("-q", "--quiet", action="store_true", help="say nothing if the lock was not to be had")
+    how_loud.add_argument("-v", "--verbose", action="store_true", help="say when it was acquired and released")
+    add_store_options(parser)
+    return parser
+
+
+def _json(text: str) -> Any:
+    from argparse import ArgumentTypeError
+
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"must be JSON: {error}") from None
+
+
+def run(words: list[str]) -> int:
+    """The command's exit code, or one of ours."""
+    parser = _parser()
+    at = words.index("--") if "--" in words else len(words)
+    args, command = parser.parse_args(words[:at]), words[at + 1 :]
+    if not command:
+        parser.error("what is to run? Write it after --, as in: holdfast run NAME -- COMMAND")
+    valid(args.name)
+    grace = _grace(args)
+    args.url = args.url or os.environ.get("HOLDFAST_URL") or default_url()
+    path = child.find(command[0])
+    keep_logs_quiet()
+    return _run(args, path, command, grace)
+
+
+def _grace(args: Namespace) -> Grace:
+    ttl = length(args.ttl, "--ttl", least=_LEAST_TTL)
+    margin = min(0.5, ttl / 10)
+    if args.kill_after is None:
+        return Grace(min(5.0, ttl / 6), margin)
+    kill_after = length(args.kill_after, "--kill-after", zero=True)
+    if kill_after > ttl / 2:
+        raise ValueError(f"--kill-after must be at most half of --ttl ({say(ttl / 2)}), not {say(kill_after)}")
+    return Grace(kill_after, margin)
+
+
+def _run(args: Namespace, path: str, command: list[str], grace: Grace) -> int:
+    process = child.fork(path, command)
+    guard = guardian.fork(process.pid, grace.kill_after)
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel keeps no exit codes for us
+        interrupt_on_signals()
+        return _under_lock(args, process, guard, grace)
+    finally:
+        process.dismiss()
+        guard.dismiss()
+
+
+def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian, grace: Grace) -> int:
+    inbox = Inbox()
+    troubles: dict[str, str] = {}  # by kind of event: what went wrong last
+    outcome = None
+    with connect(args.url, holder=args.holder, namespace=args.namespace) as locks:
+        lock = _lock(args, locks, inbox)
+        _say_who_is_first(args, locks)
+        try:
+            with lock as lease:
+                inbox.collect_signals()
+                _say(args, f"acquired {args.name!r} with fence {lease.fence}")
+                terminal = open_terminal()
+                supervisor = Supervisor(process, lease, guard, inbox, terminal, grace)
+                locks.events.listen(lambda event: _heed(event, supervisor, troubles))
+                supervisor.reassure()
+                lease.check()  # we may have been stopped since
+                if terminal is not None and terminal.alone and terminal.ours:
+                    terminal.lend(process.pid)
+                process.start(_facts(lease, args.url))
+                outcome = supervisor.supervise()
+        except AcquireTimeout as error:
+            if not args.quiet:
+                complain(_busy(args, error))
+            return int(args.busy_code)
+        except LeaseLost as error:
+            return _lost(outcome, str(error), troubles)
+    if outcome.ended:
+        return _lost(outcome, f"lease on {args.name!r} (fence {lease.fence}) could not be renewed in time", troubles)
+    if "release_failed" in troubles:
+        complain(troubles["release_failed"])
+    _say(args, f"released {args.name!r}")
+    _pass_on_interrupt(outcome)
+    return outcome.code
+
+
+def _lock(args: Namespace, locks: Locks, inbox: Inbox) -> Lock:
+    if args.url.startswith("memory:") and not args.quiet:
+        complain("a memory:// store is seen by this process alone, so the lock keeps nobody out")
+    return locks.lock(
+        args.name,
+        ttl=args.ttl,
+        wait=args.wait,
+        min_hold=args.min_hold,
+        metadata=args.metadata,
+        on_lost=lambda lease: inbox.news(),
+    )
+
+
+def _heed(event: Event, supervisor: Supervisor, troubles: dict[str, str]) -> None:
+    """In the keeper's thread."""
+    if event.kind == "renewed":
+        supervisor.reassure()
+    elif event.kind in ("renewal_failed", "release_failed"):
+        troubles[event.kind] = event.detail
+
+
+def _facts(lease: Lease, url: str) -> dict[str, str]:
+    return {
+        "HOLDFAST_NAME": lease.name,
+        "HOLDFAST_FENCE": str(lease.fence),
+        "HOLDFAST_HOLDER": lease.holder,
+        "HOLDFAST_CLAIM": lease.claim_id,
+        "HOLDFAST_TTL": f"{lease.ttl:.10g}",
+        "HOLDFAST_EXPIRES": f"{lease.expires_at:.3f}",
+        "HOLDFAST_URL": _from_anywhere(url),
+    }
+
+
+def _from_anywhere(url: str) -> str:
+    """The same store if the command changes its folder: a relative path would silently mean another one."""
+    start = "sqlite:///"
+    if url.startswith(start) and not url.startswith(f"{start}/"):
+        return f"{start}{quote(os.getcwd())}/{url.removeprefix(start)}"
+    return url
+
+
+def _say_who_is_first(args: Namespace, locks: Locks) -> None:
+    if args.verbose and args.wait != 0:
+        info = locks.inspect(args.name)
+        if info.locked or info.waiters:
+            holders = ", ".join(repr(holder.holder) for holder in info.holders) or "nobody"
+            complain(f"waiting for {args.name!r}, held by {holders}, behind {info.waiters} more")
+
+
+def _say(args: Namespace, text: str) -> None:
+    if args.verbose:
+        complain(text)
+
+
+def _busy(args: Namespace, error: AcquireTimeout) -> str:
+    if args.wait or not error.holder:
+        return str(error)
+    return f"lock {args.name!r} is held by {error.holder!r}"
+
+
+def _lost(outcome: Outcome | None, what: str, troubles: dict[str, str]) -> int:
+    """Say so in one line: what became of the lease, and what of the command."""
+    if outcome is None:
+        became = "the command was not started"
+    elif outcome.ended:
+        became = f"the command was ended because {outcome.ended}"
+    else:
+        became = f"the command ended by itself with exit code {outcome.code}"
+    why = f" (last error: {troubles['renewal_failed']})" if "renewal_failed" in troubles else ""
+    complain(f"{what}{why}; {became}")
+    return exits.LOST
+
+
+def _pass_on_interrupt(outcome: Outcome) -> None:
+    """Ctrl-C reached the command's group and not ours. A script around us must hear of it as it would without us."""
+    if outcome.on_terminal and outcome.signal in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(outcome.signal, signal.SIG_IGN)
+        os.killpg(os.getpgrp(), outcome.signal)

@@ -1,0 +1,136 @@
+"""What the tests of the command line share: a store of their own, and a way to start and end programs by their pid."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast._time import boot_now
+
+PROGRAM = [sys.executable, "-m", "holdfast"]
+GUARD = 20.0  # seconds after which a test has failed; nothing is timed by it
+
+# Writes its pid and then the boot clock's time, again and again; with `deaf` as an argument it ignores TERM.
+HEARTBEAT = """
+import os, signal, sys, time
+if "deaf" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+with open(sys.argv[1], "w") as file:
+    file.write(f"{os.getpid()}\\n")
+    while True:
+        file.write(f"{time.clock_gettime(clock)}\\n")
+        file.flush()
+        time.sleep(0.005)
+"""
+
+
+def eventually(look: Callable[[], Any], what: str) -> Any:
+    """What `look` sees, as soon as it sees something."""
+    give_up_at = time.monotonic() + GUARD
+    while time.monotonic() < give_up_at:
+        seen = look()
+        if seen:
+            return seen
+        time.sleep(0.005)
+    raise AssertionError(f"never seen: {what}")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nothing runs under that pid any more; what only waits to be reaped does not run."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
+class Heart:
+    """A grandchild of `holdfast run` that can be heard beating."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "beats"
+        self._script = folder / "heartbeat.py"
+        self._script.write_text(HEARTBEAT)
+
+    def command(self, *more: str) -> list[str]:
+        """A shell that starts it in the background and waits for it."""
+        beat = " ".join([f"'{sys.executable}' -S -E '{self._script}' '{self._file}'", *more])
+        return ["sh", "-c", f"{beat} & wait; wait"]
+
+    def pid(self) -> int:
+        """As soon as it beats."""
+        return int(eventually(self._lines, "a heartbeat")[0])
+
+    def last_beat(self) -> float:
+        return float(self._lines()[-1])
+
+    def _lines(self) -> list[str]:
+        text = self._file.read_text() if self._file.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return lines if len(lines) > 1 else []
+
+
+class Shell:
+    """Runs `holdfast` on a store of its own, and ends what is left when the test is over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder}/locks.db"
+        self.environment = {**os.environ, "HOLDFAST_URL": self.url}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(
+        self, *words: str, env_extra: dict[str, str] | None = None, **more: Any
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {**self.environment, **(env_extra or {})}
+        return subprocess.run(
+            [*PROGRAM, *words], capture_output=True, text=True, timeout=GUARD, env=environment, **more
+        )
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **more}
+        process: subprocess.Popen[str] = subprocess.Popen([*PROGRAM, *words], env=self.environment, **options)
+        self._started.append(process)
+        return process
+
+    def locks(self) -> holdfast.Locks:
+        return holdfast.connect(self.url)
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.close()
+
+
+@pytest.fixture
+def heart(tmp_path: Path) -> Iterator[Heart]:
+    heart = Heart(tmp_path)
+    yield heart
+    if heart._lines() and not is_gone(heart.pid()):
+        os.kill(heart.pid(), 9)
+
+
+def expiry(locks: holdfast.Locks, name: str) -> float:
+    """When the one hold of that name ends by the store, on the boot clock."""
+    (holder,) = locks.inspect(name).holders
+    return holder.expires_at - time.time() + boot_now()

@@ -1,0 +1,111 @@
+"""`holdfast ls`, `show` and `break`: what people read and what scripts may rely on."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+pytestmark = pytest.mark.slow
+
+LOCK_FIELDS = {"name", "locked", "waiters", "holders"}
+HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata"}
+
+
+def test_ls_shows_each_holder_in_aligned_columns(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("order:42", ttl=100, metadata={"job": 7}) as lease, locks.lock("mail"):
+        done = shell("ls")
+        head, mail, order = done.stdout.splitlines()
+        assert head.split() == ["NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA"]
+        assert mail.split()[:2] == ["mail", locks.holder]
+        assert order.split()[:3] == ["order:42", locks.holder, str(lease.fence)]
+        assert order.endswith('0        {"job": 7}')
+        assert {line.index(locks.holder) for line in (mail, order)} == {head.index("HOLDER")}
+        assert [line.split()[0] for line in shell("ls", "ord").stdout.splitlines()] == ["NAME", "order:42"]
+
+
+def test_ls_json_is_one_list_of_locks(shell: Shell) -> None:
+    assert json.loads(shell("ls", "--json").stdout) == []
+    with shell.locks() as locks, locks.lock("x", metadata=[1]) as lease:
+        (lock,) = json.loads(shell("ls", "--json").stdout)
+        (holder,) = lock["holders"]
+        assert lock.keys() == LOCK_FIELDS
+        assert holder.keys() == HOLDER_FIELDS
+        assert (lock["name"], lock["locked"], lock["waiters"]) == ("x", True, 0)
+        assert (holder["fence"], holder["claim_id"]) == (lease.fence, lease.claim_id)
+        assert (holder["holder"], holder["mode"], holder["metadata"]) == (locks.holder, "exclusive", [1])
+        assert holder["acquired_at"] <= time.time() < holder["expires_at"]
+
+
+def test_ls_of_nothing_says_so_on_stderr(shell: Shell) -> None:
+    done = shell("ls", "ord")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "holdfast: no lock that begins with 'ord' is held or waited for\n"
+
+
+def test_show_tells_everything_about_one_lock(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("x", ttl=90, metadata={"a": 1}) as lease:
+        done = shell("show", "x", "--check")
+        assert done.returncode == 0
+        lines = done.stdout.splitlines()
+        assert lines[0] == "x: held"
+        assert lines[1] == f"  holder    {locks.holder}"
+        assert lines[2].startswith("            held 0.")
+        assert "expires in 1m" in lines[2]
+        assert lines[3:] == [
+            f"  fence     {lease.fence}",
+            "  mode      exclusive",
+            f"  claim     {lease.claim_id}",
+            '  metadata  {"a": 1}',
+            "  waiters   0",
+        ]
+        assert json.loads(shell("show", "x", "--json").stdout).keys() == LOCK_FIELDS
+
+
+def test_show_of_a_free_lock_says_free(shell: Shell) -> None:
+    done = shell("show", "x")
+    assert (done.returncode, done.stdout) == (0, "x: free\n  waiters   0\n")
+    assert shell("show", "x", "--check").returncode == 1
+    free = json.loads(shell("show", "x", "--json").stdout)
+    assert free == {"name": "x", "locked": False, "waiters": 0, "holders": []}
+
+
+def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:
+    with shell.locks() as locks:
+        lease = locks.lock("x").acquire()
+        assert lease is not None
+        done = shell("break", "x")
+        assert done.returncode == 0
+        what, meaning = done.stdout.splitlines()
+        assert what.startswith(f"broke x, held by {locks.holder} for 0.")
+        assert what.endswith(f"with fence {lease.fence}")
+        assert "higher fence" in meaning
+        assert not locks.inspect("x").locked
+        assert lease.release() is False
+
+
+def test_break_of_a_free_lock_exits_1(shell: Shell) -> None:
+    done = shell("break", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "holdfast: nobody held 'x'; nothing was broken\n"
+
+
+def test_break_json_tells_what_there_was(shell: Shell) -> None:
+    with shell.locks() as locks:
+        lease = locks.lock("x").acquire()
+        assert lease is not None
+        broken = json.loads(shell("break", "x", "--json").stdout)
+        assert broken.keys() == LOCK_FIELDS | {"broken"}
+        assert (broken["broken"], broken["holders"][0]["fence"]) == (True, lease.fence)
+        again = shell("break", "x", "--json")
+        assert (again.returncode, json.loads(again.stdout)["broken"]) == (1, False)
+        lease.release()
+
+
+def test_namespaces_are_apart(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("x"):
+        assert json.loads(shell("ls", "--json", "--namespace", "other").stdout) == []
+        assert shell("show", "x", "--check", "--namespace", "other").returncode == 1

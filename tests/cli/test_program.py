@@ -1,0 +1,171 @@
+"""The program as a whole: help, version, errors in one line, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import COMMANDS, main
+from tests.cli.conftest import Shell
+
+HOLDFAST = Path(sys.executable).with_name("holdfast")
+
+
+def test_help_names_every_command_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {command}" in text for command in COMMANDS)
+    assert all(f"  {code} " in text for code in (0, 1, 64, 69, 74, 75))
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    assert f"holdfast {command}" in capsys.readouterr().out
+
+
+def test_run_help_explains_environment_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "--help"])
+    text = capsys.readouterr().out
+    facts = ["NAME", "FENCE", "HOLDER", "CLAIM", "TTL", "EXPIRES", "URL"]
+    assert all(f"  HOLDFAST_{fact} " in text for fact in facts)
+    assert all(f"{code}  " in text for code in (64, 69, 74, 75))
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"holdfast {holdfast.__version__}\n"
+
+
+def test_without_a_command_help_is_shown_as_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 64
+    assert capsys.readouterr().err.startswith("usage: holdfast COMMAND")
+
+
+def test_an_unknown_command_gives_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["frobnicate"]) == 64
+    assert main(["--url", "memory://", "ls"]) == 64
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("holdfast: 'frobnicate' is not a command; known are run, ls, show, break, demo")
+    assert second.endswith("options come after the command")
+
+
+@pytest.mark.slow
+def test_python_m_holdfast_is_the_same_program(shell: Shell) -> None:
+    for words in (["--help"], ["ls", "--json"], ["run"]):
+        by_name = subprocess.run([HOLDFAST, *words], capture_output=True, text=True, env=shell.environment)
+        as_module = shell(*words)
+        assert (by_name.returncode, by_name.stdout, by_name.stderr) == (
+            as_module.returncode,
+            as_module.stdout,
+            as_module.stderr,
+        )
+
+
+BAD_STORES = {
+    "unknown scheme": (64, "unknown scheme 'rediss'", "rediss://x"),
+    "no file": (64, "a SQLite URL is", "sqlite://"),
+    "a folder": (69, "cannot be opened", "sqlite:///{folder}"),
+    "not a database": (69, "not an SQLite file", "sqlite:///{folder}/text"),
+    "under a file": (69, "", "sqlite:///{folder}/text/locks.db"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["run", "x", "--", "true"], ["ls"], ["show", "x"], ["break", "x"]], ids=lambda w: w[0]
+)
+@pytest.mark.parametrize("store", list(BAD_STORES))
+def test_a_store_that_cannot_be_used_gives_one_line(shell: Shell, tmp_path: Path, words: list[str], store: str) -> None:
+    (tmp_path / "text").write_text("no database at all, only words" * 100)
+    code, what, url = BAD_STORES[store]
+    done = shell(words[0], "--url", url.format(folder=tmp_path), *words[1:])
+    assert done.returncode == code
+    assert what in done.stderr
+    assert done.stderr.startswith("holdfast: ")
+    assert done.stderr.count("\n") == 1
+
+
+# Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.
+AS_NOBODY = """
+import os, sys
+from holdfast.cli import main
+main(["ls", "--url", sys.argv[1]])
+if os.getuid() == 0:
+    os.setegid(65534)
+    os.seteuid(65534)
+sys.exit(main(["ls", "--url", sys.argv[2]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_read_only_store_gives_one_line(shell: Shell) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "locks.db"
+        sealed = f"sqlite:///{store}"
+        shell("run", "--url", sealed, "x", "--", "true")
+        store.chmod(0o444)
+        Path(folder).chmod(0o555)
+        words = [sys.executable, "-c", AS_NOBODY, shell.url, sealed]
+        done = subprocess.run(words, capture_output=True, text=True, env=shell.environment)
+        Path(folder).chmod(0o755)
+    assert done.returncode == 69
+    nothing, error = done.stderr.splitlines()
+    assert nothing == "holdfast: no lock is held or waited for"
+    assert error.startswith("holdfast: the lock store")
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
+    line = f"'{sys.executable}' -m holdfast ls --json; echo $? >&2"
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(["sh", "-c", line], stdout=write, stderr=subprocess.PIPE, text=True, env=shell.environment)
+    os.close(write)
+    assert done.stderr == "141\n"
+
+
+@pytest.mark.slow
+def test_start_up_imports_nothing_that_it_does_not_need(shell: Shell) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "holdfast", "run", "x", "--", "true"],
+        capture_output=True,
+        text=True,
+        env=shell.environment,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "holdfast.cli.supervisor" in imported
+    assert imported.isdisjoint(
+        {"asyncio", "rich", "ctypes", "concurrent.futures", "holdfast.cli.look", "holdfast.cli.demo"}
+    )
+
+
+def test_unforeseen_errors_are_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise RuntimeError("the sky\nfell")
+
+    monkeypatch.delenv("HOLDFAST_DEBUG", raising=False)
+    monkeypatch.setattr("holdfast.cli.look.list_locks", fail)
+    assert main(["ls"]) == 70
+    assert capsys.readouterr().err == (
+        "holdfast: unexpected RuntimeError: the sky fell (HOLDFAST_DEBUG=1 shows where)\n"
+    )
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["ls"])
+
+
+def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.look.list_locks", fail)
+    assert main(["ls"]) == 130
