@@ -22,6 +22,9 @@ def open_backend(url: object, world: World, clock: Clock | None) -> Backend:
     """Raises ValueError for a URL that no backend answers to. Nothing is connected yet."""
     if url is None:
         url = os.environ.get("HOLDFAST_URL") or default_url()
+    if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
+        backend: Backend = url(world, clock)
+        return backend
     if not isinstance(url, str):
         raise ValueError(f"connect() takes a URL, not {type(url).__name__}; known are {_known()}")
     parts = urlsplit(url)

@@ -42,8 +42,10 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         """Let that much time pass, stopping at each alarm on the way so that none sees a later time."""
-        with self._mutex:
-            until = self._now + seconds
+        self.advance_to(self._now + seconds)
+
+    def advance_to(self, until: float) -> None:
+        """As `advance`, up to a moment. Does nothing if that has passed."""
         while True:
             with self._mutex:
                 if not self._alarms or self._alarms[0][0] > until:
@@ -61,3 +63,9 @@ class FakeClock:
         """How many wait for the clock to move."""
         with self._mutex:
             return len(self._alarms) - len(self._cancelled)
+
+    @property
+    def next_alarm(self) -> float | None:
+        """When the first of those who wait is due; None if nobody waits."""
+        with self._mutex:
+            return min((at for at, id, _ in self._alarms if id not in self._cancelled), default=None)

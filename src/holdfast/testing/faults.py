@@ -1,0 +1,178 @@
+"""A backend that fails on demand: what a network, a crash or a pause does to the one behind it.
+
+Decides: what becomes of a request on its way there, and of the reply on its way back.
+Leaves to the backend behind it: what the verbs do.
+
+    locks = holdfast.connect(lambda world, clock: FaultyBackend(open_backend(url, world, clock), world))
+
+Faults are planned for a verb by its name, and used up in the order in which they were planned.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal
+from holdfast._worlds import Signal, World
+from holdfast.backends.base import Backend
+from holdfast.errors import BackendUnavailable
+
+T = TypeVar("T")
+Verb = Literal["acquire", "wait", "renew", "release", "abandon", "inspect", "list", "break_"]
+ALWAYS = math.inf
+
+
+class _Fault(NamedTuple):
+    after_effect: bool
+    error: BaseException | None  # None: hang until told
+
+
+class FaultyBackend:
+    def __init__(self, inner: Backend, world: World, **capabilities: Any) -> None:
+        """`capabilities` are declared in place of the inner backend's own, e.g. `drift=0.01`."""
+        self.inner = inner
+        self.calls: Counter[str] = Counter()  # by verb, whatever became of them
+        self.waiting = 0  # calls of `wait` that have not returned
+        self.deaf = False  # no wake-up arrives; a waiter finds out by itself, if at all
+        # A verb that can hang can be cancelled while it does, so it is not instant any more.
+        self.capabilities = inner.capabilities._replace(**{"instant": False, **capabilities})
+        self._world = world
+        self._mutex = threading.Lock()
+        self._plans: dict[str, deque[tuple[_Fault, float]]] = {}  # with how many times each is left
+        self._hanging: list[Signal] = []
+
+    # What shall go wrong
+
+    def lose_request(self, verb: Verb, times: float = 1, error: BaseException | None = None) -> None:
+        """The request never arrives: nothing happens there, and here BackendUnavailable (or `error`) is raised."""
+        self._plan(verb, _Fault(False, error or BackendUnavailable(f"the request to {verb} was lost")), times)
+
+    def lose_reply(self, verb: Verb, times: float = 1, error: BaseException | None = None) -> None:
+        """What was asked happens, and here BackendUnavailable (or `error`) is raised all the same."""
+        self._plan(verb, _Fault(True, error or BackendUnavailable(f"the reply to {verb} was lost")), times)
+
+    def hang_request(self, verb: Verb, times: float = 1) -> None:
+        """The request is on its way until `resume`, longer than `within` if need be; then it takes effect."""
+        self._plan(verb, _Fault(False, None), times)
+
+    def hang_reply(self, verb: Verb, times: float = 1) -> None:
+        """What was asked happens at once; the reply is on its way until `resume`."""
+        self._plan(verb, _Fault(True, None), times)
+
+    def resume(self) -> None:
+        """Whatever hangs goes on."""
+        with self._mutex:
+            hanging, self._hanging = self._hanging, []
+        for signal in hanging:
+            signal.set()
+
+    def heal(self) -> None:
+        """No more faults: plans are forgotten, wake-ups arrive, and whatever hangs goes on."""
+        with self._mutex:
+            self._plans.clear()
+        self.deaf = False
+        self.resume()
+
+    @property
+    def hanging(self) -> int:
+        """How many calls are on their way now."""
+        with self._mutex:
+            return len(self._hanging)
+
+    def _plan(self, verb: Verb, fault: _Fault, times: float) -> None:
+        with self._mutex:
+            self._plans.setdefault(verb, deque()).append((fault, times))
+
+    # How it goes wrong
+
+    def _next(self, verb: Verb) -> _Fault | None:
+        with self._mutex:
+            self.calls[verb] += 1
+            plan = self._plans.get(verb)
+            if not plan:
+                return None
+            fault, times = plan.popleft()
+            if times > 1:
+                plan.appendleft((fault, times - 1))
+            return fault
+
+    async def _through(self, verb: Verb, ask: Callable[[], Awaitable[T]]) -> T:
+        fault = self._next(verb)
+        if fault is None:
+            return await ask()
+        if not fault.after_effect:
+            await self._strike(fault)
+            return await ask()
+        answer = await ask()
+        await self._strike(fault)
+        return answer
+
+    async def _strike(self, fault: _Fault) -> None:
+        if fault.error is not None:
+            raise fault.error
+        signal = self._world.signal()
+        with self._mutex:
+            self._hanging.append(signal)
+        try:
+            await signal.wait(None)
+        finally:
+            with self._mutex:
+                if signal in self._hanging:  # it was cancelled
+                    self._hanging.remove(signal)
+
+    # The verbs
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        return await self._through("acquire", lambda: self.inner.acquire(claim, enqueue=enqueue, within=within))
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        self._count_waiting(1)
+        try:
+            return await self._through("wait", lambda: self._hear(claim, seconds))
+        finally:
+            self._count_waiting(-1)
+
+    def _count_waiting(self, change: int) -> None:
+        with self._mutex:
+            self.waiting += change
+
+    async def _hear(self, claim: Claim, seconds: float) -> bool:
+        if not self.deaf:
+            return await self.inner.wait(claim, seconds)
+        await self._world.pause(seconds)
+        return False
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+        return await self._through("renew", lambda: self.inner.renew(batch, within=within))
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        return await self._through("release", lambda: self.inner.release(claim, linger=linger, within=within))
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        await self._through("abandon", lambda: self.inner.abandon(claim, within=within))
+
+    async def inspect(self, key: str) -> LockInfo:
+        return await self._through("inspect", lambda: self.inner.inspect(key))
+
+    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        return await self._through("list", lambda: self.inner.list(prefix))
+
+    async def break_(self, key: str) -> LockInfo:
+        return await self._through("break_", lambda: self.inner.break_(key))
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def before_fork(self) -> None:
+        self.inner.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._mutex = threading.Lock()
+            self._hanging = []
+        self.inner.after_fork(child=child)

@@ -1,0 +1,305 @@
+"""A server, its clients, and a network between them that loses, delays and repeats what is sent.
+
+Decides: the fate of each message. Leaves to the memory backend: what the server answers.
+Records: every step of the server and every fault, so that `simulation_checks` can judge the run afterwards.
+
+Messages of one client arrive in the order they were sent, as on one connection, unless a fault says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal
+from holdfast._worlds import drive
+from holdfast.backends.memory import MemoryBackend, MemoryStore
+from holdfast.errors import BackendUnavailable
+from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
+
+DRIFT = 0.005  # how far the rate of any clock is off at most, so two differ by twice that
+PROMPT = 0.1  # seconds; a message that takes longer counts as a fault
+
+
+class Faults(NamedTuple):
+    """How likely each fate is, for each message."""
+
+    lost_request: float = 0.0
+    lost_reply: float = 0.0
+    reset: float = 0.0  # the client hears at once that the connection broke; whether it was done stays unknown
+    late: float = 0.0  # arrives after its sender gave up
+    repeated: float = 0.0  # arrives in time, and once more later
+    slow: float = 0.0
+    lost_wake: float = 0.0
+
+    def times(self, factor: float) -> Faults:
+        return Faults(*(factor * likely for likely in self))
+
+
+NO_FAULTS = Faults()
+REQUEST_FATES = Faults._fields[:6]  # the last one is a wake-up's
+
+
+class Fault(NamedTuple):
+    time: float
+    client: str
+    kind: str
+    claims: tuple[str, ...]  # ids
+    verb: str
+
+
+class Step(NamedTuple):
+    """One request as the server carried it out."""
+
+    time: float  # true time
+    now: float  # the server's clock
+    client: str
+    verb: str
+    asked: Any  # a claim, a batch of renewals, or a key
+    options: dict[str, Any]
+    answer: Any
+    woken: tuple[Claim, ...]
+
+
+class _Wake:
+    """What the server sets to wake a waiter: it becomes a message."""
+
+    def __init__(self, server: SimulatedServer, client: RemoteBackend, claim: Claim) -> None:
+        self._server, self._client, self._claim = server, client, claim
+
+    def set(self) -> None:
+        self._server.woken.append(self._claim)
+        self._server.network.wake(self._client, self._claim)
+
+    async def wait(self, seconds: float | None) -> bool:
+        raise NotImplementedError("waiters wait at their own machine")
+
+
+class _ServerWorld(SimulatedWorld):
+    asking: tuple[RemoteBackend, Claim]
+    server: SimulatedServer
+
+    def signal(self) -> Any:
+        return _Wake(self.server, *self.asking)
+
+
+class SimulatedServer:
+    def __init__(self, network: Network, backend_type: type[MemoryBackend]) -> None:
+        self.network = network
+        simulation = network.simulation
+        self.world = _ServerWorld(simulation, "server", rate=network.some_rate(), start=5000.0)
+        self.world.server = self
+        self.store = MemoryStore(clock=self.world.now)
+        self.store.fence = 0
+        self.backend = backend_type(self.store, self.world)
+        self.log: list[Step] = []
+        self.woken: list[Claim] = []
+
+    def answer(self, client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
+        if verb == "acquire":
+            self.world.asking = client, asked
+        self.woken = []
+        answer = drive(getattr(self.backend, verb)(asked, **options))
+        now = self.world.now()
+        step = Step(self.network.simulation.time, now, client.world.name, verb, asked, options, answer, (*self.woken,))
+        self.log.append(step)
+        return answer
+
+
+class Network:
+    def __init__(
+        self, simulation: Simulation, faults: Faults = NO_FAULTS, backend_type: type[MemoryBackend] = MemoryBackend
+    ) -> None:
+        self.simulation = simulation
+        self.faults = faults
+        self.random = simulation.random
+        self.record: list[Fault] = []
+        self.excused: set[str] = set()  # ids of claims that a fault has touched: they may be served late
+        self.server = SimulatedServer(self, backend_type)
+
+    def some_rate(self) -> float:
+        return 1.0 + DRIFT * self.random.choice((-1.0, 0.0, 1.0, self.random.uniform(-1.0, 1.0)))
+
+    def fault(self, client: RemoteBackend, kind: str, claims: Sequence[str], verb: str = "") -> None:
+        self.record.append(Fault(self.simulation.time, client.world.name, kind, tuple(claims), verb))
+        self.excused.update(claims)
+
+    def count(self) -> Counter[str]:
+        return Counter(fault.kind for fault in self.record)
+
+    # Fates
+
+    def request(self, call: _Call) -> None:
+        kind = self._fate(call)
+        if kind is None:
+            self._carry(call, self._travel(call, "out"))
+            return
+        self.fault(call.client, kind, call.claims, call.verb)
+        if kind == "lost_reply":
+            call.deaf = True
+            self._carry(call, self._travel(call, "out"))
+        elif kind == "reset":
+            self._reset(call)
+        elif kind == "late":
+            call.deaf = True
+            self._carry(call, call.within + self.random.uniform(0.0, 3.0))
+        elif kind == "repeated":
+            self._carry(call, self._travel(call, "out"))
+            self.simulation.later(self.random.uniform(0.0, 6.0), call.repeat)
+        elif kind == "slow":
+            self._carry(call, self._travel(call, "out", self.random.uniform(PROMPT, 1.5)))
+
+    def _fate(self, call: _Call) -> str | None:
+        if call.client.cut_off_until > self.simulation.time:
+            return "lost_request"
+        draw = self.random.random()
+        for kind, likely in zip(REQUEST_FATES, self.faults, strict=False):
+            draw -= likely
+            if draw < 0.0:
+                return kind
+        return None
+
+    def _reset(self, call: _Call) -> None:
+        call.deaf = True
+        if self.random.random() < 0.5:
+            self._carry(call, self._travel(call, "out"))
+        self.simulation.later(self._latency(), call.fail, call.client.world)
+
+    def _carry(self, call: _Call, delay: float) -> None:
+        self.simulation.later(delay, call.arrive)
+
+    def reply(self, call: _Call, answer: Any) -> None:
+        if call.deaf or call.client.cut_off_until > self.simulation.time:
+            return
+        slow = self.random.random() < self.faults.slow
+        if slow:
+            self.fault(call.client, "slow", call.claims, call.verb)
+        extra = self.random.uniform(PROMPT, 1.5) if slow else 0.0
+        self.simulation.later(self._travel(call, "back", extra), lambda: call.hear(answer), call.client.world)
+
+    def wake(self, client: RemoteBackend, claim: Claim) -> None:
+        lost = client.cut_off_until > self.simulation.time or self.random.random() < self.faults.lost_wake
+        if lost:
+            self.fault(client, "lost_wake", [claim.id])
+        else:
+            self.simulation.later(self._latency(), lambda: client.woken(claim.id), client.world)
+
+    def _latency(self) -> float:
+        return 0.0002 + min(0.02, self.random.expovariate(1000.0))
+
+    def _travel(self, call: _Call, way: str, extra: float = 0.0) -> float:
+        """How long until it arrives: never before what was sent earlier the same way."""
+        now, lines = self.simulation.time, call.client.lines
+        arrives = lines[way] = max(lines[way] + 1e-6, now + self._latency() + extra)
+        if arrives - now > PROMPT and not extra:
+            self.fault(call.client, "slow", call.claims, call.verb)
+        return arrives - now
+
+
+class _Call:
+    """One request under way."""
+
+    __slots__ = ("_answer", "_failed", "_heard", "asked", "claims", "client", "deaf", "options", "verb", "within")
+
+    def __init__(
+        self, client: RemoteBackend, verb: str, asked: Any, claims: Sequence[str], options: dict[str, Any]
+    ) -> None:
+        self.client, self.verb, self.asked, self.claims, self.options = client, verb, asked, claims, options
+        self.within: float = options.get("within", 5.0)
+        self.deaf = False  # no reply will come through
+        self._heard = SimulatedSignal(client.world)
+        self._failed = False
+        self._answer: Any = None
+
+    def arrive(self) -> None:
+        network = self.client.network
+        network.reply(self, network.server.answer(self.client, self.verb, self.asked, self.options))
+
+    def repeat(self) -> None:
+        """Nobody listens to the second answer."""
+        self.client.network.server.answer(self.client, self.verb, self.asked, self.options)
+
+    def hear(self, answer: Any) -> None:
+        self._answer = answer
+        self._heard.set()
+
+    def fail(self) -> None:
+        self._failed = True
+        self._heard.set()
+
+    async def answer(self) -> Any:
+        if await self._heard.wait(self.within) and not self._failed:
+            return self._answer
+        why = "connection reset" if self._failed else f"no answer within {self.within:.3f}s"
+        raise BackendUnavailable(f"{self.verb}: {why}")
+
+
+class RemoteBackend:
+    """The client's side: each verb is a request, and a reply that may never come."""
+
+    capabilities = Capabilities(drift=2 * DRIFT, renew_batch=3)
+
+    def __init__(self, network: Network, world: SimulatedWorld) -> None:
+        self.network = network
+        self.world = world
+        self.cut_off_until = 0.0  # true time; nothing gets through before, in either direction
+        self.lines = {"out": 0.0, "back": 0.0}  # when the last message each way arrives
+        self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
+
+    async def _ask(self, verb: str, asked: Any, claims: Sequence[str] = (), **options: Any) -> Any:
+        await self.world.pause(0.0)  # the machine may be frozen, or the task cancelled, just before it sends
+        call = _Call(self, verb, asked, claims, options)
+        self.network.request(call)
+        return await call.answer()
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        if enqueue:
+            self.asking.setdefault(claim.id, self.world.signal())
+        answer: Grant | Busy = await self._ask("acquire", claim, [claim.id], enqueue=enqueue, within=within)
+        if isinstance(answer, Grant):
+            self.asking.pop(claim.id, None)
+        return answer
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return await self.asking[claim.id].wait(seconds)
+
+    def woken(self, id: str) -> None:
+        if id in self.asking:
+            self.asking[id].set()
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        ids = [renewal.claim.id for renewal in batch]
+        answer: list[bool] = await self._ask("renew", tuple(batch), ids, within=within)
+        return answer
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        answer: bool = await self._ask("release", claim, [claim.id], linger=linger, within=within)
+        return answer
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        try:
+            await self._ask("abandon", claim, [claim.id], within=within)
+        finally:
+            self.asking.pop(claim.id, None)
+
+    async def inspect(self, key: str) -> LockInfo:
+        answer: LockInfo = await self._ask("inspect", key)
+        return answer
+
+    async def list(self, prefix: str) -> list[LockInfo]:
+        answer: list[LockInfo] = await self._ask("list", prefix)
+        return answer
+
+    async def break_(self, key: str) -> LockInfo:
+        answer: LockInfo = await self._ask("break_", key)
+        return answer
+
+    async def close(self) -> None:
+        """There is no connection to let go of."""
+
+    def before_fork(self) -> None:
+        """Simulated machines do not fork."""
+
+    def after_fork(self, *, child: bool) -> None:
+        """Simulated machines do not fork."""

@@ -1,0 +1,55 @@
+"""The one table of backends. A new backend is one row; the contract does the rest.
+
+Decides: where each backend's store is for a story, and what the backend can beyond the verbs.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from holdfast.backends.memory import shared_store
+
+
+class Row(NamedTuple):
+    scheme: str  # as in holdfast.connect()
+    url: Callable[[Path], str]  # of one story's store, from an empty folder of its own
+    records: Callable[[Path], int]  # how many records of names that store keeps
+    can: frozenset[str]  # see holdfast.testing.contract.needs
+
+
+_stores: dict[Path, str] = {}  # names of memory stores, by the folder of their story
+
+
+def _memory_name(folder: Path) -> str:
+    return _stores.setdefault(folder, uuid4().hex)
+
+
+def _memory_records(folder: Path) -> int:
+    return len(shared_store(_memory_name(folder)).resources)
+
+
+def _sqlite_records(folder: Path) -> int:
+    with closing(sqlite3.connect(folder / "locks.db")) as db:
+        (records,) = db.execute("SELECT count(*) FROM claims WHERE key != ''").fetchone()
+        return int(records)
+
+
+BACKENDS = (
+    Row(
+        "memory",
+        url=lambda folder: f"memory://{_memory_name(folder)}",
+        records=_memory_records,
+        can=frozenset({"fork"}),
+    ),
+    Row(
+        "sqlite",
+        url=lambda folder: f"sqlite:///{folder}/locks.db",
+        records=_sqlite_records,
+        can=frozenset({"fork", "processes"}),
+    ),
+)
