@@ -140,7 +140,7 @@ class MemoryStore:
     def clear(self) -> None:
         self.mutex = threading.Lock()
         self.resources: dict[str, _Resource] = {}  # only names that are held or waited for
-        self.sweep_at = 64  # size at which expired names that nobody asks for any more are swept out
+        self.sweep_at = self.fence + 64  # fence at which expired names that nobody asks for any more are swept out
 
     def look(self, key: str, now: float) -> _Resource | None:
         """The resource as it is now: what has expired is gone and handed over."""
@@ -157,7 +157,7 @@ class MemoryStore:
         """Names that are never used again cost nothing after a while, at no cost to speak of now."""
         for key in list(self.resources):
             self.look(key, now)
-        self.sweep_at = 2 * len(self.resources) + 64
+        self.sweep_at = self.fence + 2 * len(self.resources) + 64
 
 
 _stores: dict[str, MemoryStore] = {}
@@ -184,7 +184,7 @@ class MemoryBackend:
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is None:
-                if len(store.resources) >= store.sweep_at:
+                if store.fence >= store.sweep_at:
                     store.sweep(now)
                 resource = store.resources[claim.terms.key] = _Resource()
                 return self._grant(resource, claim, now)

@@ -160,9 +160,9 @@ def _occupancy(t: Transaction, key: str) -> Occupancy:
     """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
     taken = Occupancy()
     rows = t.execute(
-        "SELECT mode FROM claims WHERE key = ?1 AND waiting = 0 AND ends_at > ?2 UNION ALL SELECT mode FROM claims"
-        " WHERE key = ?1 AND reserved_until IS NOT NULL AND reserved_until > ?2 AND ends_at > ?2",
-        (key, t.now),
+        "SELECT mode FROM claims WHERE key = ? AND waiting = 0 AND ends_at > ? UNION ALL SELECT mode FROM claims"
+        " WHERE key = ? AND reserved_until IS NOT NULL AND reserved_until > ? AND ends_at > ?",
+        (key, t.now, key, t.now, t.now),
     )
     for (mode,) in rows:
         taken.add(mode)
@@ -249,11 +249,12 @@ def _grant(t: Transaction, claim: Claim, counter: int) -> Grant:
 def _enqueue(t: Transaction, claim: Claim, counter: int) -> None:
     alive_until, address = t.now + PRESENCE, t.expect(claim)
     known = t.execute(
-        # What was reserved for it while it counted as gone may be another's by now.
-        "UPDATE claims SET ends_at = ?, lapsed = 0, reserved_until = NULL, address = ? WHERE claim = ? AND waiting = 1",
-        (alive_until, address, claim.id),
+        "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE claim = ? AND waiting = 1 AND ends_at > ?",
+        (alive_until, address, claim.id, t.now),
     ).rowcount
     if not known:
+        # If it was silent for too long its old place is void, and what was reserved for it may be another's by now.
+        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
         _insert(t, claim, 1, _count(t, counter, time.time()), 0.0, alive_until, address)
 
 
@@ -312,10 +313,10 @@ def _release_alone(t: Transaction, claim: Claim, linger: float) -> bool | None:
     if linger:
         return None
     ended = t.execute(
-        "DELETE FROM claims WHERE key = ?1 AND waiting = 0 AND claim = ?2 AND ended = 0 AND ends_at > ?3"
-        f" AND ?4 = (SELECT holder FROM claims WHERE {STORE})"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ?1 AND waiting = 1)",
-        (claim.terms.key, claim.id, t.now, t.host.boot),
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+        f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 1)",
+        (claim.terms.key, claim.id, t.now, t.host.boot, claim.terms.key),
     ).rowcount
     return True if ended else None
 

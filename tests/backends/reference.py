@@ -1,0 +1,116 @@
+"""A second telling of the model, as small as it can be, to hold the backends against.
+
+A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others, none
+of them exclusive; what is reserved counts as held; nobody fits past an older waiter. Written from the design, not from
+the memory backend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from holdfast._model import GRACE, PRESENCE, SHARED, Claim
+
+
+@dataclass
+class Held:
+    claim: Claim
+    fence: int
+    until: float
+    lingers: bool = False
+
+
+@dataclass
+class Waits:
+    claim: Claim
+    gone_at: float
+    reserved_until: float = 0.0  # 0: not reserved
+    late: bool = False  # did not come while it was reserved
+
+
+@dataclass
+class Resource:
+    held: list[Held] = field(default_factory=list)
+    queue: list[Waits] = field(default_factory=list)
+
+    def settle(self, now: float) -> None:
+        """What time does: holds and waiters end, reservations lapse, and whoever fits is reserved for."""
+        self.held = [hold for hold in self.held if hold.until > now]
+        self.queue = [waiter for waiter in self.queue if waiter.gone_at > now]
+        for waiter in self.queue:
+            if waiter.reserved_until and waiter.reserved_until <= now:
+                waiter.reserved_until, waiter.late = 0.0, True
+        for waiter in self.queue:
+            if waiter.late or waiter.reserved_until:
+                continue
+            if not self._room_for(waiter.claim):
+                break
+            waiter.reserved_until = now + GRACE
+
+    def _room_for(self, claim: Claim) -> bool:
+        inside = [hold.claim for hold in self.held] + [w.claim for w in self.queue if w.reserved_until]
+        if claim.terms.mode == SHARED:
+            limit = claim.terms.limit
+            return all(c.terms.mode == SHARED for c in inside) and (limit is None or len(inside) < limit)
+        return not inside
+
+    def waiter(self, claim: Claim) -> Waits | None:
+        return next((w for w in self.queue if w.claim == claim), None)
+
+    def holder(self, claim: Claim) -> Held | None:
+        return next((hold for hold in self.held if hold.claim == claim and not hold.lingers), None)
+
+    def lingers(self, claim: Claim) -> bool:
+        return any(hold.claim == claim and hold.lingers for hold in self.held)
+
+    def may_have(self, claim: Claim) -> bool:
+        waiter = self.waiter(claim)
+        if waiter is not None and waiter.reserved_until:
+            return True
+        older = self.queue[: self.queue.index(waiter)] if waiter is not None else self.queue
+        return all(w.late or w.reserved_until for w in older) and self._room_for(claim)
+
+    # Each verb says what the backend must answer
+
+    def acquire(self, claim: Claim, now: float, enqueue: bool) -> str:
+        hold = self.holder(claim)
+        if hold is not None:
+            hold.until = max(hold.until, now + claim.terms.ttl)
+            return "again"
+        if self.may_have(claim):
+            return "granted"
+        waiter = self.waiter(claim)
+        if enqueue and waiter is None:
+            self.queue.append(Waits(claim, now + PRESENCE))
+        elif enqueue and waiter is not None:
+            waiter.gone_at, waiter.late = now + PRESENCE, False
+        return "busy"
+
+    def granted(self, claim: Claim, now: float, fence: int) -> None:
+        self.queue = [w for w in self.queue if w.claim != claim]
+        self.held.append(Held(claim, fence, now + claim.terms.ttl))
+
+    def renew(self, claim: Claim, now: float, ttl: float) -> bool:
+        hold = self.holder(claim)
+        if hold is not None:
+            hold.until = max(hold.until, now + ttl)
+        return hold is not None
+
+    def release(self, claim: Claim, now: float, linger: float) -> bool:
+        hold = self.holder(claim)
+        if hold is None:
+            return False
+        hold.until, hold.lingers = now + linger, True
+        self.settle(now)
+        return True
+
+    def abandon(self, claim: Claim, now: float) -> None:
+        hold = self.holder(claim)
+        if hold is not None:
+            self.held.remove(hold)
+        self.queue = [w for w in self.queue if w.claim != claim]
+        self.settle(now)
+
+    def broken(self, now: float) -> None:
+        self.held = []
+        self.settle(now)

@@ -1,0 +1,230 @@
+"""Every backend answers every verb as the reference does, whatever is asked in whatever order, as time passes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from holdfast._connect import open_backend
+from holdfast._ids import new_claim_id
+from holdfast._model import EXCLUSIVE, GRACE, PRESENCE, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
+from holdfast._worlds import drive
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.backends.base import Backend
+from holdfast.testing.clock import FakeClock
+from tests.backends.reference import Resource
+
+KEYS = ("a", "b")
+WITHIN = 5.0
+times = st.sampled_from([0.05, 0.3, GRACE / 2, GRACE, 2.0, 5.0, PRESENCE / 2, PRESENCE])
+
+
+def claim_of(key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, ttl: float = 10.0) -> Claim:
+    return Claim(new_claim_id(), Terms(key, key, "us", ttl, mode, limit))
+
+
+class Machine(RuleBasedStateMachine):
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = FakeClock()
+        url = self.url.format(folder=self.folder.name, store=uuid4().hex)
+        self.backend: Backend = open_backend(url, ThreadWorld(self.clock), self.clock)
+        self.model: defaultdict[str, Resource] = defaultdict(Resource)
+        self.claims: list[Claim] = []
+        self.last_fence = 0
+
+    def teardown(self) -> None:
+        drive(self.backend.close())
+        self.folder.cleanup()
+
+    def _some(self, which: int) -> Claim:
+        return self.claims[which % len(self.claims)]
+
+    def _acquire(self, claim: Claim, enqueue: bool) -> None:
+        resource, now = self.model[claim.terms.key], self.clock.now()
+        expected = resource.acquire(claim, now, enqueue)
+        answer = drive(self.backend.acquire(claim, enqueue=enqueue, within=WITHIN))
+        if expected == "busy":
+            assert isinstance(answer, Busy)
+            if enqueue:
+                assert answer.position == [waiter.claim for waiter in resource.queue].index(claim)
+            return
+        assert isinstance(answer, Grant)
+        if expected == "again":
+            hold = resource.holder(claim)
+            assert hold is not None
+            assert answer.fence == hold.fence
+        else:
+            assert answer.fence > self.last_fence
+            self.last_fence = answer.fence
+            resource.granted(claim, now, answer.fence)
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        shared=st.booleans(),
+        limit=st.sampled_from([1, 2, 3, None]),
+        ttl=st.sampled_from([0.5, 3.0, 60.0]),
+        enqueue=st.sampled_from([True, True, True, False]),
+    )
+    def acquire(self, key: str, shared: bool, limit: int | None, ttl: float, enqueue: bool) -> None:
+        claim = claim_of(key, SHARED if shared else EXCLUSIVE, limit if shared else None, ttl)
+        self.claims.append(claim)
+        self._acquire(claim, enqueue)
+
+    @precondition(lambda self: self.claims)
+    @rule(which=st.integers(0, 50), enqueue=st.sampled_from([True, True, False]))
+    def ask_again(self, which: int, enqueue: bool) -> None:
+        claim = self._some(which)
+        if not self.model[claim.terms.key].lingers(claim):
+            self._acquire(claim, enqueue)
+
+    @precondition(lambda self: self.claims)
+    @rule(
+        which=st.lists(st.integers(0, 50), min_size=1, max_size=3, unique=True), ttl=st.sampled_from([0.2, 5.0, 90.0])
+    )
+    def renew(self, which: list[int], ttl: float) -> None:
+        claims = [self._some(n) for n in which]
+        expected = [self.model[claim.terms.key].renew(claim, self.clock.now(), ttl) for claim in claims]
+        batch = [Renewal(claim, ttl) for claim in claims]
+        assert drive(self.backend.renew(batch, within=WITHIN)) == expected
+
+    @precondition(lambda self: self.claims)
+    @rule(which=st.integers(0, 50), linger=st.sampled_from([0.0, 0.0, 0.4, 4.0]))
+    def release(self, which: int, linger: float) -> None:
+        claim = self._some(which)
+        expected = self.model[claim.terms.key].release(claim, self.clock.now(), linger)
+        assert drive(self.backend.release(claim, linger=linger, within=WITHIN)) == expected
+
+    @precondition(lambda self: self.claims)
+    @rule(which=st.integers(0, 50))
+    def abandon(self, which: int) -> None:
+        claim = self._some(which)
+        self.model[claim.terms.key].abandon(claim, self.clock.now())
+        drive(self.backend.abandon(claim, within=WITHIN))
+
+    @rule(key=st.sampled_from(KEYS))
+    def break_(self, key: str) -> None:
+        before = drive(self.backend.break_(key))
+        assert {was.claim_id for was in before.holders} == {hold.claim.id for hold in self.model[key].held}
+        self.model[key].broken(self.clock.now())
+
+    @rule(seconds=times)
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for key, resource in self.model.items():
+            gone = [waiter.claim for waiter in resource.queue if waiter.gone_at <= self.clock.now()]
+            resource.settle(self.clock.now())
+            for claim in gone:  # a backend may leave a silent waiter in place until somebody looks
+                drive(self.backend.abandon(claim, within=WITHIN))
+            drive(self.backend.abandon(claim_of(key), within=WITHIN))  # ends nothing, and makes it look
+
+    @invariant()
+    def inspect_and_list_agree_with_the_reference(self) -> None:
+        listed = {info.name: info for info in drive(self.backend.list(""))}
+        for key in KEYS:
+            resource = self.model[key]
+            info = drive(self.backend.inspect(key))
+            holders = {(was.claim_id, was.fence, was.mode) for was in info.holders}
+            assert holders == {(hold.claim.id, hold.fence, hold.claim.terms.mode) for hold in resource.held}
+            assert info.waiters == len(resource.queue)
+            assert (key in listed) == bool(resource.held or resource.queue)
+            if key in listed:
+                assert (len(listed[key].holders), listed[key].waiters) == (len(info.holders), info.waiters)
+
+
+class MemoryMachine(Machine):
+    url = "memory://{store}"
+
+
+class SqliteMachine(Machine):
+    url = "sqlite:///{folder}/locks.db"
+
+
+def run(machine: type[Machine], runs: int) -> None:
+    limits = settings(
+        max_examples=runs,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,  # the same runs every time; a failure prints its own reproduction
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=limits)
+
+
+@pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine])
+def test_a_backend_answers_as_the_reference_does(machine: type[Machine]) -> None:
+    run(machine, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 400), (SqliteMachine, 120)])
+def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine], runs: int) -> None:
+    run(machine, runs)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Backend, FakeClock]]:
+    clock = FakeClock()
+    url = f"memory://{uuid4().hex}" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
+    opened = open_backend(url, ThreadWorld(clock), clock)
+    yield opened, clock
+    drive(opened.close())
+
+
+def ask(backend: Backend, claim: Claim) -> Grant | Busy:
+    return drive(backend.acquire(claim, enqueue=True, within=WITHIN))
+
+
+def test_one_that_came_back_late_is_not_let_in_beside_a_younger_reservation(backend: tuple[Backend, FakeClock]) -> None:
+    store, clock = backend
+    holder, late, young = claim_of("a", ttl=60), claim_of("a"), claim_of("a")
+    ask(store, holder)
+    ask(store, late)
+    ask(store, young)
+    drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `late`, which does not come
+    clock.advance(GRACE)
+    drive(store.abandon(claim_of("a"), within=WITHIN))  # somebody looks: now it is reserved for `young`
+    assert isinstance(ask(store, late), Busy)
+    assert isinstance(ask(store, young), Grant), "what is reserved for it is its own"
+    assert isinstance(ask(store, late), Busy)
+    drive(store.release(young, linger=0.0, within=WITHIN))
+    assert isinstance(ask(store, late), Grant), "it kept its place"
+
+
+def test_a_waiter_that_was_silent_for_too_long_is_not_let_in_by_its_old_reservation(
+    backend: tuple[Backend, FakeClock],
+) -> None:
+    store, clock = backend
+    holder, silent, young = claim_of("a", ttl=600), claim_of("a"), claim_of("a", ttl=600)
+    ask(store, holder)
+    ask(store, silent)
+    clock.advance(PRESENCE - GRACE / 2)
+    drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `silent`, for longer than its presence
+    clock.advance(GRACE * 3 / 4)
+    assert isinstance(ask(store, young), Grant)
+    for _ in range(3):
+        assert isinstance(ask(store, silent), Busy)
+
+
+def test_a_waiter_that_was_silent_for_too_long_goes_to_the_end_of_the_queue(backend: tuple[Backend, FakeClock]) -> None:
+    store, clock = backend
+    holder, silent, young = claim_of("a", ttl=600), claim_of("a"), claim_of("a")
+    ask(store, holder)
+    ask(store, silent)
+    clock.advance(PRESENCE)
+    ask(store, young)
+    answer = ask(store, silent)
+    assert isinstance(answer, Busy)
+    assert answer.position == 1

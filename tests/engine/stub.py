@@ -1,0 +1,64 @@
+"""A backend that grants everything and answers renewals as a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from holdfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Terms
+from holdfast.engine.acquire import acquire
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Lease, Request
+
+Answer = Callable[[Sequence[Renewal]], Awaitable[list[bool]]]
+
+
+async def all_kept(batch: Sequence[Renewal]) -> list[bool]:
+    return [True] * len(batch)
+
+
+class StubBackend:
+    def __init__(self, renew_batch: int = 500) -> None:
+        self.capabilities = Capabilities(renew_batch=renew_batch)
+        self.renewals: list[tuple[str, ...]] = []  # the names of each request
+        self.released: list[str] = []
+        self.answer: Answer = all_kept
+        self._fence = 0
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
+        self._fence += 1
+        return Grant(self._fence, 0.0)
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return False
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        self.renewals.append(tuple(renewal.claim.terms.name for renewal in batch))
+        return await self.answer(batch)
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        self.released.append(claim.terms.name)
+        return True
+
+    async def abandon(self, claim: Claim, *, within: float) -> None: ...
+
+    async def inspect(self, key: str) -> LockInfo:
+        return LockInfo(key)
+
+    async def list(self, prefix: str) -> list[LockInfo]:
+        return []
+
+    async def break_(self, key: str) -> LockInfo:
+        return LockInfo(key)
+
+    async def close(self) -> None: ...
+
+    def before_fork(self) -> None: ...
+
+    def after_fork(self, *, child: bool) -> None: ...
+
+
+async def take(engine: Engine, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
+    """A lease from the stub, kept by the engine's keeper."""
+    lease = await acquire(engine, Request(Terms(name, name, "us", ttl), renew=renew), 0.0)
+    assert isinstance(lease, Lease)
+    return lease

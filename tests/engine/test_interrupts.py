@@ -1,0 +1,210 @@
+"""A KeyboardInterrupt before or after the effect of any verb, and inside any wait, leaves nothing behind.
+
+Each story is told again and again, interrupted at its first such point, at its second, and so on to its end. A real
+SIGINT can fall between any two instructions, so the last test sends thousands.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import holdfast
+from holdfast.sync import Locks
+from tests.engine.hooked import hooked
+
+Story = Callable[[Locks], None]
+
+
+class InterruptAt:
+    """A hook that raises KeyboardInterrupt at its `point`-th call in the main thread, and only then."""
+
+    def __init__(self, point: int) -> None:
+        self._point = point
+        self.struck: str | None = None
+        self.armed = True
+        self._calls = 0
+
+    async def __call__(self, where: str) -> None:
+        if self.armed and threading.current_thread() is threading.main_thread():
+            self._calls += 1
+            if self._calls == self._point:
+                self.struck = where
+                raise KeyboardInterrupt(where)
+
+
+def acquire(locks: Locks) -> None:
+    lease = locks.lock("a").acquire()
+    assert lease is not None
+    assert lease.held
+
+
+def acquire_in_vain(locks: Locks) -> None:
+    assert locks.lock("a").acquire(timeout=0.03) is None
+
+
+def extend(locks: Locks) -> None:
+    lease = locks.lock("a").acquire()
+    assert lease is not None
+    try:
+        lease.extend(60)
+    finally:
+        assert lease.held, "an extension that was cut short takes nothing away"
+        lease.release()
+
+
+def release(locks: Locks) -> None:
+    lease = locks.lock("a").acquire()
+    assert lease is not None
+    assert lease.release()
+
+
+def body(locks: Locks) -> None:
+    with locks.lock("a") as lease:
+        lease.check()
+
+
+def body_entered_twice(locks: Locks) -> None:
+    with locks.lock("a", reentrant=True) as lease:
+        with locks.lock("a", reentrant=True):
+            lease.check()
+
+
+def body_that_fails(locks: Locks) -> None:
+    try:
+        with locks.lock("a"):
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        return
+    pytest.fail("the error of the body was swallowed")
+
+
+FREE = (acquire, extend, release, body, body_entered_twice, body_that_fails)
+AFTER_A_WAIT = (acquire, body, body_entered_twice)
+
+
+def nothing_left(locks: Locks, other: Locks) -> None:
+    info = other.inspect("a")
+    assert (info.holders, info.waiters) == ((), 0)
+    engine = locks._logic.engine
+    assert engine.keeper.leases == {}
+    assert engine.entered == {}
+
+
+def run(story: Story, url: str, point: int) -> str | None:
+    """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
+    hook = InterruptAt(point)
+    with holdfast.connect(url, holder="them") as other, holdfast.connect(hooked(url, hook), holder="us") as locks:
+        try:
+            story(locks)
+        except KeyboardInterrupt:
+            assert hook.struck is not None
+            nothing_left(locks, other)
+        else:
+            assert hook.struck is None, f"the interrupt {hook.struck} was swallowed"
+        finally:
+            hook.armed = False
+    return hook.struck
+
+
+def run_against_another(story: Story, url: str, point: int, lets_go: bool) -> str | None:
+    with holdfast.connect(url, holder="other") as others:
+        theirs = others.lock("a").acquire()
+        assert theirs is not None
+        hook = InterruptAt(point)
+        with holdfast.connect(hooked(url, hook), holder="us") as locks:
+            enough = threading.Event()
+
+            def let_go() -> None:
+                while not enough.wait(0.001):
+                    if lets_go and others.inspect("a").waiters:
+                        break
+                theirs.release()
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            try:
+                story(locks)
+            except KeyboardInterrupt:
+                assert hook.struck is not None
+            else:
+                assert hook.struck is None, f"the interrupt {hook.struck} was swallowed"
+            finally:
+                hook.armed = False
+                enough.set()
+                thread.join()
+            if hook.struck is not None:
+                nothing_left(locks, others)
+    return hook.struck
+
+
+def sweep(tell: Callable[[int], str | None]) -> list[str]:
+    """Interrupt at each point in turn; which points there were."""
+    points: list[str] = []
+    while (struck := tell(len(points) + 1)) is not None:
+        points.append(struck)
+    return points
+
+
+@pytest.mark.parametrize("story", FREE)
+def test_interrupted_at_any_point_it_leaves_nothing_behind(story: Story, url: str) -> None:
+    points = sweep(lambda point: run(story, url, point))
+    assert points[:2] == ["before acquire", "after acquire"]
+
+
+@pytest.mark.parametrize("story", AFTER_A_WAIT)
+def test_interrupted_at_any_point_of_a_wait_it_leaves_nothing_behind(story: Story, url: str) -> None:
+    points = sweep(lambda point: run_against_another(story, url, point, lets_go=True))
+    assert {"before wait", "after wait", "after acquire"} <= set(points)
+
+
+def test_interrupted_while_it_waits_in_vain_it_leaves_nothing_behind(url: str) -> None:
+    points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, lets_go=False))
+    assert {"before wait", "before abandon", "after abandon"} <= set(points)
+
+
+INTERRUPTED_ALL_THE_TIME = """
+    import os, random, signal, sys, threading, time
+    import holdfast
+
+    url, cycles = sys.argv[1], int(sys.argv[2])
+    locks = holdfast.connect(url)
+    lock = locks.lock("a", ttl=600)
+    interrupts = done = 0
+    with lock:  # everything is imported, opened and started
+        pass
+    random.seed(7)
+    while done < cycles:
+        done += 1
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000005, 0.0004))
+            with lock:
+                with locks.lock("b", ttl=600) as lease:
+                    lease.extend(700)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            interrupts += 1
+        else:
+            continue
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        left = [info for info in locks.list() if info.holders or info.waiters]
+        if left or locks._logic.engine.keeper.leases:
+            print("left behind after", done, "cycles:", left, locks)
+            os._exit(1)
+    print("interrupts:", interrupts)
+"""
+
+
+@pytest.mark.slow
+def test_thousands_of_real_interrupts_leave_nothing_behind(url: str) -> None:
+    program = textwrap.dedent(INTERRUPTED_ALL_THE_TIME).replace(
+        "url, cycles", "signal.signal(signal.SIGALRM, signal.default_int_handler)\nurl, cycles", 1
+    )
+    ran = subprocess.run([sys.executable, "-c", program, url, "3000"], capture_output=True, text=True, timeout=50)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert int(ran.stdout.split()[-1]) > 200, "enough of them fell inside a cycle"

@@ -1,0 +1,218 @@
+"""The keeper: renews in batches from one loop, rides out errors, and tells of a loss in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+import holdfast
+from holdfast._model import Renewal
+from holdfast._worlds import drive
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Lease
+from holdfast.errors import BackendUnavailable, LeaseLost
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.simulated import Park, SimulatedWorld, Simulation
+from tests.engine.stub import StubBackend, take
+
+
+class Stage:
+    """An engine in virtual time over the stub."""
+
+    def __init__(self, renew_batch: int = 500) -> None:
+        self.simulation = Simulation(0)
+        self.world = SimulatedWorld(self.simulation, "machine")
+        self.backend = StubBackend(renew_batch)
+        self.engine = Engine(self.backend, self.world, holder="us")
+        self.lost: list[str] = []
+        self.engine.events.listen(lambda event: self.lost.append(event.name) if event.kind == "lost" else None)
+
+    def take(self, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
+        lease: Lease = self.simulation.run_until_done(self.world.task(take(self.engine, name, ttl, renew), "job"))
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        self.simulation.run_until_done(self.world.task(self.engine.release(lease), "job"))
+
+    def pass_time(self, seconds: float) -> None:
+        self.simulation.run(self.simulation.time + seconds)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.engine.closed = True
+    stage.simulation.close()
+    assert stage.simulation.broken_tasks == []
+
+
+async def fail(batch: Sequence[Renewal]) -> list[bool]:
+    raise BackendUnavailable("not now")
+
+
+async def hang(batch: Sequence[Renewal]) -> list[bool]:
+    await Park()
+    return [True] * len(batch)
+
+
+def test_a_lease_is_renewed_in_time_for_ever(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+    stage.pass_time(3600)
+    assert lease.held
+    assert 100 <= len(stage.backend.renewals) <= 400
+
+
+def test_leases_that_are_due_together_are_renewed_in_one_request(stage: Stage) -> None:
+    for n in range(100):
+        stage.take(f"lock{n}", ttl=30)
+    stage.pass_time(11)
+    assert [len(names) for names in stage.backend.renewals] == [100]
+
+
+def test_a_batch_is_no_larger_than_the_backend_can_take() -> None:
+    stage = Stage(renew_batch=40)
+    for n in range(100):
+        stage.take(f"lock{n}")
+    stage.pass_time(11)
+    assert sorted(len(names) for names in stage.backend.renewals) == [20, 40, 40]
+    stage.engine.closed = True
+    stage.simulation.close()
+
+
+def test_ten_thousand_leases_cost_a_few_requests_and_little_time(stage: Stage) -> None:
+    leases = [stage.take(f"lock{n}") for n in range(10_000)]
+    started = time.process_time()
+    stage.pass_time(29)
+    assert time.process_time() - started < 5
+    assert all(lease.held for lease in leases)
+    assert 40 <= len(stage.backend.renewals) <= 80, "20 requests of 500, two or three times"
+
+
+def test_a_lease_that_is_not_to_be_renewed_ends_at_its_deadline(stage: Stage) -> None:
+    lease = stage.take(ttl=5, renew=False)
+    stage.pass_time(4.9)
+    assert lease.held
+    stage.pass_time(0.2)
+    assert stage.lost == ["a"]
+    assert stage.backend.renewals == []
+
+
+def test_nothing_is_renewed_after_its_release(stage: Stage) -> None:
+    lease = stage.take()
+    stage.pass_time(25)
+    stage.release(lease)
+    asked = len(stage.backend.renewals)
+    assert asked > 0
+    stage.pass_time(300)
+    assert len(stage.backend.renewals) == asked
+    assert stage.engine.keeper.leases == {}
+
+
+def test_errors_are_ridden_out_until_the_deadline(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+    stage.backend.answer = fail
+    stage.pass_time(29)
+    assert lease.held
+    assert len(stage.backend.renewals) >= 4
+    stage.backend.answer = StubBackend().answer
+    stage.pass_time(100)
+    assert lease.held
+    assert stage.lost == []
+
+
+def test_errors_until_the_deadline_are_a_loss_and_not_before(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+    stage.backend.answer = fail
+    stage.pass_time(29.9)
+    assert stage.lost == []
+    stage.pass_time(0.2)
+    assert stage.lost == ["a"]
+    with pytest.raises(LeaseLost):
+        lease.check()
+    asked = len(stage.backend.renewals)
+    stage.pass_time(100)
+    assert len(stage.backend.renewals) == asked, "what is lost is not renewed"
+
+
+def test_a_loss_is_told_in_time_while_the_renewal_hangs(stage: Stage) -> None:
+    stage.take(ttl=30)
+    stage.backend.answer = hang
+    stage.pass_time(29.9)
+    assert stage.lost == []
+    stage.pass_time(0.2)
+    assert stage.lost == ["a"]
+
+
+def test_a_renewal_that_hangs_does_not_keep_others_from_being_renewed(stage: Stage) -> None:
+    stage.take("slow", ttl=30)
+    stage.backend.answer = hang
+    stage.pass_time(11)
+    stage.backend.answer = StubBackend().answer
+    quick = stage.take("quick", ttl=10)
+    stage.pass_time(100)
+    assert quick.held
+    assert stage.lost == ["slow"]
+
+
+def test_a_denied_renewal_is_a_loss_at_once(stage: Stage) -> None:
+    lease = stage.take(ttl=30)
+
+    async def deny(batch: Sequence[Renewal]) -> list[bool]:
+        return [False] * len(batch)
+
+    stage.backend.answer = deny
+    stage.pass_time(11)
+    assert stage.lost == ["a"]
+    assert lease.lost
+
+
+def test_a_short_lease_that_comes_while_the_loop_sleeps_is_renewed_in_time(stage: Stage) -> None:
+    stage.take("long", ttl=3600)
+    stage.pass_time(5)
+    short = stage.take("short", ttl=1)
+    stage.pass_time(60)
+    assert short.held
+
+
+def test_a_new_lease_after_a_long_time_without_any_is_kept(stage: Stage) -> None:
+    stage.release(stage.take())
+    stage.pass_time(1000)
+    lease = stage.take(ttl=5)
+    stage.pass_time(100)
+    assert lease.held
+
+
+def test_what_was_lost_never_comes_back() -> None:
+    clock = FakeClock()
+    backend = StubBackend()
+    engine = Engine(backend, ThreadWorld(clock), holder="us")
+    engine.keeper.close()  # as if its loop had not run yet
+    lease = drive(take(engine, ttl=10, renew=False))
+    seen: list[bool] = []
+
+    async def answer_after_the_deadline(batch: Sequence[Renewal]) -> list[bool]:
+        clock.advance(6)
+        seen.append(lease.lost)
+        return [True]
+
+    backend.answer = answer_after_the_deadline
+    clock.advance(5)
+    drive(engine.keeper._renew_batch([lease]))
+    assert seen == [True]
+    assert lease.lost, "it was seen to be lost, so a late answer must not make it held again"
+
+
+def test_all_leases_of_a_blocking_locks_share_one_thread() -> None:
+    def keepers() -> int:
+        return sum(thread.name == "holdfast-keeper" for thread in threading.enumerate())
+
+    before = keepers()
+    with holdfast.connect("memory://one-thread") as locks:
+        for n in range(200):
+            assert locks.lock(f"lock{n}").acquire() is not None
+        assert keepers() - before == 1

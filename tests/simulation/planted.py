@@ -1,0 +1,136 @@
+"""Bugs for the simulation to find: each is one part of a run, made wrong at a seam of the engine or the backend.
+
+The first five are the classic ones. The others were ours, found by a seed, and are kept so that they stay found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast._model import Busy, Claim, Grant, Renewal
+from holdfast.aio import AsyncLease
+from holdfast.backends.memory import MemoryBackend
+from holdfast.engine.core import Engine
+from holdfast.engine.keeper import Keeper
+from holdfast.engine.lease import Lease, Request
+from holdfast.testing.simulated_client import Parts
+from holdfast.testing.simulated_network import RemoteBackend
+
+
+class CountsFromTheReply(AsyncLease):
+    """The ttl is believed in from the moment of the answer; at the server it began earlier."""
+
+    __slots__ = ()
+
+    def __init__(self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> None:
+        super().__init__(engine, request, claim, grant, engine.now())
+
+    def _renewed(self, asked_at: float, ttl: float) -> None:
+        super()._renewed(self._engine.now(), ttl)
+
+
+class ReleasesWhoeverHolds(MemoryBackend):
+    """A release frees the name, whoever's hold that ends."""
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        resource = self._store.resources.get(claim.terms.key)
+        if resource is not None and resource.holders:
+            claim = next(iter(resource.holders.values())).claim
+        return await super().release(claim, linger=linger, within=within)
+
+
+class WakesEverybody(MemoryBackend):
+    """Each release wakes all waiters, as one channel for all of them does."""
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        released = await super().release(claim, linger=linger, within=within)
+        resource = self._store.resources.get(claim.terms.key)
+        for waiter in resource.queue.values() if resource is not None else ():
+            waiter.signal.set()
+        return released
+
+
+class TakesAWakeUpForAGrant(RemoteBackend):
+    """Being woken is believed to mean that one holds; the server is not asked again."""
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        woken = await super().wait(claim, seconds)
+        if woken:
+            self.__dict__.setdefault("trusted", set()).add(claim.id)
+        return woken
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        if claim.id in self.__dict__.get("trusted", ()):
+            self.asking.pop(claim.id, None)
+            return Grant(self.network.server.store.fence + 1, 0.0)
+        return await super().acquire(claim, enqueue=enqueue, within=within)
+
+
+class GivesUpRenewing(Keeper):
+    """The first error ends the renewal, in silence."""
+
+    def _ride_out(self, leases: list[Lease], error: Exception) -> None:
+        for lease in leases:
+            lease._renew_at = float("inf")
+
+
+class WaitsAllTheTimeForOneRenewal(RemoteBackend):
+    """One renewal that goes unanswered is waited for until the deadline, so there is no second try."""
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        return await super().renew(batch, within=3 * within)
+
+
+class ForgetsYoungerReservations(MemoryBackend):
+    """One that comes back after its reservation lapsed is let in beside a younger one with a reservation."""
+
+    def _fits(self, resource: Any, claim: Claim) -> bool:
+        own = resource.queue.get(claim.id)
+        if own is not None and not own.reserved and next(iter(resource.queue)) == claim.id:
+            resource.reserved.clear()
+        return super()._fits(resource, claim)
+
+
+class RefusesTheReserved(MemoryBackend):
+    """One with a reservation is turned away because an older one came back after its own had lapsed."""
+
+    def _fits(self, resource: Any, claim: Claim) -> bool:
+        for waiter in resource.queue.values():
+            if waiter.claim.id == claim.id:
+                break
+            if not waiter.reserved and not waiter.lapsed:
+                return False
+        return super()._fits(resource, claim)
+
+
+class HandsOverBehindTheExpired(MemoryBackend):
+    """A release does not see that another hold is over by time, and wakes nobody."""
+
+    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+        resource = self._store.resources.get(claim.terms.key)
+        if resource is not None:
+            resource.quiet_until = max(resource.quiet_until, self._store.clock() + 1e-9)
+        return await super().release(claim, linger=linger, within=within)
+
+
+class LeavesTheCancelledBehind(RemoteBackend):
+    """Nothing is undone when an acquire is cancelled or out of time."""
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        self.asking.pop(claim.id, None)
+
+
+# By name: the part that is wrong, and words of the check that must find it.
+PLANTED: dict[str, tuple[Parts, str]] = {
+    "count the ttl from the reply": (Parts(lease=CountsFromTheReply), "held together"),
+    "release without owner check": (Parts(server=ReleasesWhoeverHolds), "held together"),
+    "wake everybody": (Parts(server=WakesEverybody), "waiters of"),
+    "take a wake-up for a grant": (Parts(remote=TakesAWakeUpForAGrant), "held together"),
+    "give up renewing at the first error": (Parts(keeper=GivesUpRenewing), "failed renewals"),
+    "wait all the time for one renewal": (Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),
+    "forget younger reservations": (Parts(server=ForgetsYoungerReservations), "held together"),
+    "refuse the reserved": (Parts(server=RefusesTheReserved), "before"),
+    "hand over behind the expired": (Parts(server=HandsOverBehindTheExpired), "stood idle"),
+    "leave the cancelled behind": (Parts(remote=LeavesTheCancelledBehind), "left"),
+}

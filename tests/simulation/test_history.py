@@ -1,0 +1,61 @@
+"""The judge of histories: what it must find, and what it must let pass."""
+
+from __future__ import annotations
+
+import time
+
+from holdfast._model import EXCLUSIVE, SHARED
+from holdfast.testing.history import Hold, judge
+
+
+def hold(start: float, end: float, fence: int, mode: str = EXCLUSIVE, limit: int | None = None) -> Hold:
+    return Hold("a", f"holder{fence}", fence, start, end, SHARED if mode == SHARED else EXCLUSIVE, limit)
+
+
+def test_holds_one_after_the_other_are_fine() -> None:
+    assert judge([hold(3, 4, 3), hold(0, 1, 1), hold(1, 2, 2)]) == []
+
+
+def test_two_believers_at_once_are_found() -> None:
+    (line,) = judge([hold(0, 2, 1), hold(1, 3, 2)])
+    assert line.startswith("held together")
+
+
+def test_an_overlap_with_an_earlier_longer_hold_is_found() -> None:
+    assert len(judge([hold(0, 10, 1), hold(1, 2, 2), hold(3, 4, 3)])) == 2
+
+
+def test_different_names_do_not_meet() -> None:
+    assert judge([hold(0, 2, 1), hold(1, 3, 2)._replace(name="b")]) == []
+
+
+def test_a_fence_that_goes_back_or_is_given_twice_is_found() -> None:
+    assert judge([hold(0, 1, 2), hold(1, 2, 1)])[0].startswith("fence went back")
+    assert judge([hold(0, 1, 2), hold(1, 2, 2)])[0].startswith("one fence twice")
+
+
+def test_a_hold_that_was_over_before_it_began_does_not_count() -> None:
+    assert judge([hold(0, 2, 2), hold(1, 1, 1)]) == []
+
+
+def test_as_many_share_as_the_limit_allows() -> None:
+    two = [hold(0, 2, 1, SHARED, 2), hold(1, 3, 2, SHARED, 2)]
+    assert judge(two) == []
+    assert judge([*two, hold(1.5, 2.5, 3, SHARED, 2)])[0].startswith("held together")
+    assert judge([*two, hold(2, 2.5, 3, SHARED, 2)]) == []
+
+
+def test_no_reader_beside_a_writer() -> None:
+    assert judge([hold(0, 2, 1, SHARED), hold(1, 3, 2)])[0].startswith("held together")
+    assert judge([hold(0, 2, 1), hold(1, 3, 2, SHARED)])[0].startswith("held together")
+
+
+def test_readers_may_hear_of_their_grants_in_another_order_than_they_were_made() -> None:
+    assert judge([hold(0, 2, 2, SHARED), hold(1, 3, 1, SHARED)]) == []
+    assert judge([hold(0, 1, 3), hold(1, 3, 2, SHARED)])[0].startswith("fence went back")
+
+
+def test_a_hundred_thousand_holds_are_judged_in_no_time() -> None:
+    started = time.monotonic()
+    assert judge(hold(n, n + 1, n) for n in range(100_000)) == []
+    assert time.monotonic() - started < 10
