@@ -1,0 +1,253 @@
+"""What the documentation shows is what happens: its code is run, block by block.
+
+The convention, for whoever writes README.md or docs/*.md:
+
+- A ```python block is run by itself, as a file of its own, in an empty folder, with `HOLDFAST_URL` naming a fresh
+  SQLite file there. It must end without an error; a block may use `await` at its outermost level.
+- The word `continued` after the language (```python continued) runs a block in the namespace of the one above it.
+- The word `sketch` (```python sketch) shows code that cannot run by itself, such as a call to a server that a test
+  does not have; it must still compile.
+- In a ```console block every line that begins with `$ holdfast` is run as a command, in order and in one folder for
+  each page; it must end with exit code 0, or with N where the comment on the line is `# exits N` or `# exits N: why`.
+  A `./script.sh` that it names exists there and does nothing. Lines that follow are what it prints; `…` stands for
+  anything. Other commands (`$ pip install`, `$ make`) are shown and not run.
+- Everything in other languages is not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+
+import pytest
+
+import holdfast
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int  # of its first line of code, for the error message
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of a console block, and what the page says that it prints."""
+
+    arguments: tuple[str, ...]
+    exits: int
+    prints: str
+
+
+def blocks_of(page: str, text: str) -> list[Block]:
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 2, found[1], tuple(found[2].split()), found[3])
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def chains(blocks: list[Block]) -> list[list[Block]]:
+    """Python blocks that are run together: each with the continuations that follow it."""
+    found: list[list[Block]] = []
+    for block in blocks:
+        if block.language == "python" and "sketch" not in block.words:
+            if "continued" in block.words:
+                assert found, f"{block.page}:{block.line} continues nothing"
+                found[-1].append(block)
+            else:
+                found.append([block])
+    return found
+
+
+def commands_of(block: Block) -> list[Command]:
+    found: list[Command] = []
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        line, _, output = part.partition("\n")
+        arguments = tuple(shlex.split(line, comments=True))
+        exits = re.search(r"# exits (\d+)(:.*)?$", line)
+        if arguments and arguments[0] == "holdfast":
+            found.append(Command(arguments[1:], int(exits[1]) if exits else 0, output.strip()))
+    return found
+
+
+def compiled(block: Block) -> CodeType:
+    """With its line numbers on the page, so that a traceback leads there."""
+    text = "\n" * (block.line - 1) + block.text
+    code: CodeType = compile(text, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    return code
+
+
+def run_chain(chain: list[Block]) -> None:
+    """One namespace and, if anything is awaited, one event loop for all blocks of the chain.
+
+    An example may leave open what it opened, as a program does that uses it until it ends; here it is closed after it.
+    """
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    with asyncio.Runner() as runner:
+        for block in chain:
+            result = eval(compiled(block), namespace)
+            if inspect.iscoroutine(result):
+                runner.run(result)
+        for left in namespace.values():
+            if isinstance(left, holdfast.Locks | sqlite3.Connection):
+                left.close()
+            elif isinstance(left, holdfast.aio.AsyncLocks):
+                runner.run(left.close())
+
+
+def run_command(command: Command, folder: Path) -> str:
+    for script in (argument for argument in command.arguments if argument.startswith("./")):
+        (folder / script).write_text("#!/bin/sh\n")
+        (folder / script).chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast", *command.arguments],
+        cwd=folder,
+        env={**os.environ, "HOLDFAST_URL": f"sqlite:///{folder / 'locks.db'}", "NO_COLOR": "1", "COLUMNS": "100"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == command.exits, f"{shlex.join(command.arguments)} exits {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def prints_as_shown(shown: str, printed: str) -> bool:
+    pattern = r".*?".join(re.escape(piece.strip()) for piece in shown.split("…"))
+    spaces = re.sub(r"(\\\s|\\?\n|\s)+", r"\\s+", pattern)
+    return not shown or re.fullmatch(spaces, printed.strip(), re.DOTALL) is not None
+
+
+def _page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+BLOCKS = {_page_name(page): blocks_of(_page_name(page), page.read_text()) for page in PAGES}
+COMMANDS = {
+    page: [command for block in blocks if block.language == "console" for command in commands_of(block)]
+    for page, blocks in BLOCKS.items()
+}
+
+
+# The promises
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", BLOCKS)
+def test_every_block_of_python_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, chain in enumerate(chains(BLOCKS[page])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{folder / 'locks.db'}")
+        run_chain(chain)
+
+
+def test_every_block_of_python_compiles() -> None:
+    for block in (block for blocks in BLOCKS.values() for block in blocks if block.language == "python"):
+        compiled(block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", COMMANDS)
+def test_every_command_does_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    for command in COMMANDS[page]:
+        printed = run_command(command, tmp_path)
+        assert prints_as_shown(command.prints, printed), f"{page} shows\n{command.prints}\nbut it prints\n{printed}"
+
+
+# Each check is able to fail
+
+_PAGE = """
+```python
+kept = 1
+```
+```python continued
+assert kept == 1
+import asyncio
+await asyncio.sleep(0)
+kept = 2
+```
+```python continued
+assert kept == 2
+```
+```python sketch
+await somewhere.else_()
+```
+```python
+assert "kept" not in globals()
+```
+```console
+$ pip install holdfast
+$ holdfast run job -- echo done
+done
+$ holdfast show nobody  # exits 3: nobody
+$ holdfast ls  # exits 75 if the moon is full
+```
+"""
+
+
+def test_blocks_share_a_namespace_only_where_they_say_so() -> None:
+    found = chains(blocks_of("page", _PAGE))
+    assert [len(chain) for chain in found] == [3, 1]
+    for chain in found:
+        run_chain(chain)
+
+
+def test_a_block_that_fails_is_noticed_at_its_line() -> None:
+    [chain] = chains(blocks_of("page", "text\n\n```python\nx = 1\nassert x == 2\n```\n"))
+    with pytest.raises(AssertionError) as caught:
+        run_chain(chain)
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_commands_are_told_from_what_is_only_shown() -> None:
+    [console] = [block for block in blocks_of("page", _PAGE) if block.language == "console"]
+    assert commands_of(console) == [
+        Command(("run", "job", "--", "echo", "done"), 0, "done"),
+        Command(("show", "nobody"), 3, ""),
+        Command(("ls",), 0, ""),
+    ]
+
+
+@pytest.mark.slow
+def test_a_command_that_ends_otherwise_than_shown_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="exits"):
+        run_command(Command(("no-such-command",), 0, ""), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("done", "done\n", True),
+        ("done", "gone\n", False),
+        ("a  b\nc", "a b\nc\n", True),
+        ("fence …, held", "fence 17, held\n", True),
+        ("fence …, held", "fence 17, lost\n", False),
+        ("", "anything", True),
+    ],
+)
+def test_output_is_compared_up_to_what_the_page_leaves_open(shown: str, printed: str, same: bool) -> None:
+    assert prints_as_shown(shown, printed) is same

@@ -1,0 +1,482 @@
+"""The house keeps its shape: who may import whom, and the habits that keep the two worlds honest.
+
+Decides: which room may know of which, in one table, and what no file may contain. Each rule is a function from
+parsed modules to a list of offences, and each is tried on a planted offence below, because a check that cannot
+fail is not a check.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+import holdfast.errors
+import holdfast.sync
+import holdfast.testing
+
+SOURCE = Path(holdfast.__file__).parent
+LONGEST_FILE = 500
+
+_WORDS = {"errors", "_model", "_time", "_ids"}
+_BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
+_BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_connect"}
+_FACES = {"sync", "aio", ""}
+
+# Each room, and the rooms that it may import besides itself. A file belongs to the longest room that fits it; ""
+# is the package's own `__init__`.
+ROOMS: dict[str, set[str]] = {
+    "errors": set(),
+    "_model": set(),
+    "_time": set(),
+    "_ids": set(),
+    "_worlds": _WORDS,
+    "backends.base": _WORDS,
+    "observe": _WORDS,
+    "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
+    "primitives": _BELOW_ENGINE | {"engine"},
+    "drivers": _WORDS | {"_worlds"},
+    "backends": _WORDS | {"_worlds", "backends.base", "drivers"},
+    "_connect": _WORDS | {"_worlds", "backends.base", "backends", "drivers"},
+    "sync": _BELOW_FACES,
+    "aio": _BELOW_FACES,
+    "": _WORDS | {"sync", "aio"},
+    "testing": _BELOW_FACES | _FACES | {"backends", "drivers"},
+    "cli": _BELOW_FACES | _FACES,
+    "__main__": {"cli"},
+}
+
+# Libraries that only some rooms may import: clients of a technology, and what an extra brings.
+CLIENTS = {"sqlite3"}
+EXTRAS = {"cli": {"rich"}, "testing": {"pytest", "hypothesis"}}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file."""
+
+    name: str  # dotted, without the package's own name; "" is the package itself
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def room(self) -> str:
+        return room_of(self.name)
+
+
+def room_of(name: str) -> str:
+    fitting = [room for room in ROOMS if name == room or (room and name.startswith(room + "."))]
+    return max(fitting, key=len) if fitting else f"{name} (in no room)"
+
+
+def read_all() -> dict[str, Module]:
+    modules = {}
+    for file in sorted(SOURCE.rglob("*.py")):
+        parts = file.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = Module(name, file.read_text())
+    return modules
+
+
+MODULES = read_all()
+
+
+# Imports
+
+
+def imported(module: Module, *, known: set[str], at_run_time: bool = False) -> Iterator[str]:
+    """Full names of what is imported; `at_run_time` leaves out what happens later or for type checkers only."""
+    for node in _outermost(module.tree) if at_run_time else ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module.name}: imports are written in full"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole.removeprefix("holdfast.") in known else str(node.module)
+
+
+def _outermost(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from node.orelse
+        elif isinstance(node, ast.If | ast.Try):
+            yield from (inner for inner in ast.walk(node) if isinstance(inner, ast.stmt))
+        else:
+            yield node
+
+
+def upward_imports(modules: dict[str, Module]) -> list[str]:
+    offences = []
+    for module in modules.values():
+        allowed = ROOMS.get(module.room, set()) | {module.room}
+        for name in imported(module, known=set(modules)):
+            if name.split(".")[0] == "holdfast":
+                room = room_of(name.removeprefix("holdfast").removeprefix("."))
+                if room not in allowed:
+                    offences.append(f"{module.name or 'holdfast'} imports {name}")
+    return offences
+
+
+def foreign_imports(modules: dict[str, Module]) -> list[str]:
+    offences = []
+    for module in modules.values():
+        if module.room == "drivers":
+            continue
+        for name in imported(module, known=set(modules)):
+            top = name.split(".")[0]
+            ours = top in sys.stdlib_module_names or top == "holdfast"
+            if top in CLIENTS or not (ours or top in EXTRAS.get(module.room, set())):
+                offences.append(f"{module.name or 'holdfast'} imports {name}")
+    return offences
+
+
+def cycles(modules: dict[str, Module]) -> list[str]:
+    """Each chain of imports that comes back to where it began."""
+    edges = {
+        name: {
+            other.removeprefix("holdfast").removeprefix(".")
+            for other in imported(module, known=set(modules), at_run_time=True)
+            if other.split(".")[0] == "holdfast"
+        }
+        - {name}
+        for name, module in modules.items()
+    }
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            found.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name not in done:
+            for other in sorted(edges.get(name, set())):
+                visit(other, [*path, name])
+            done.add(name)
+
+    for name in modules:
+        visit(name, [])
+    return found
+
+
+# What no file may contain
+
+_SUSPENDS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+
+
+def awaits_in_blocking_drivers(modules: dict[str, Module]) -> list[str]:
+    return [
+        f"{module.name}:{node.lineno} suspends in {kind.name}"
+        for module in modules.values()
+        for kind in ast.walk(module.tree)
+        if isinstance(kind, ast.ClassDef) and kind.name.lstrip("_").startswith("Blocking")
+        for node in ast.walk(kind)
+        if isinstance(node, _SUSPENDS)
+    ]
+
+
+def awaits_under_a_mutex(modules: dict[str, Module]) -> list[str]:
+    return [
+        f"{module.name}:{node.lineno} suspends while a mutex is held"
+        for module in modules.values()
+        for block in ast.walk(module.tree)
+        if isinstance(block, ast.With) and any("mutex" in ast.unparse(item.context_expr) for item in block.items)
+        for node in _inside(block)
+        if isinstance(node, _SUSPENDS)
+    ]
+
+
+def _inside(block: ast.With) -> Iterator[ast.AST]:
+    """Everything that runs while the block is entered: not what is only defined in it."""
+    open_nodes: list[ast.AST] = list(block.body)
+    while open_nodes:
+        node = open_nodes.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            open_nodes += ast.iter_child_nodes(node)
+
+
+def calls_outside_cli(*forbidden: str) -> Callable[[dict[str, Module]], list[str]]:
+    def check(modules: dict[str, Module]) -> list[str]:
+        return [
+            f"{module.name}:{node.lineno} calls {called}"
+            for module in modules.values()
+            if module.room != "cli"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Call)
+            and (called := ast.unparse(node.func))
+            and any(called == name or called.endswith("." + name) for name in forbidden)
+        ]
+
+    return check
+
+
+handlers_outside_cli = calls_outside_cli("signal.signal", "add_signal_handler", "set_wakeup_fd")
+prints_outside_cli = calls_outside_cli("print")
+
+
+def long_files(modules: dict[str, Module]) -> list[str]:
+    lengths = {name: module.text.count("\n") for name, module in modules.items()}
+    return [f"{name} has {lines} lines" for name, lines in lengths.items() if lines > LONGEST_FILE]
+
+
+def files_that_do_not_say_what_they_are(modules: dict[str, Module]) -> list[str]:
+    return [name for name, module in modules.items() if module.text and not ast.get_docstring(module.tree)]
+
+
+# The two faces
+
+
+def public(holder: Any) -> dict[str, Any]:
+    """What `holder`, a module or a class, offers by itself, by name."""
+    if isinstance(holder, type):
+        own = {name: value for kind in reversed(holder.__mro__[:-1]) for name, value in vars(kind).items()}
+        context = ("__enter__", "__exit__", "__aenter__", "__aexit__")
+        return {name: value for name, value in own.items() if name in context or not name.startswith("_")}
+    names = getattr(holder, "__all__", None) or [
+        name
+        for name, value in vars(holder).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == getattr(holder, "__name__", None)
+    ]
+    return {name: getattr(holder, name) for name in names}
+
+
+def _plain(name: str) -> str:
+    return name.replace("__a", "__") if name.startswith(("__aenter", "__aexit")) else name.removeprefix("Async")
+
+
+def differences(sync: Any, aio: Any, where: str = "") -> list[str]:
+    """What one face offers and the other does not, or offers otherwise, apart from `async` and the names' `Async`."""
+    ours, theirs = public(sync), {_plain(name): value for name, value in public(aio).items()}
+    found = [f"only one face has {where}{name}" for name in sorted(ours.keys() ^ theirs.keys())]
+    for name in sorted(ours.keys() & theirs.keys()):
+        a, b = ours[name], theirs[name]
+        if isinstance(a, type):
+            found += differences(a, b, f"{where}{name}.")
+        elif isinstance(a, property) or isinstance(b, property):
+            if type(a) is not type(b):
+                found.append(f"{where}{name} is a property on one face only")
+        elif callable(a):
+            found += _differing_call(a, b, where + name)
+    return found
+
+
+def _differing_call(a: Any, b: Any, where: str) -> Iterator[str]:
+    if str(inspect.signature(a)) != str(inspect.signature(b)).replace("Async", ""):
+        yield f"{where}: {inspect.signature(a)} is not {inspect.signature(b)}"
+    does_now = inspect.getsource(a).replace("lambda: drive(", "")
+    waits = "drive(" in does_now or where.endswith(("__enter__", "__exit__"))
+    if waits and not inspect.iscoroutinefunction(b):
+        yield f"{where} drives an operation, but its twin is not awaited"
+    if not waits and inspect.iscoroutinefunction(b) and a is not b:
+        yield f"{where} drives nothing, but its twin is awaited"
+
+
+def undocumented(module: Any) -> list[str]:
+    """Public classes, functions, methods and properties of the package that no docstring explains."""
+    found = []
+    for name, value in public(module).items():
+        if isinstance(value, type) and value.__module__.startswith("holdfast"):
+            found += [f"{name}: no docstring"] if not value.__doc__ else []
+            found += [f"{name}.{member}: no docstring" for member in _unexplained(value)]
+        elif inspect.isfunction(value) and not value.__doc__:
+            found.append(f"{name}: no docstring")
+    return found
+
+
+def _unexplained(kind: type) -> Iterator[str]:
+    fields = getattr(kind, "_fields", ())
+    for name, value in public(kind).items():
+        explains_itself = name.startswith("__") or name in fields
+        if not explains_itself and (inspect.isfunction(value) or isinstance(value, property)) and not value.__doc__:
+            yield name
+
+
+# The promises
+
+
+def test_every_file_lives_in_a_room() -> None:
+    assert [name for name, module in MODULES.items() if module.room not in ROOMS] == []
+
+
+def test_the_table_of_rooms_points_downwards_only() -> None:
+    order: list[str] = []
+    while len(order) < len(ROOMS):
+        free = [room for room, below in ROOMS.items() if room not in order and below <= set(order)]
+        assert free, f"these rooms may import each other: {sorted(ROOMS.keys() - set(order))}"
+        order += free
+
+
+def test_imports_point_downwards_only() -> None:
+    assert upward_imports(MODULES) == []
+
+
+def test_only_drivers_import_a_client_library() -> None:
+    assert foreign_imports(MODULES) == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert cycles(MODULES) == []
+
+
+def test_a_blocking_driver_never_suspends() -> None:
+    assert awaits_in_blocking_drivers(MODULES) == []
+
+
+def test_nothing_suspends_while_a_mutex_is_held() -> None:
+    assert awaits_under_a_mutex(MODULES) == []
+
+
+def test_only_the_command_line_handles_signals() -> None:
+    assert handlers_outside_cli(MODULES) == []
+
+
+def test_only_the_command_line_prints() -> None:
+    assert prints_outside_cli(MODULES) == []
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    assert long_files(MODULES) == []
+
+
+def test_every_file_says_what_it_decides() -> None:
+    assert files_that_do_not_say_what_they_are(MODULES) == []
+
+
+def test_both_faces_offer_the_same() -> None:
+    assert differences(_face(holdfast.sync), holdfast.aio) == []
+
+
+@pytest.mark.parametrize("module", [holdfast, holdfast.aio, holdfast.errors], ids=lambda module: module.__name__)
+def test_everything_public_is_explained(module: ModuleType) -> None:
+    assert undocumented(module) == []
+
+
+def _face(module: ModuleType) -> SimpleNamespace:
+    """A module's public names, as listed or as defined there."""
+    return SimpleNamespace(__all__=list(public(module)), **public(module))
+
+
+# Each check is able to fail
+
+PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
+    (upward_imports, "engine.planted", "from holdfast.primitives.lock import LockLogic"),
+    (upward_imports, "engine.planted", "from holdfast.backends.memory import MemoryStore"),
+    (upward_imports, "engine.planted", "from holdfast.drivers import planted"),
+    (upward_imports, "backends.planted", "from holdfast.engine.lease import Lease"),
+    (upward_imports, "drivers.planted", "import holdfast.engine.core"),
+    (upward_imports, "drivers.planted", "def later():\n    from holdfast import connect"),
+    (upward_imports, "aio", "from holdfast.sync import Lease"),
+    (foreign_imports, "backends.planted", "import sqlite3"),
+    (foreign_imports, "engine.planted", "def later():\n    import redis"),
+    (foreign_imports, "sync", "from rich.table import Table"),
+    (cycles, "_model", "from holdfast import _time"),
+    (awaits_in_blocking_drivers, "drivers.planted", "class BlockingX:\n    async def f(self): await g()"),
+    (
+        awaits_in_blocking_drivers,
+        "drivers.planted",
+        "class BlockingX:\n    async def f(self):\n        async for _ in g: 1",
+    ),
+    (awaits_under_a_mutex, "engine.planted", "async def f(self):\n    with self.mutex:\n        if 1: await g()"),
+    (awaits_under_a_mutex, "engine.planted", "async def f(self):\n    with a, b._mutex:\n        async with g: pass"),
+    (handlers_outside_cli, "engine.planted", "signal.signal(2, f)"),
+    (handlers_outside_cli, "aio", "asyncio.get_running_loop().add_signal_handler(2, f)"),
+    (prints_outside_cli, "engine.planted", "print('hello')"),
+    (long_files, "engine.planted", "\n" * (LONGEST_FILE + 1)),
+    (files_that_do_not_say_what_they_are, "engine.planted", "x = 1"),
+]
+
+
+@pytest.mark.parametrize(("check", "name", "text"), PLANTED, ids=lambda value: getattr(value, "__name__", None))
+def test_each_check_finds_a_planted_offence(
+    check: Callable[[dict[str, Module]], list[str]], name: str, text: str
+) -> None:
+    planted = {**MODULES, name: Module(name, text)}
+    if check is cycles:
+        planted["_time"] = Module("_time", "from holdfast import _model")
+    assert len(check(planted)) == len(check(MODULES)) + 1
+
+
+def test_what_is_allowed_is_not_an_offence() -> None:
+    allowed = {
+        "engine.planted": Module(
+            "engine.planted",
+            '"""Says what it decides."""\nif TYPE_CHECKING:\n    from holdfast.engine.core import Engine\n'
+            "async def f(self):\n    with self.mutex:\n        async def later(): await g()\n    await h()",
+        ),
+        "cli.planted": Module("cli.planted", '"""Says."""\nimport rich\nprint(1)\nsignal.signal(2, f)'),
+        "drivers.planted": Module("drivers.planted", '"""Says."""\nimport redis, sqlite3'),
+    }
+    for check, _, _ in PLANTED:
+        assert check(allowed) == []
+
+
+def test_a_file_in_no_room_is_noticed() -> None:
+    assert room_of("leftovers.misc") not in ROOMS
+
+
+class _Thing:
+    """A sync face with one method that waits and one that does not."""
+
+    def wait(self, seconds: float = 1.0) -> int:
+        return drive(seconds)
+
+    def tell(self) -> int:
+        return 1
+
+
+def drive(seconds: float) -> int:
+    return round(seconds)
+
+
+class _AwaitedWrongly:
+    def wait(self, seconds: float = 1.0) -> int:
+        return 1
+
+    async def tell(self) -> int:
+        return 1
+
+
+class _OtherSignature:
+    async def wait(self, seconds: float = 2.0) -> int:
+        return 1
+
+    def tell(self, loudly: bool) -> int:
+        return 1
+
+
+class _Lacking:
+    async def wait(self, seconds: float = 1.0) -> int:
+        return 1
+
+    @property
+    def more(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("twin", [_AwaitedWrongly, _OtherSignature, _Lacking])
+def test_the_comparison_of_faces_finds_a_planted_difference(twin: type) -> None:
+    faces = SimpleNamespace(__all__=["Thing"], Thing=_Thing), SimpleNamespace(__all__=["AsyncThing"], AsyncThing=twin)
+    assert len(differences(*faces)) == 2
+
+
+def test_the_search_for_docstrings_finds_what_has_none() -> None:
+    planted = type("Planted", (), {"__module__": "holdfast.planted", "f": _Lacking.wait, "p": _Lacking.more})
+    assert undocumented(SimpleNamespace(__all__=["Planted"], Planted=planted)) == [
+        "Planted: no docstring",
+        "Planted.f: no docstring",
+        "Planted.p: no docstring",
+    ]

@@ -1,0 +1,78 @@
+"""`holdfast.aio` as a type checker sees it: the same, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any, assert_type
+
+import holdfast
+from holdfast import LockInfo
+from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks
+
+
+async def connecting_gives_locks() -> None:
+    plain = holdfast.aio.connect("memory://typing-aio")
+    assert_type(plain, AsyncLocks)
+    assert_type(plain.holder, str)
+    await plain.close()
+    async with holdfast.aio.connect("memory://typing-aio", holder="worker-7", namespace="shop", patience=5) as locks:
+        assert_type(locks, AsyncLocks)
+
+
+async def entering_gives_the_lease(locks: AsyncLocks) -> None:
+    async with locks.lock("order:42", ttl=timedelta(seconds=30), wait=10) as lease:
+        assert_type(lease, AsyncLease)
+        assert_type(lease.name, str)
+        assert_type(lease.fence, int)
+        assert_type(lease.holder, str)
+        assert_type(lease.claim_id, str)
+        assert_type(lease.acquired_at, float)
+        assert_type(lease.expires_at, float)
+        assert_type(lease.ttl, float)
+        assert_type(lease.metadata, Any)
+        assert_type(lease.held, bool)
+        assert_type(lease.lost, bool)
+        assert_type(lease.remaining, float)
+        lease.check()
+        assert_type(await lease.extend(), bool)
+        assert_type(await lease.extend(60), bool)
+        assert_type(await lease.release(), bool)
+
+
+async def acquiring_may_give_none(locks: AsyncLocks) -> None:
+    lock = locks.lock("order:42")
+    assert_type(lock, AsyncLock)
+    lease = await lock.acquire(timeout=10)
+    assert_type(lease, AsyncLease | None)
+    if lease is not None:
+        assert_type(lease, AsyncLease)
+    assert_type(await lock.acquire(False), AsyncLease | None)
+    assert_type(await lock.locked(), bool)
+    await lock.release()
+
+
+async def a_loss_is_told_to_a_function_or_a_coroutine(locks: AsyncLocks) -> None:
+    async def told(lease: AsyncLease) -> None:
+        assert_type(lease.fence, int)
+
+    assert_type(locks.lock("order:42", on_lost=told), AsyncLock)
+    assert_type(locks.lock("order:42", on_lost=lambda lease: lease.name), AsyncLock)
+
+
+async def looking_from_outside(locks: AsyncLocks) -> None:
+    assert_type(await locks.inspect("order:42"), LockInfo)
+    assert_type(await locks.list(prefix="order:"), list[LockInfo])
+    assert_type(await locks.break_lock("order:42"), LockInfo)
+
+
+def test_the_awaited_api_is_typed_like_the_other() -> None:
+    async def all_of_it() -> None:
+        await connecting_gives_locks()
+        async with holdfast.aio.connect("memory://typing-aio") as locks:
+            await entering_gives_the_lease(locks)
+            await acquiring_may_give_none(locks)
+            await a_loss_is_told_to_a_function_or_a_coroutine(locks)
+            await looking_from_outside(locks)
+
+    asyncio.run(all_of_it())

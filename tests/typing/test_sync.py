@@ -1,0 +1,109 @@
+"""`holdfast` as a type checker sees it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, assert_type
+
+import pytest
+
+import holdfast
+from holdfast import Lease, Lock, LockInfo, Locks
+from holdfast.testing import FakeClock
+
+
+def test_connecting_gives_locks() -> None:
+    plain = holdfast.connect("memory://typing")
+    assert_type(plain, Locks)
+    full = holdfast.connect(
+        "memory://typing", holder="worker-7", namespace="shop", patience=timedelta(seconds=5), clock=FakeClock()
+    )
+    assert_type(full, Locks)
+    assert_type(full.holder, str)
+    with holdfast.connect("memory://typing") as locks:
+        assert_type(locks, Locks)
+    full.close()
+
+
+def test_a_lock_takes_seconds_or_a_timedelta() -> None:
+    def told(lease: Lease) -> None:
+        assert_type(lease.fence, int)
+
+    with holdfast.connect("memory://typing") as locks:
+        assert_type(locks.lock("order:42"), Lock)
+        every = locks.lock(
+            "order:42",
+            ttl=timedelta(seconds=30),
+            wait=0.5,
+            renew=False,
+            reentrant=True,
+            metadata={"order": 42, "steps": ["charge"]},
+            min_hold=0,
+            on_lost=told,
+        )
+        assert_type(every, Lock)
+
+
+def test_entering_gives_the_lease() -> None:
+    with holdfast.connect("memory://typing") as locks:
+        with locks.lock("order:42", ttl=30, wait=10) as lease:
+            assert_type(lease, Lease)
+            assert_type(lease.name, str)
+            assert_type(lease.fence, int)
+            assert_type(lease.holder, str)
+            assert_type(lease.claim_id, str)
+            assert_type(lease.acquired_at, float)
+            assert_type(lease.expires_at, float)
+            assert_type(lease.ttl, float)
+            assert_type(lease.metadata, Any)
+            assert_type(lease.held, bool)
+            assert_type(lease.lost, bool)
+            assert_type(lease.remaining, float)
+            lease.check()
+            assert_type(lease.extend(), bool)
+            assert_type(lease.extend(timedelta(seconds=60)), bool)
+            assert_type(lease.release(), bool)
+
+
+def test_acquiring_may_give_none() -> None:
+    with holdfast.connect("memory://typing") as locks:
+        lock = locks.lock("order:42")
+        lease = lock.acquire(timeout=10)
+        assert_type(lease, Lease | None)
+        if lease is not None:
+            assert_type(lease, Lease)
+        assert_type(lock.acquire(False), Lease | None)
+        assert_type(lock.acquire(blocking=True, timeout=0), Lease | None)
+        assert_type(lock.locked(), bool)
+        with pytest.raises(AttributeError):  # it is held, so there is no lease to have a fence
+            lock.acquire(False).fence.bit_length()  # type: ignore[union-attr]
+        lock.release()
+
+
+def test_looking_from_outside() -> None:
+    with holdfast.connect("memory://typing") as locks:
+        info = locks.inspect("order:42")
+        assert_type(info, LockInfo)
+        assert_type(info.locked, bool)
+        assert_type(info.waiters, int)
+        assert_type(info.as_dict(), dict[str, Any])
+        for holder in info.holders:
+            assert_type(holder, holdfast.HolderInfo)
+            assert_type(holder.fence, int)
+            assert_type(holder.expires_at, float)
+        assert_type(locks.list("order:"), list[LockInfo])
+        assert_type(locks.break_lock("order:42"), LockInfo)
+
+
+def test_mistakes_are_caught_before_they_run() -> None:
+    with holdfast.connect("memory://typing") as locks:
+        with pytest.raises(ValueError, match="string"):
+            locks.lock(42)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="ttl"):
+            locks.lock("order:42", ttl="30")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            locks.lock("order:42", 30)  # type: ignore[call-arg]
+        with pytest.raises(TypeError):
+            locks.lock("order:42", timeout=30)  # type: ignore[call-arg]
+        with locks.lock("order:42") as lease, pytest.raises(AttributeError):
+            lease.fence = 7  # type: ignore[misc]
