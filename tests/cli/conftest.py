@@ -87,6 +87,7 @@ class Shell:
         self.url = f"sqlite:///{folder}/locks.db"
         self.environment = {**os.environ, "HOLDFAST_URL": self.url}
         self._started: list[subprocess.Popen[str]] = []
+        self._locks: list[holdfast.Locks] = []
 
     def __call__(
         self, *words: str, env_extra: dict[str, str] | None = None, **more: Any
@@ -103,9 +104,13 @@ class Shell:
         return process
 
     def locks(self) -> holdfast.Locks:
-        return holdfast.connect(self.url)
+        """The store as another process sees it; closed when the test is over."""
+        self._locks.append(holdfast.connect(self.url))
+        return self._locks[-1]
 
     def close(self) -> None:
+        for locks in self._locks:
+            locks.close()
         for process in self._started:
             if process.poll() is None:
                 process.kill()

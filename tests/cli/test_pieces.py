@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,11 @@ from holdfast.cli import child, exits, group
 from holdfast.cli.demo import judge, missing, seen
 from holdfast.cli.demo.judge import Hold, Report
 from holdfast.cli.demo.story import NAMES, Story
-from holdfast.cli.guardian import Plan
+from holdfast.cli.guardian import Guardian, Plan
 from holdfast.cli.look import span
 from holdfast.cli.options import seconds
-from holdfast.cli.supervisor import Grace
+from holdfast.cli.signals import Inbox
+from holdfast.cli.supervisor import Grace, Supervisor
 from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
 from tests.cli.conftest import eventually, is_gone
 
@@ -58,6 +60,27 @@ def test_the_guardian_acts_later_than_the_supervisor_and_earlier_than_the_deadli
     assert 100.0 - grace.margin < plan.kill_at < 100.0
     assert plan.armed
     assert not Plan().armed
+
+
+class _Guardian(Guardian):
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+
+    def agree(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+
+def test_an_end_that_is_due_is_not_put_off_by_a_late_renewal() -> None:
+    """We were stopped, the guardian has begun to end the group, and then a renewal comes through after all."""
+    lease, guardian = SimpleNamespace(lost=False, remaining=30.0), _Guardian()
+    supervisor = Supervisor(child.Child(0, -1), lease, guardian, Inbox(), None, Grace(kill_after=1.0, margin=0.1))
+    supervisor.reassure()
+    lease.remaining = 1.0
+    supervisor.reassure()
+    assert len(guardian.plans) == 2, "while it is not due it may be put off, or be brought forward"
+    lease.remaining = 30.0
+    supervisor.reassure()
+    assert len(guardian.plans) == 2
 
 
 @pytest.mark.parametrize(

@@ -83,20 +83,22 @@ class Supervisor:
 
     def supervise(self) -> Outcome:
         """Until the command has ended, by itself or by us."""
-        child, lease, grace = self._child, self._lease, self._grace
+        child = self._child
         while True:
             self._heed(self._inbox.wait(self._end_at - boot_now()))
             stopped_by = child.look()
-            # First, even if the command has ended: of its group somebody may be left.
-            if lease.lost:
-                return self._end("its lease was lost", boot_now() + grace.kill_after)
-            if boot_now() >= self._end_at:
-                left = min(grace.kill_after, lease.remaining - grace.margin)
-                return self._end("its lease could not be renewed in time", boot_now() + left)
+            why = self._why_end()  # first, even if the command has ended: of its group somebody may be left
+            if why is not None:
+                return self._end(why, min(boot_now(), self._end_at) + self._grace.kill_after)
             if child.status is not None:
                 return self._outcome(None)
             if stopped_by is not None:
                 self._stop_too(stopped_by)
+
+    def _why_end(self) -> str | None:
+        if self._lease.lost:
+            return "its lease was lost"
+        return "its lease could not be renewed in time" if boot_now() >= self._end_at else None
 
     def _heed(self, letters: bytes) -> None:
         for signum in letters:

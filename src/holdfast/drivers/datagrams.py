@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 LOOK_ALL = "*"  # more wake-ups came than the socket can queue: every waiter of this process looks
@@ -21,7 +20,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         name = f"holdfast-{os.urandom(8).hex()}"
-        self._file = None if _ABSTRACT else Path(tempfile.gettempdir()) / name
+        self._file = None if _ABSTRACT else _temporary_folder() / name
         self.address = f"@{name}" if _ABSTRACT else str(self._file)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setblocking(False)
@@ -70,6 +69,12 @@ class Sender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _temporary_folder() -> Path:
+    import tempfile  # takes long to import, and Linux does not need it
+
+    return Path(tempfile.gettempdir())
 
 
 def _sockaddr(address: str) -> str:

@@ -7,7 +7,6 @@ host agree, in whatever container or time namespace they run.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +41,8 @@ def _machine() -> str:
 def _boot_id() -> str:
     text = _read("/proc/sys/kernel/random/boot_id")
     if not text and sys.platform == "darwin":
+        import subprocess  # takes long to import, and Linux does not need it
+
         command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
         text = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     if not text:
