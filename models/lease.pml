@@ -4,6 +4,8 @@
  * request takes effect at some moment between its sending and its answer; an answer may be lost; a client may stop
  * for ever at any point. What is decided: see the two assertions marked CLAIM.
  *
+ * The run is bounded: time stops at END, and at most GRANTS grants are made.
+ *
  *   (no option)        the design: deadline from before the request, fence checked by the resource
  *   -DUNFENCED         the resource takes every write: CLAIM 2 fails, which is why fences exist
  *   -DFROM_REPLY       the deadline counts from the answer: CLAIM 1 fails
@@ -11,7 +13,10 @@
  */
 #define TTL   2
 #ifndef END
-#define END   7		/* when time stops */
+#define END   6		/* when time stops */
+#endif
+#ifndef GRANTS
+#define GRANTS 3	/* how many fences there are */
 #endif
 #define NOBODY 2
 
@@ -34,7 +39,7 @@ inline srv_acquire(i) {
 	granted = false;
 	if
 	:: holder == i && taken -> expires = now + TTL; granted = true	/* asked before: the same fence again */
-	:: !taken -> holder = i; expires = now + TTL; fence++; granted = true
+	:: !taken && fence < GRANTS -> holder = i; expires = now + TTL; fence++; granted = true
 	:: else
 	fi
 }

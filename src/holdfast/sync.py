@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from holdfast._connect import open_backend
 from holdfast._model import LockInfo
@@ -55,7 +55,7 @@ class Lock:
 
         Raises BackendUnavailable if the backend cannot be asked. However it fails, nothing is left behind.
         """
-        return cast("Lease | None", drive(self._logic.acquire(blocking, timeout)))
+        return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
 
     def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
@@ -66,7 +66,7 @@ class Lock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
-        return cast(Lease, drive(self._logic.enter()))
+        return drive(self._logic.enter())  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

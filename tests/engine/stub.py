@@ -59,6 +59,6 @@ class StubBackend:
 
 async def take(engine: Engine, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
     """A lease from the stub, kept by the engine's keeper."""
-    lease = await acquire(engine, Request(Terms(name, name, "us", ttl), renew=renew), 0.0)
+    lease = await acquire(engine, Request(Terms(name, name, "us", ttl), renew=renew), 0.0, lambda lease: None)
     assert isinstance(lease, Lease)
     return lease

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -90,7 +91,8 @@ class BlockingSqlite:
         self._reset()
 
     def _reset(self) -> None:
-        self._mutex = threading.Lock()  # one transaction at a time on the one connection
+        self._mutex = threading.RLock()  # one transaction at a time on the one connection
+        self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # device and inode of what is open
 
@@ -98,20 +100,21 @@ class BlockingSqlite:
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
     ) -> tuple[T, list[Wake]]:
         until = boot_now() + within
-        if not self._mutex.acquire(timeout=within):
-            raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
         try:
-            if quick is not None and self._db is not None:
-                done = self._try(self._db, quick, args)
-                if done is not None:
-                    return done, []
-            answer, wakes = self._transact(self._open(until), step, args, until)
+            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
+            # Whoever has it is bounded in time, and who comes in too late is told so.
+            with self._mutex:
+                if boot_now() >= until:
+                    raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
+                if quick is not None and self._db is not None:
+                    done = self._try(self._db, quick, args)
+                    if done is not None:
+                        return done, []
+                answer, wakes = self._transact(self._open(until), step, args, until)
         except sqlite3.Error as error:
             raise self._translate(error) from error
         except OSError as error:
             raise self._unavailable(f"cannot be used: {error}", transient=False) from error
-        finally:
-            self._mutex.release()
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
@@ -126,6 +129,8 @@ class BlockingSqlite:
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], until: float
     ) -> tuple[T, list[Wake]]:
         execute = db.execute
+        if db.in_transaction:  # a signal handler, in the middle of a request of this very thread
+            raise self._unavailable("is in use by the code that was interrupted", transient=True)
         try:
             try:
                 execute("BEGIN IMMEDIATE")
@@ -179,6 +184,8 @@ class BlockingSqlite:
                 pass  # deleted: whoever comes next makes a new one, and so do we
             self._db.close()
             self._db = None
+        if self._closed:
+            raise self._unavailable("is closed", transient=False)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -222,6 +229,7 @@ class BlockingSqlite:
 
     def shut(self) -> None:
         with self._mutex:
+            self._closed = True
             if self._db is not None:
                 self._db.close()
                 self._db = None
@@ -239,8 +247,9 @@ class BlockingSqlite:
             self._reset()
             self.wakes.after_fork()
             self._sender = Sender()
-        elif self._mutex.locked():
-            self._mutex.release()
+        else:
+            with suppress(RuntimeError):  # it was not had
+                self._mutex.release()
 
     def __repr__(self) -> str:
         return f"sqlite:///{self.path}"

@@ -6,7 +6,7 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from holdfast._ids import new_claim_id
@@ -21,30 +21,39 @@ if TYPE_CHECKING:
 FOREVER = float("inf")
 
 
-def acquire(engine: Engine, request: Request, wait: float | None) -> Coroutine[Any, Any, Lease | Busy]:
+Adopt = Callable[[Lease], None]
+
+
+def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
     """The lease, or who was in the way after `wait` seconds (None waits for ever, 0 asks once).
 
     Raises BackendUnavailable if the backend cannot be asked: after `wait`, or after the engine's patience if
-    there is no such limit. However it ends, by an exception too, only a returned lease holds anything.
+    there is no such limit. However it ends, by an exception too, only a returned lease holds anything: what the
+    caller must do with a lease it does in `adopt`, since an interrupt of the blocking world can fall between any two
+    calls, and nothing is called between here and the user once the lease is adopted.
     """
     claim = Claim(new_claim_id(), request.terms)
     ask = _ask_and_tell if engine.events.wanted() else _ask
-    return ask(engine, request, claim, wait)
+    return ask(engine, request, claim, wait, adopt)
 
 
-async def _ask_and_tell(engine: Engine, request: Request, claim: Claim, wait: float | None) -> Lease | Busy:
+async def _ask_and_tell(
+    engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt
+) -> Lease | Busy:
     started = engine.now()
     engine.tell_claim("asked", claim)
-    answer = await _ask(engine, request, claim, wait)
-    waited = engine.now() - started
-    if isinstance(answer, Busy):
-        engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, held by {answer.holder!r}")
-    else:
-        engine.tell_claim("granted", claim, fence=answer.fence, waited=waited)
+
+    def adopt_and_tell(lease: Lease) -> None:
+        adopt(lease)
+        engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
+
+    answer = await _ask(engine, request, claim, wait, adopt_and_tell)
+    if answer.__class__ is Busy:
+        engine.tell_claim("waited", claim, waited=engine.now() - started, detail="gave up")
     return answer
 
 
-async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None) -> Lease | Busy:
+async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
     asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
@@ -55,7 +64,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if isinstance(answer, Grant):
-                    return _believe(engine, request, claim, answer, asked_at)
+                    lease = _believe(engine, request, claim, answer, asked_at)
+                    adopt(lease)
+                    return lease
             except BackendUnavailable as error:
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1

@@ -67,6 +67,8 @@ class Engine:
         if kept is not None:  # interrupted just after the grant, before anybody had the lease
             kept._move("release")
             self.keeper.forget(kept)
+            self.let_go(kept)
+            kept._leave_home()
         if self.backend.capabilities.instant:
             await self._abandon(claim)
         else:

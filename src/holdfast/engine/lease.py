@@ -213,6 +213,10 @@ class Lease:
             freed = self.held
         else:
             freed = await self._engine.release(self)
-        if self in self._home and (freed or self._guard is None):
-            self._home.remove(self)
+        if freed or self._guard is None:
+            self._leave_home()
         return freed
+
+    def _leave_home(self) -> None:
+        if self in self._home:
+            self._home.remove(self)

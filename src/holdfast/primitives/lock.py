@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast._model import Busy
 from holdfast._time import Seconds, length, say
-from holdfast.engine.acquire import acquire
+from holdfast.engine.acquire import Adopt, acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
@@ -28,8 +28,10 @@ class LockLogic:
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
-        answer = await self._take(self._wait_for(blocking, timeout))
-        return None if isinstance(answer, Busy) else answer
+        answer = await self._take(self._wait_for(blocking, timeout), self._adopt)
+        if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
+            return None
+        return answer  # type: ignore[return-value]
 
     def _wait_for(self, blocking: bool, timeout: Seconds | None) -> float | None:
         if not blocking:
@@ -42,7 +44,7 @@ class LockLogic:
             return None
         return length(timeout, "timeout", zero=True)
 
-    async def _take(self, wait: float | None, *, to_enter: bool = False) -> Lease | Busy:
+    async def _take(self, wait: float | None, adopt: Adopt) -> Lease | Busy:
         engine, request = self.engine, self.request
         engine.must_be_open()
         if request.reentrant:
@@ -51,21 +53,18 @@ class LockLogic:
                 return inner
         if request.terms.holder is not engine.holder:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
-        lease = await acquire(engine, request, wait)
-        if isinstance(lease, Busy):
-            return lease
-        try:
-            lease._owner = owner = engine.world.owner()
-            if request.reentrant:
-                engine.entered[owner, request.terms.key] = lease
-            if to_enter:
-                lease._guard = engine.world.guard()
-            lease._home = self._current
-            self._current.append(lease)
-        except BaseException:  # interrupted before anybody had it
-            await engine.release(lease)
-            raise
-        return lease
+        return await acquire(engine, request, wait, adopt)
+
+    def _adopt(self, lease: Lease) -> None:
+        lease._owner = owner = self.engine.world.owner()
+        if self.request.reentrant:
+            self.engine.entered[owner, self.request.terms.key] = lease
+        lease._home = self._current
+        self._current.append(lease)
+
+    def _adopt_to_enter(self, lease: Lease) -> None:
+        lease._guard = self.engine.world.guard()
+        self._adopt(lease)
 
     def _enter_again(self) -> Lease | None:
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
@@ -78,17 +77,16 @@ class LockLogic:
     async def enter(self) -> Lease:
         """The lease for the body of a `with`. Raises AcquireTimeout: the body never runs without it."""
         started = self.engine.now()
-        answer = await self._take(self.request.wait, to_enter=True)
-        if isinstance(answer, Busy):
-            name, waited = self.request.terms.name, self.engine.now() - started
-            held_by = f"held by {answer.holder!r}" if answer.holder else "not free"
-            raise AcquireTimeout(
-                f"lock {name!r} is still {held_by} after {say(waited)}",
-                name=name,
-                waited=waited,
-                holder=answer.holder,
-            )
-        return answer
+        answer = await self._take(self.request.wait, self._adopt_to_enter)
+        if answer.__class__ is Busy:
+            raise self._timed_out(answer.holder, self.engine.now() - started)
+        return answer  # type: ignore[return-value]
+
+    def _timed_out(self, holder: str | None, waited: float) -> AcquireTimeout:
+        name = self.request.terms.name
+        held_by = f"held by {holder!r}" if holder else "not free"
+        text = f"lock {name!r} is still {held_by} after {say(waited)}"
+        return AcquireTimeout(text, name=name, waited=waited, holder=holder)
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""

@@ -87,6 +87,23 @@ class InterruptedLeavesNothing(Promise):
             await asker.result()
         assert await stage.is_free("seat")
 
+    @needs("cancellation")
+    @pytest.mark.parametrize("taken", [True, False])
+    async def test_acquires_cancelled_at_any_moment_leave_nothing(self, stage: Stage, taken: bool) -> None:
+        holder = await stage.locks().lock("seat").take() if taken else None
+        locks = stage.locks()
+        for moment in range(60):
+            asker = stage.start(_failing(locks.lock("seat"), ZeroDivisionError()))
+            for _ in range(moment % 12):
+                await asyncio.sleep(0)
+            asker.cancel()
+            with pytest.raises((asyncio.CancelledError, ZeroDivisionError)):
+                await asker.result()
+        assert (await stage.info("seat")).waiters == 0
+        if holder is not None:
+            assert await holder.release()
+        assert await stage.is_free("seat")
+
     @needs("blocking")
     @pytest.mark.parametrize("where", ["request", "reply"])
     @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, ZeroDivisionError])

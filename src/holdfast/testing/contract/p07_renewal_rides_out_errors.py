@@ -97,6 +97,14 @@ class RenewalRidesOutErrors(Promise):
         await stage.until(lambda: all(lease.remaining == 30 for lease in leases), "all to be renewed")
         assert locks.faults.calls["renew"] == 1
 
+    async def test_a_batch_is_no_larger_than_the_backend_takes(self, stage: Stage) -> None:
+        locks = stage.locks(capabilities={"renew_batch": 10})
+        leases = [await locks.lock(f"line-{number}", ttl=30).take() for number in range(25)]
+        await stage.asleep()
+        stage.clock.advance(10)
+        await stage.until(lambda: all(lease.remaining == 30 for lease in leases), "all to be renewed")
+        assert locks.faults.calls["renew"] == 3
+
     async def test_leases_due_at_about_the_same_time_are_renewed_together(self, stage: Stage) -> None:
         locks = stage.locks()
         leases = []

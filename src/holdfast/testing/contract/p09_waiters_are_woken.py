@@ -139,6 +139,22 @@ class WaitersAreWoken(Promise):
         await (await first.result()).release()
         assert (await second.result()).held
 
+    async def test_a_waiter_that_gives_up_in_the_moment_it_is_woken_hands_on_to_the_next(self, stage: Stage) -> None:
+        holder = await stage.locks().lock("gate", ttl=600).take()
+        deaf = stage.locks()
+        deaf.faults.deaf = True
+        first = stage.start(deaf.lock("gate").acquire(timeout=0.4))
+        await stage.queue("gate", 1)
+        second = stage.start(stage.locks().lock("gate", ttl=600).take())
+        await stage.queue("gate", 2)
+        stage.clock.advance(0.3)
+        await holder.release()  # it is the first one's now, who does not hear of it
+        stage.clock.advance(0.1)
+        taken = await first.result()
+        if taken is not None:
+            await taken.release()
+        assert (await second.result()).held
+
     async def test_a_wake_up_between_the_answer_and_the_wait_is_not_missed(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate").take()
         late = stage.locks()

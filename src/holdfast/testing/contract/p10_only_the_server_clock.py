@@ -12,7 +12,7 @@ import pytest
 from holdfast._model import Grant, Renewal
 from holdfast.errors import LeaseLost
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
 
 YEAR = 365 * 86400.0
@@ -65,6 +65,17 @@ class OnlyTheServerClock(Promise):
         stage.clock.advance(10)
         following = await stage.locks().lock("hour").take()
         assert following.fence > lease.fence
+
+    @on_the_real_clock
+    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    async def test_the_machine_s_own_clock_is_not_its_wall_clock(self, stage: Stage, step: float) -> None:
+        lease = await stage.locks().lock("hour", ttl=60).take()
+        short = await stage.locks().lock("minute", ttl=0.05, renew=False).take()
+        with _wall_clock_stepped(step):
+            assert lease.held
+            assert await stage.locks().lock("hour").acquire(blocking=False) is None
+            await stage.until(lambda: not short.held)
+            assert await stage.locks().lock("minute", wait=5).acquire() is not None
 
     async def test_a_client_whose_clock_stands_still_cannot_keep_a_lock_for_ever(self, stage: Stage) -> None:
         stopped = await stage.locks(clock=FakeClock()).lock("hour", ttl=10).take()

@@ -234,6 +234,12 @@ class PublicNames(Promise):
         for name in ("name", "Name", "name ", " name", "name\u0301", "nam\u00e9", "name\u200b"):
             assert await locks.lock(name).acquire(blocking=False) is not None, name
 
+    async def test_no_two_of_many_names_are_one_lock(self, stage: Stage) -> None:
+        locks = stage.locks()
+        for number in range(300):
+            assert await locks.lock(f"lock-{number}").acquire(blocking=False) is not None
+        assert len(await locks.list("lock-")) == 300
+
     async def test_break_lock_tells_what_was_there(self, stage: Stage) -> None:
         lease = await stage.locks(holder="stuck").lock("shop", metadata="m").take()
         breaker = stage.locks()

@@ -1,0 +1,18 @@
+"""A backend that holdfast does not know needs no more than `make_backend` to be held to the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast._worlds import Clock, World
+from holdfast.backends.base import Backend
+from holdfast.backends.memory import MemoryBackend, MemoryStore
+from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
+
+_stores: dict[Path, MemoryStore] = {}
+
+
+class TestOwnBackend(OneAdmissionRule):
+    def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
+        assert clock is not None
+        return MemoryBackend(_stores.setdefault(tmp_path, MemoryStore(clock.now)), world)
