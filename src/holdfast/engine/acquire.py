@@ -49,7 +49,8 @@ async def _ask_and_tell(
 
     answer = await _ask(engine, request, claim, wait, adopt_and_tell)
     if answer.__class__ is Busy:
-        engine.tell_claim("waited", claim, waited=engine.now() - started, detail="gave up")
+        gave_up = f"gave up, held by {answer.holder!r}"
+        engine.tell_claim("waited", claim, waited=engine.now() - started, detail=gave_up)
     return answer
 
 

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast._model import Renewal
+from holdfast._time import pause_before_retry
 from holdfast.engine.lease import Lease, Step
 from holdfast.observe.events import logger
 
@@ -122,8 +123,7 @@ class Keeper:
         return due
 
     def _is_time(self, look_at: float, lease: Lease, now: float) -> bool:
-        soon = lease._renew_at - lease._ttl * EARLY
-        return look_at <= now or (look_at == lease._look_at == lease._renew_at and soon <= now)
+        return look_at <= now or (look_at == lease._look_at == lease._renew_at and _renewable_at(lease) <= now)
 
     def _look_at(self, lease: Lease, now: float, due: list[Lease]) -> None:
         if lease._state != "held":
@@ -132,7 +132,7 @@ class Keeper:
             self.notice(lease)
             return
         renews = lease._request.renew
-        if renews and not lease._renewing and now >= lease._renew_at - lease._ttl * EARLY:
+        if renews and not lease._renewing and now >= _renewable_at(lease):
             lease._renewing = True
             due.append(lease)
         waits_for_renewal = renews and not lease._renewing
@@ -175,7 +175,8 @@ class Keeper:
         engine = self._engine
         now = engine.now()
         for lease in leases:
-            lease._renew_at = now + lease._ttl * (0.05 + 0.05 * engine.world.chance())
+            lease._failures += 1
+            lease._renew_at = now + _pause_before_renewal(lease, now, engine.world.chance())
             if engine.events.wanted():
                 engine.tell_lease("renewal_failed", lease, f"{type(error).__name__}: {error}")
 
@@ -198,6 +199,18 @@ class Keeper:
                     engine.world.spawn(_finish(answer), "holdfast-on-lost")
             except Exception:
                 logger.exception("on_lost of lock %r failed", lease.name)
+
+
+def _renewable_at(lease: Lease) -> float:
+    """A little early, along with others that are due; but not after a failure, or there would be no pause."""
+    return lease._renew_at if lease._failures else lease._renew_at - lease._ttl * EARLY
+
+
+def _pause_before_renewal(lease: Lease, now: float, chance: float) -> float:
+    """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""
+    ttl = lease._ttl
+    pause = pause_before_retry(lease._failures, chance, base=ttl / 60, cap=ttl / 10)
+    return max(ttl / 200, min(pause, (lease._deadline - now) / 2))
 
 
 async def _finish(answer: object) -> None:

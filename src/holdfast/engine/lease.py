@@ -60,6 +60,7 @@ class Lease:
         "_deadline",
         "_depth",
         "_engine",
+        "_failures",
         "_fence",
         "_granted_at",
         "_guard",
@@ -93,6 +94,7 @@ class Lease:
         self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
         self._look_at = 0.0
+        self._failures = 0  # renewals that failed since the last that did not
         self._renewing = False
 
     # What was granted
@@ -200,6 +202,7 @@ class Lease:
         if deadline > self._deadline:
             self._deadline = deadline
         self._renew_at = asked_at + ttl / 3
+        self._failures = 0
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)

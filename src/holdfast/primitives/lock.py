@@ -68,10 +68,14 @@ class LockLogic:
 
     def _enter_again(self) -> Lease | None:
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
-        if lease is not None:
-            lease.check()  # what was lost cannot be entered again
-            lease._depth += 1
-            self._current.append(lease)
+        if lease is None:
+            return None
+        if not lease.held and lease._guard is None:
+            self.engine.keeper.notice(lease)
+            return None  # lost, and no body runs under it: ask afresh
+        lease.check()  # inside its `with`, what was lost cannot be entered again
+        lease._depth += 1
+        self._current.append(lease)
         return lease
 
     async def enter(self) -> Lease:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from datetime import timedelta
 
@@ -128,10 +127,22 @@ class PublicNames(Promise):
         lease = await lock.take()
         stage.clock.advance(10)
         following = await stage.locks().lock("shop").take()
-        with contextlib.suppress(LeaseLost):  # or refused like everybody else, once the loss was noticed
-            assert await lock.acquire(blocking=False) is None
+        assert await lock.acquire(blocking=False) is None  # refused like everybody else
         assert not lease.held
         assert await stage.fences("shop") == [following.fence]
+
+    async def test_inside_its_with_what_was_lost_cannot_be_entered_again(self, stage: Stage) -> None:
+        lock = stage.locks().lock("shop", ttl=10, renew=False, reentrant=True)
+
+        async def lose_and_enter_again() -> None:
+            async with lock:
+                stage.clock.advance(10)
+                with pytest.raises(LeaseLost):
+                    await lock.acquire(blocking=False)
+
+        with pytest.raises(LeaseLost):
+            await lose_and_enter_again()
+        assert await stage.is_free("shop")
 
     async def test_an_error_in_the_inner_body_leaves_the_outer_one_its_lock(self, stage: Stage) -> None:
         lock = stage.locks().lock("shop", reentrant=True)
