@@ -83,7 +83,9 @@ def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, waiting
     holder.signal(signal.SIGSTOP)
     second = waiter.expect()
     holder.signal(signal.SIGCONT)
-    assert holder.ask("look") == {"held": False, "lost": True, "check": "LeaseLost", "told": 1}
+    assert holder.ask("look").items() >= {"held": False, "lost": True, "check": "LeaseLost"}.items()
+    while holder.ask("look")["told"] != 1:  # on_lost is called by whoever noticed first, in its own time
+        continue
     assert holder.ask("release")["released"] is False
     assert waiter.ask("look")["held"] is True
     (now,) = waiter.ask("inspect", name="x")["holders"]

@@ -95,6 +95,7 @@ def test_a_store_that_cannot_be_used_gives_one_line(shell: Shell, tmp_path: Path
 # Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.
 AS_NOBODY = """
 import os, sys
+import holdfast.cli.signals
 from holdfast.cli import main
 main(["ls", "--url", sys.argv[1]])
 if os.getuid() == 0:

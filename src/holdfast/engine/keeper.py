@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NEVER: Final = float("inf")
 IDLE: Final = 10.0  # seconds without leases after which the loop ends
+HANGING: Final = 0.25  # seconds after which an unanswered renewal no longer holds up the others
 EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
 
@@ -36,6 +37,9 @@ class Keeper:
         self._tiebreak = count()
         self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
         self._signal: Signal | None = None  # there is one while the loop runs
+        self._due: list[Lease] = []  # to be renewed next
+        self._renewers = 0  # those that renew: one, or more while requests hang
+        self._asked_at = 0.0  # when one of them last sent a request
         self._closed = False
 
     def keep(self, lease: Lease) -> None:
@@ -89,11 +93,12 @@ class Keeper:
         try:
             while not self._closed:
                 due = self._look(self._engine.now())
-                if due:
-                    self._engine.world.spawn(self._renew(due), "holdfast-renewal")
+                with self._engine.mutex:
+                    self._due += due
                 now = self._engine.now()
+                see_to_due = self._see_to_due(now)
                 promised = self._next_look if self._next_look > now else NEVER
-                self._next_look = min(promised, self._heap[0][0] if self._heap else NEVER)
+                self._next_look = min(promised, see_to_due, self._heap[0][0] if self._heap else NEVER)
                 if self._fresh:
                     continue  # it came since we looked, when there was no need to wake us
                 woken = await signal.wait(min(IDLE, self._next_look - now))
@@ -139,10 +144,32 @@ class Keeper:
         lease._look_at = min(lease._renew_at, lease._deadline) if waits_for_renewal else lease._deadline
         heapq.heappush(self._heap, (lease._look_at, next(self._tiebreak), lease))
 
-    async def _renew(self, leases: list[Lease]) -> None:
-        size = self._engine.backend.capabilities.renew_batch
-        for start in range(0, len(leases), size):
-            await self._renew_batch(leases[start : start + size])
+    def _see_to_due(self, now: float) -> float:
+        """See to it that somebody renews what is due; the answer is when to look whether that goes on.
+
+        One renewer does all, batch after batch. Another is only started when its request hangs, so that one hanging
+        request does not cost the leases that fall due meanwhile.
+        """
+        with self._engine.mutex:
+            hangs_at = self._asked_at + HANGING if self._renewers else now
+            start = bool(self._due) and hangs_at <= now
+            if start:
+                self._renewers += 1
+                self._asked_at = now
+        if start:
+            self._engine.world.spawn(self._renew(), "holdfast-renewal")
+        return max(hangs_at, now + HANGING) if self._due else NEVER
+
+    async def _renew(self) -> None:
+        while True:
+            with self._engine.mutex:
+                size = self._engine.backend.capabilities.renew_batch
+                batch, self._due = self._due[:size], self._due[size:]
+                if not batch:
+                    self._renewers -= 1
+                    return
+                self._asked_at = self._engine.now()
+            await self._renew_batch(batch)
 
     async def _renew_batch(self, leases: list[Lease]) -> None:
         engine = self._engine
