@@ -210,11 +210,12 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
         return _grant(t, claim, counter)
     _expire(t, terms.key)
     again = t.execute(
-        "UPDATE claims SET ends_at = max(ends_at, ?) WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0"
-        " RETURNING place, acquired_at",
-        (t.now + terms.ttl, terms.key, id),
+        "SELECT place, acquired_at FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0",
+        (terms.key, id),
     ).fetchone()
     if again is not None:  # asked before, and the answer was lost
+        longer = "UPDATE claims SET ends_at = max(ends_at, ?) WHERE key = ? AND waiting = 0 AND place = ?"
+        t.execute(longer, (t.now + terms.ttl, terms.key, again[0]))
         return Grant(*again)
     if _fits(t, claim):
         t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))

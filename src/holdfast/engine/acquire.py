@@ -61,7 +61,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     failures = 0
     try:
         while True:
-            within = engine.patience if not enqueue else min(engine.patience, max(0.02, give_up_at - asked_at))
+            within = engine.patience
+            if wait and give_up_at - asked_at < within:
+                within = max(0.02, give_up_at - asked_at)
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if isinstance(answer, Grant):

@@ -109,7 +109,8 @@ class Engine:
     async def release(self, lease: Lease) -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched."""
         self.keeper.notice(lease)
-        self.let_go(lease)
+        if lease._request.reentrant:
+            self.let_go(lease)
         if not lease._move("release"):
             return False
         self.keeper.forget(lease)
@@ -128,9 +129,10 @@ class Engine:
             raise
 
     async def _release(self, lease: Lease) -> bool:
-        linger = self._linger(lease)
+        linger = self._linger(lease) if lease._request.min_hold else 0.0
         try:
-            within = min(self.patience, max(0.02, lease._deadline - self.now()))  # afterwards it has ended by itself
+            within = lease._deadline - self.now()  # afterwards it has ended by itself
+            within = self.patience if within > self.patience else max(0.02, within)
             freed = await self.backend.release(lease._claim, linger=linger, within=within)
             asked_before = False
         except BackendUnavailable as error:
@@ -145,8 +147,7 @@ class Engine:
 
     def _linger(self, lease: Lease) -> float:
         """How long the name stays taken after the release."""
-        min_hold = lease._request.min_hold
-        return max(0.0, min_hold - (self.now() - lease._granted_at)) if min_hold else 0.0
+        return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
     async def _release_again(self, lease: Lease, linger: float, error: BackendUnavailable) -> bool:
         try:

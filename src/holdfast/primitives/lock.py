@@ -6,6 +6,8 @@ Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: h
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from holdfast._model import Busy
 from holdfast._time import Seconds, length, say
 from holdfast.engine.acquire import Adopt, acquire
@@ -44,16 +46,17 @@ class LockLogic:
             return None
         return length(timeout, "timeout", zero=True)
 
-    async def _take(self, wait: float | None, adopt: Adopt) -> Lease | Busy:
+    def _take(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
         engine, request = self.engine, self.request
-        engine.must_be_open()
+        if engine.closed:
+            engine.must_be_open()
         if request.reentrant:
             inner = self._enter_again()
             if inner is not None:
-                return inner
+                return _ready(inner)
         if request.terms.holder is not engine.holder:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
-        return await acquire(engine, request, wait, adopt)
+        return acquire(engine, request, wait, adopt)
 
     def _adopt(self, lease: Lease) -> None:
         lease._owner = owner = self.engine.world.owner()
@@ -94,7 +97,7 @@ class LockLogic:
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
-        lease = self._find([lease for lease in self._current if lease._guard is not None])
+        lease = self._find(entered=True)
         if lease is None:
             return  # the body let go of it
         self._current.remove(lease)
@@ -121,7 +124,7 @@ class LockLogic:
 
         Raises NotHeld if there is nothing, LeaseLost if it was lost; nobody else's hold is touched.
         """
-        lease = self._find(self._current)
+        lease = self._find(entered=False)
         if lease is None:
             name = self.request.terms.name
             raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
@@ -134,14 +137,22 @@ class LockLogic:
         info = await self.engine.backend.inspect(self.request.terms.key)
         return info.locked
 
-    def _find(self, leases: list[Lease]) -> Lease | None:
+    def _find(self, *, entered: bool) -> Lease | None:
         """The last that the caller took; if there is none, the last that anybody took."""
         owner = self.engine.world.owner()
-        for lease in reversed(leases):
+        found = None
+        for lease in reversed(self._current):
+            if entered and lease._guard is None:
+                continue
             if lease._owner is owner:
                 return lease
-        return leases[-1] if leases else None
+            found = found or lease
+        return found
 
     def __repr__(self) -> str:
         terms = self.request.terms
         return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {self._current!r}"
+
+
+async def _ready(lease: Lease) -> Lease:
+    return lease
