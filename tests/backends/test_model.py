@@ -228,3 +228,17 @@ def test_a_waiter_that_was_silent_for_too_long_goes_to_the_end_of_the_queue(back
     answer = ask(store, silent)
     assert isinstance(answer, Busy)
     assert answer.position == 1
+
+
+def test_a_release_is_handed_over_though_another_hold_ended_by_time_and_nobody_looked(
+    backend: tuple[Backend, FakeClock],
+) -> None:
+    store, clock = backend
+    short, long, waiter = claim_of("a", SHARED, ttl=1), claim_of("a", SHARED, ttl=60), claim_of("a")
+    ask(store, short)
+    ask(store, long)
+    assert isinstance(ask(store, waiter), Busy)
+    clock.advance(2)
+    drive(store.release(long, linger=0.0, within=WITHIN))
+    assert drive(store.wait(waiter, 0.0)), "it is woken, and need not look for itself"
+    assert isinstance(ask(store, waiter), Grant)

@@ -92,28 +92,6 @@ class ForgetsYoungerReservations(MemoryBackend):
         return super()._fits(resource, claim)
 
 
-class RefusesTheReserved(MemoryBackend):
-    """One with a reservation is turned away because an older one came back after its own had lapsed."""
-
-    def _fits(self, resource: Any, claim: Claim) -> bool:
-        for waiter in resource.queue.values():
-            if waiter.claim.id == claim.id:
-                break
-            if not waiter.reserved and not waiter.lapsed:
-                return False
-        return super()._fits(resource, claim)
-
-
-class HandsOverBehindTheExpired(MemoryBackend):
-    """A release does not see that another hold is over by time, and wakes nobody."""
-
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        resource = self._store.resources.get(claim.terms.key)
-        if resource is not None:
-            resource.quiet_until = max(resource.quiet_until, self._store.clock() + 1e-9)
-        return await super().release(claim, linger=linger, within=within)
-
-
 class LeavesTheCancelledBehind(RemoteBackend):
     """Nothing is undone when an acquire is cancelled or out of time."""
 
@@ -130,7 +108,5 @@ PLANTED: dict[str, tuple[Parts, str]] = {
     "give up renewing at the first error": (Parts(keeper=GivesUpRenewing), "failed renewals"),
     "wait all the time for one renewal": (Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),
     "forget younger reservations": (Parts(server=ForgetsYoungerReservations), "held together"),
-    "refuse the reserved": (Parts(server=RefusesTheReserved), "before"),
-    "hand over behind the expired": (Parts(server=HandsOverBehindTheExpired), "stood idle"),
     "leave the cancelled behind": (Parts(remote=LeavesTheCancelledBehind), "left"),
 }

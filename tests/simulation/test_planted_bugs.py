@@ -10,7 +10,7 @@ from tests.simulation.planted import PLANTED
 WITHIN = 400  # seeds
 
 # Seeds that showed a bug of ours when they were first run, and must never fail again. What a seed means moves with the
-# engine, so each of these bugs is also planted above, where any seed may find it.
+# engine, so each of these bugs is also planted, or has a story of its own in tests/backends/test_model.py.
 REPLAYS = {
     87: "one that came back late was let in beside a younger reservation",
     743: "one with a reservation was refused because an older one was back",

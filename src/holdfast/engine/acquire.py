@@ -90,9 +90,11 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if enqueue:
                     await engine.abandon(claim)
                 return answer
-    except BaseException as error:
-        if type(error) is not GeneratorExit:  # nothing can be awaited then; presence and ttl will clear it away
-            await engine.abandon(claim)
+    except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
+        engine.behind(engine.abandon(claim))
+        raise
+    except BaseException:
+        await engine.abandon(claim)
         raise
 
 

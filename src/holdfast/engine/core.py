@@ -7,9 +7,9 @@ forks or an interpreter ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, Claim, Renewal
@@ -128,6 +128,15 @@ class Engine:
                     lease._move("freed")
             raise
 
+    def behind(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do it in the background, where there still is one; else the ttl does."""
+        quietly = _quietly(work)
+        try:
+            self.world.spawn(quietly, "holdfast-behind")
+        except RuntimeError:  # no loop runs any more
+            quietly.close()
+            work.close()
+
     async def _release(self, lease: Lease) -> bool:
         linger = self._linger(lease) if lease._request.min_hold else 0.0
         try:
@@ -218,3 +227,8 @@ class Engine:
         self.keeper = Keeper(self)
         self.entered = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
+
+
+async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+    with suppress(BackendUnavailable):
+        await work

@@ -1,0 +1,45 @@
+"""A coroutine that is closed in the middle, as a collected one is, cannot await any more; others clean up behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.aio import AsyncLocks
+
+
+async def _hold_for_ever(locks: AsyncLocks, inside: asyncio.Event) -> None:
+    async with locks.lock("x", ttl=60):
+        inside.set()
+        await asyncio.Event().wait()
+
+
+async def _step(work: Coroutine[Any, Any, None]) -> None:
+    """As a task would: run it to its next suspension and wait for what it waits for."""
+    future = work.send(None)
+    future._asyncio_future_blocking = False
+    await asyncio.wait([future], timeout=1)
+
+
+async def _close_when(url: str, *, inside: bool) -> None:
+    async with holdfast.aio.connect(url) as locks:
+        entered = asyncio.Event()
+        body = _hold_for_ever(locks, entered)
+        await _step(body)  # to the request of the acquire
+        if inside:
+            await _step(body)
+            assert entered.is_set()
+        assert (await locks.inspect("x")).locked
+        body.close()
+        next_one = await locks.lock("x", wait=20).acquire()
+        assert next_one is not None
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["asking", "holding"])
+def test_a_closed_coroutine_leaves_nothing_behind(tmp_path: Path, inside: bool) -> None:
+    asyncio.run(_close_when(f"sqlite:///{tmp_path / 'locks.db'}", inside=inside))
