@@ -230,7 +230,7 @@ def test_thousands_of_real_interrupts_leave_nothing_behind(url: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED_ALL_THE_TIME, url, "4000"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(ran.stdout) > 500, "enough of them fell inside a cycle"
+    assert int(ran.stdout) > 100, "enough of them fell inside a cycle"
 
 
 def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it(tmp_path: Path) -> None:

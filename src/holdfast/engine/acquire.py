@@ -91,7 +91,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     await engine.abandon(claim)
                 return answer
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
-        engine.behind(engine.abandon(claim))
+        engine.behind(engine.abandon, claim)
         raise
     except BaseException:
         await engine.abandon(claim)

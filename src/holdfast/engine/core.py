@@ -7,9 +7,9 @@ forks or an interpreter ends.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, Claim, Renewal
@@ -21,6 +21,7 @@ from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LockError
 from holdfast.observe.events import Event, Events, Kind
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
@@ -128,13 +129,12 @@ class Engine:
                     lease._move("freed")
             raise
 
-    def behind(self, work: Coroutine[Any, Any, object]) -> None:
+    def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
         """Do it in the background, where there still is one; else the ttl does."""
-        quietly = _quietly(work)
+        work = _quietly(verb, subject)
         try:
-            self.world.spawn(quietly, "holdfast-behind")
+            self.world.spawn(work, "holdfast-behind")
         except RuntimeError:  # no loop runs any more
-            quietly.close()
             work.close()
 
     async def _release(self, lease: Lease) -> bool:
@@ -229,6 +229,6 @@ class Engine:
         self.holder = default_holder() if self._given_holder is None else self._given_holder
 
 
-async def _quietly(work: Coroutine[Any, Any, object]) -> None:
+async def _quietly(verb: Callable[[S], Awaitable[object]], subject: S) -> None:
     with suppress(BackendUnavailable):
-        await work
+        await verb(subject)

@@ -28,16 +28,29 @@ HANGING: Final = 0.25  # seconds after which an unanswered renewal no longer hol
 EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
 
+class _Batch:
+    """Leases that are renewed in one request, watched until it is answered."""
+
+    __slots__ = ("leases", "watch_until")
+
+    def __init__(self, leases: list[Lease]) -> None:
+        self.leases = leases
+        self.watch_until = min(lease._deadline for lease in leases)  # when the first of them is lost unanswered
+
+
 class Keeper:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.leases: dict[str, Lease] = {}  # all that are held, by claim id
         self._fresh: dict[str, Lease] = {}  # those to look at as soon as the loop is awake
-        self._heap: list[tuple[float, int, Lease]] = []  # when to look at which; only the loop touches it
+        # When to look at which; only the loop touches it. What is renewed together falls due together, so the heap
+        # has an entry for each batch rather than for each lease.
+        self._heap: list[tuple[float, int, list[Lease]]] = []
         self._tiebreak = count()
         self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
         self._signal: Signal | None = None  # there is one while the loop runs
-        self._due: list[Lease] = []  # to be renewed next
+        self._due: list[_Batch] = []  # to be renewed next
+        self._unanswered: list[_Batch] = []  # due, or asked for and not answered yet
         self._renewers = 0  # those that renew: one, or more while requests hang
         self._asked_at = 0.0  # when one of them last sent a request
         self._closed = False
@@ -92,21 +105,22 @@ class Keeper:
     async def _run(self, signal: Signal) -> None:
         try:
             while not self._closed:
-                due = self._look(self._engine.now())
-                with self._engine.mutex:
-                    self._due += due
                 now = self._engine.now()
-                see_to_due = self._see_to_due(now)
+                self._look(now)
+                soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._first_in_heap())
                 promised = self._next_look if self._next_look > now else NEVER
-                self._next_look = min(promised, see_to_due, self._heap[0][0] if self._heap else NEVER)
+                self._next_look = min(promised, soonest)
                 if self._fresh:
                     continue  # it came since we looked, when there was no need to wake us
-                woken = await signal.wait(min(IDLE, self._next_look - now))
-                if not woken and not self._heap and self._retire():
+                woken = await signal.wait(min(IDLE, self._next_look - self._engine.now()))
+                if not woken and soonest == NEVER and self._retire():
                     return
         except BaseException:
             self._signal = None  # the next lease starts another loop
             raise
+
+    def _first_in_heap(self) -> float:
+        return self._heap[0][0] if self._heap else NEVER
 
     def _retire(self) -> bool:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
@@ -116,33 +130,55 @@ class Keeper:
                 self._next_look = NEVER
             return self._signal is None
 
-    def _look(self, now: float) -> list[Lease]:
-        """Look at every lease whose time has come; the answer is those to renew now."""
+    def _look(self, now: float) -> None:
+        """Look at every lease whose time has come."""
         due: list[Lease] = []
         while self._fresh:
-            self._look_at(self._fresh.popitem()[1], now, due)
-        while self._heap and self._is_time(self._heap[0][0], self._heap[0][2], now):
-            look_at, _, lease = heapq.heappop(self._heap)
-            if look_at == lease._look_at:  # else it was looked at since, and stands elsewhere in the heap
-                self._look_at(lease, now, due)
-        return due
+            self._look_at([self._fresh.popitem()[1]], now, due)
+        while self._heap and self._is_time(*self._heap[0], now):
+            look_at, _, group = heapq.heappop(self._heap)
+            # Those that were looked at since stand elsewhere in the heap.
+            self._look_at([lease for lease in group if lease._look_at == look_at], now, due)
+        size = self._engine.backend.capabilities.renew_batch
+        batches = [_Batch(due[start : start + size]) for start in range(0, len(due), size)]
+        with self._engine.mutex:
+            self._due += batches
+            self._unanswered += batches
 
-    def _is_time(self, look_at: float, lease: Lease, now: float) -> bool:
-        return look_at <= now or (look_at == lease._look_at == lease._renew_at and _renewable_at(lease) <= now)
+    def _is_time(self, look_at: float, _: int, group: list[Lease], now: float) -> bool:
+        first = group[0]
+        return look_at <= now or (look_at == first._look_at == first._renew_at and _renewable_at(first) <= now)
 
-    def _look_at(self, lease: Lease, now: float, due: list[Lease]) -> None:
-        if lease._state != "held":
-            return
-        if now >= lease._deadline:
-            self.notice(lease)
-            return
-        renews = lease._request.renew
-        if renews and not lease._renewing and now >= _renewable_at(lease):
-            lease._renewing = True
-            due.append(lease)
-        waits_for_renewal = renews and not lease._renewing
-        lease._look_at = min(lease._renew_at, lease._deadline) if waits_for_renewal else lease._deadline
-        heapq.heappush(self._heap, (lease._look_at, next(self._tiebreak), lease))
+    def _look_at(self, leases: list[Lease], now: float, due: list[Lease]) -> None:
+        """Decide for each: over, due for renewal, or when to look again."""
+        later: dict[float, list[Lease]] = {}
+        for lease in leases:
+            if lease._state != "held":
+                continue
+            if now >= lease._deadline:
+                self.notice(lease)
+                continue
+            look_at = lease._deadline
+            if lease._request.renew and not lease._renewing:
+                if now >= _renewable_at(lease):
+                    lease._renewing = True
+                    due.append(lease)
+                    continue  # watched with its batch until that is answered
+                look_at = min(look_at, lease._renew_at)
+            lease._look_at = look_at
+            later.setdefault(look_at, []).append(lease)
+        for look_at, group in later.items():
+            heapq.heappush(self._heap, (look_at, next(self._tiebreak), group))
+
+    def _watch_unanswered(self, now: float) -> float:
+        """Notice deadlines that pass before a renewal is answered; the answer is when the next one does."""
+        for batch in list(self._unanswered):
+            if batch.watch_until <= now:
+                for lease in batch.leases:
+                    self.notice(lease)
+                held = [lease._deadline for lease in batch.leases if lease._state == "held"]
+                batch.watch_until = min(held, default=NEVER)
+        return min((batch.watch_until for batch in list(self._unanswered)), default=NEVER)
 
     def _see_to_due(self, now: float) -> float:
         """See to it that somebody renews what is due; the answer is when to look whether that goes on.
@@ -151,25 +187,27 @@ class Keeper:
         request does not cost the leases that fall due meanwhile.
         """
         with self._engine.mutex:
-            hangs_at = self._asked_at + HANGING if self._renewers else now
-            start = bool(self._due) and hangs_at <= now
+            start = bool(self._due) and (not self._renewers or self._asked_at + HANGING <= now)
             if start:
                 self._renewers += 1
                 self._asked_at = now
         if start:
             self._engine.world.spawn(self._renew(), "holdfast-renewal")
-        return max(hangs_at, now + HANGING) if self._due else NEVER
+        return now + HANGING if self._due else NEVER
 
     async def _renew(self) -> None:
         while True:
             with self._engine.mutex:
-                size = self._engine.backend.capabilities.renew_batch
-                batch, self._due = self._due[:size], self._due[size:]
-                if not batch:
+                if not self._due:
                     self._renewers -= 1
                     return
+                batch = self._due.pop(0)
                 self._asked_at = self._engine.now()
-            await self._renew_batch(batch)
+            try:
+                await self._renew_batch(batch.leases)
+            finally:
+                with self._engine.mutex:
+                    self._unanswered.remove(batch)
 
     async def _renew_batch(self, leases: list[Lease]) -> None:
         engine = self._engine
@@ -182,20 +220,25 @@ class Keeper:
         except Exception as error:
             self._ride_out(leases, error)
         else:
-            for renewal, lease, kept in zip(batch, leases, answers, strict=True):
-                self.notice(lease)  # an answer that comes after the deadline brings nothing back
-                if not kept:
-                    self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
-                elif lease._state == "held":
-                    lease._renewed(asked_at, renewal.ttl)
-                    if engine.events.wanted():
-                        engine.tell_lease("renewed", lease)
+            self._hear(leases, batch, answers, asked_at)
         finally:
             for lease in leases:
                 lease._renewing = False
-                if lease._claim.id in self.leases:
-                    self._fresh[lease._claim.id] = lease
+                self._fresh[lease._claim.id] = lease
             self._wake()
+
+    def _hear(self, leases: list[Lease], batch: list[Renewal], answers: list[bool], asked_at: float) -> None:
+        now = self._engine.now()
+        told = self._engine.events.wanted()
+        for lease, renewal, kept in zip(leases, batch, answers, strict=True):
+            if now >= lease._deadline:
+                self.notice(lease)  # an answer that comes after the deadline brings nothing back
+            elif not kept:
+                self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+            elif lease._state == "held":
+                lease._renewed(asked_at, renewal.ttl)
+                if told:
+                    self._engine.tell_lease("renewed", lease)
 
     def _ride_out(self, leases: list[Lease], error: Exception) -> None:
         """An error is not a loss: try again soon, until the deadline."""

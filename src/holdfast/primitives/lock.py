@@ -108,7 +108,7 @@ class LockLogic:
         guard, lease._guard = lease._guard, None
         ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
         if exc.__class__ is GeneratorExit and not engine.world.blocking:
-            engine.behind(engine.release(lease))  # the coroutine is being closed: nothing can be awaited in it any more
+            engine.behind(engine.release, lease)  # the coroutine is being closed: nothing can be awaited in it any more
             return
         try:
             await engine.release(lease)
