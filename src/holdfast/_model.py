@@ -166,7 +166,8 @@ def next_in_line(queue: Iterable[W], occupancy: Occupancy) -> list[W]:
 def patrol(position: int) -> float:
     """How long a waiter sleeps before it looks for itself.
 
-    Grows with the place in the queue, so that all waiters of a name together ask a number of times a
+    The first looks within the grace for which the resource would be kept for it, should its wake-up be lost. The others
+    look the more rarely the further back they stand, so that all waiters of a name together ask a number of times a
     second that hardly grows with the length of the queue.
     """
-    return min(PATROL, GRACE * (1 + position) / 2)
+    return min(PATROL, GRACE * (0.75 + position))

@@ -58,7 +58,7 @@ async def acquire(locks: AsyncLocks) -> None:
 
 
 async def acquire_in_vain(locks: AsyncLocks) -> None:
-    assert await locks.lock("a").acquire(timeout=0.03) is None
+    assert await locks.lock("a").acquire(timeout=0.2) is None
 
 
 async def extend(locks: AsyncLocks) -> None:

@@ -50,7 +50,7 @@ def acquire(locks: Locks) -> None:
 
 
 def acquire_in_vain(locks: Locks) -> None:
-    assert locks.lock("a").acquire(timeout=0.03) is None
+    assert locks.lock("a").acquire(timeout=0.2) is None
 
 
 def extend(locks: Locks) -> None:
