@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
@@ -40,7 +40,7 @@ def default_url() -> str:
         state = Path.home() / "Library" / "Application Support"
     else:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return f"sqlite:///{state / 'holdfast' / 'locks.db'}"
+    return f"sqlite:///{quote(str(state / 'holdfast' / 'locks.db'))}"
 
 
 def _known() -> str:
@@ -55,6 +55,8 @@ def _memory(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
     from holdfast.backends.memory import MemoryBackend, shared_store
 
     _refuse_extras(parts)
+    if parts.path not in ("", "/"):
+        raise ValueError(f"a memory URL is memory:// or memory://name, not {parts.geturl()!r}")
     return MemoryBackend(shared_store(parts.netloc or "default", clock), world)
 
 
@@ -66,7 +68,7 @@ def _sqlite(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if parts.netloc or not path:
         raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {parts.geturl()!r}")
-    return SqliteBackend(open_driver(Path(path), prepare, world, clock))
+    return SqliteBackend(open_driver(Path(path).absolute(), prepare, world, clock))
 
 
 def _refuse_extras(parts: SplitResult) -> None:

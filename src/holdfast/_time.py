@@ -34,7 +34,10 @@ def length(value: Seconds, what: str, *, least: float = 0.0, most: float = math.
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{what} must be seconds (int, float or timedelta), not {value!r}")
-    value = float(value)
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{what} must be {'zero or ' if zero else ''}a positive number of seconds, not {value!r}")
     if value < least and not (zero and value == 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -17,6 +18,7 @@ from holdfast._worlds.threads import ThreadWorld
 from holdfast.engine import lease
 from holdfast.engine.core import PATIENCE, Engine
 from holdfast.engine.process import adopt
+from holdfast.errors import LockError
 from holdfast.observe.events import Events
 from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.locks import LocksLogic
@@ -179,6 +181,7 @@ def connect(
 def _release_without_loop(url_or_client: object, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
     twin = open_backend(url_or_client, ThreadWorld(clock), clock)
-    for held in list(engine.keeper.leases.values()):
-        drive(twin.release(held._claim, linger=0.0, within=1.0))
+    with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
+        for held in list(engine.keeper.leases.values()):
+            drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
     drive(twin.close())

@@ -175,4 +175,4 @@ def connect(
 
 
 def _close(engine: Engine) -> None:
-    drive(engine.close())
+    drive(engine.close(within=1.0))

@@ -144,6 +144,16 @@ def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, lo
     assert waited["cpu"] - before["cpu"] < 0.03  # one in a hundred of the time, the start included
 
 
+def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, tmp_path: Path) -> None:
+    holder, other = start(), start()
+    holder.ask("acquire", name="x", ttl=1.5)
+    for ending in ("-wal", "-shm"):
+        (tmp_path / f"locks.db{ending}").unlink()
+    assert other.ask("acquire", name="x", wait=20)["fence"]
+    while holder.ask("look")["held"]:  # until its next renewal at the latest; the test's time limit ends this
+        continue
+
+
 @pytest.mark.timeout(180)
 def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path) -> None:
     workers, times = 8, 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from holdfast._time import boot_now
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends import sqlite
 from holdfast.backends.sqlite import SqliteBackend, prepare
+from holdfast.drivers import sqlite as driver
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.sqlite import BlockingSqlite
 from holdfast.drivers.wakes import BlockingWakes
@@ -185,7 +187,10 @@ def test_missing_folders_are_made(tmp_path: Path) -> None:
         assert hold(locks).release()
 
 
-def test_a_deleted_file_means_a_loss_and_a_higher_fence(locks: Locks, path: Path) -> None:
+def test_a_deleted_file_means_a_loss_and_a_higher_fence(
+    locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
     lease = hold(locks)
     for file in path.parent.iterdir():
         file.unlink()
@@ -195,6 +200,58 @@ def test_a_deleted_file_means_a_loss_and_a_higher_fence(locks: Locks, path: Path
         with pytest.raises(holdfast.LeaseLost):
             lease.extend()
         assert second.held
+
+
+def test_a_file_with_two_names_is_refused(locks: Locks, path: Path) -> None:
+    hold(locks).release()
+    path.with_name("another.db").hardlink_to(path)
+    with holdfast.connect(f"sqlite:///{path.with_name('another.db')}") as others:
+        with pytest.raises(BackendUnavailable, match="hard links"):
+            hold(others)
+
+
+def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with holdfast.connect("sqlite:///locks.db") as early, holdfast.connect("sqlite:///locks.db") as late:
+        hold(early)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert late.lock("x", wait=0).acquire() is None
+
+
+def test_a_datagram_that_says_nothing_harms_nobody(locks: Locks, path: Path) -> None:
+    holder = hold(locks)
+    with holdfast.connect(f"sqlite:///{path}") as others:
+        waiter = threading.Thread(target=lambda: others.lock("x").acquire())
+        waiter.start()
+        while not locks.inspect("x").waiters:
+            continue
+        with sqlite3.connect(path) as db:
+            (address,) = db.execute("SELECT address FROM claims WHERE waiting = 1").fetchone()
+        db.close()
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        sender.sendto(b"\xff", "\0" + address[1:] if address.startswith("@") else address)
+        sender.close()
+        holder.release()
+        waiter.join()
+        assert others.inspect("x").locked
+
+
+def test_where_there_are_no_sockets_waiters_look_for_themselves(
+    locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.drivers.wakes.open_mailbox", lambda: None)
+    holder = hold(locks)
+    with holdfast.connect(f"sqlite:///{path}") as others:
+        waiter = threading.Thread(target=lambda: others.lock("x").acquire())
+        waiter.start()
+        while not locks.inspect("x").waiters:
+            continue
+        holder.release()
+        waiter.join()
+        assert others.inspect("x").locked
 
 
 def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,10 @@ class CountsFromTheReply(AsyncLease):
 
     __slots__ = ()
 
-    def __init__(self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> None:
-        super().__init__(engine, request, claim, grant, engine.now())
+    def __init__(
+        self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float
+    ) -> None:
+        super().__init__(engine, request, claim, grant, engine.now(), waited)
 
     def _renewed(self, asked_at: float, ttl: float) -> None:
         super()._renewed(self._engine.now(), ttl)

@@ -84,7 +84,17 @@ class AsyncioGuard:
 
     def interrupt(self) -> None:
         # A body that finds the loss itself needs no cancellation: `check()` raises there and then.
-        if self._task is not None and self._task is not asyncio.current_task():
+        task = self._task
+        if task is None:
+            return
+        loop = task.get_loop()
+        if asyncio._get_running_loop() is not loop:
+            call_in(loop, self._cancel)  # noticed by a thread that works for the body
+        elif task is not asyncio.current_task():
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
             self._interrupted = True
             self._task.cancel()
 
@@ -126,7 +136,13 @@ class AsyncioWorld:
         return asyncio.current_task()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self.loop.create_task(work, name=name)
+        if asyncio._get_running_loop() is None and self._loop is not None:
+            call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
+        else:
+            self._start(self.loop, work, name)
+
+    def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -30,7 +30,7 @@ from holdfast._model import (
     patrol,
 )
 from holdfast._time import boot_now, first_fence
-from holdfast._worlds import Clock, Signal, World
+from holdfast._worlds import Clock, World
 
 
 class _Holder:
@@ -45,11 +45,12 @@ class _Holder:
 
 
 class _Waiter:
-    __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal")
+    __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal", "world")
 
-    def __init__(self, claim: Claim, signal: Signal) -> None:
+    def __init__(self, claim: Claim, world: World) -> None:
         self.claim = claim
-        self.signal = signal
+        self.world = world
+        self.signal = world.signal()
         self.alive_until = 0.0
         self.reserved_until: float | None = None
         self.lapsed = False  # was woken and did not come in time; passed over until it asks again
@@ -223,7 +224,7 @@ class MemoryBackend:
     def _enqueue(self, resource: _Resource, claim: Claim, now: float) -> None:
         waiter = resource.queue.get(claim.id)
         if waiter is None:
-            waiter = resource.queue[claim.id] = _Waiter(claim, self._world.signal())
+            waiter = resource.queue[claim.id] = _Waiter(claim, self._world)
         waiter.alive_until = now + PRESENCE
         waiter.lapsed = False
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
@@ -338,7 +339,12 @@ class MemoryBackend:
         return LockInfo(key, holders, len(resource.queue))
 
     async def close(self) -> None:
-        """Nothing to let go of: the store is the process's."""
+        """The store is the process's; but whoever waits through us must hear of the end."""
+        with self._store.mutex:
+            for resource in self._store.resources.values():
+                for waiter in resource.queue.values():
+                    if waiter.world is self._world:
+                        waiter.signal.set()
 
     def before_fork(self) -> None:
         """Nothing to put away."""

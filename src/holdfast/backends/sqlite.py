@@ -425,8 +425,10 @@ class SqliteBackend:
         return await self._run(_release, claim, linger, within=within, quick=_release_alone)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        self._driver.wakes.forget(claim)
-        await self._run(_abandon, claim.terms.key, claim.id, within=within)
+        try:
+            await self._run(_abandon, claim.terms.key, claim.id, within=within)
+        finally:
+            self._driver.wakes.forget(claim)  # only now: a request that was under way may have expected it again
 
     async def inspect(self, key: str) -> LockInfo:
         return await self._run(_inspect, key, within=QUICK)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast._model import Claim
-from holdfast._time import boot_now, say
+from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.datagrams import Sender
 from holdfast.drivers.host import Host, this_host
@@ -26,6 +26,8 @@ from holdfast.drivers.wakes import BlockingWakes, Wakes
 from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
+
+LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
 
 Execute = Callable[..., sqlite3.Cursor]
 Prepare = Callable[["Transaction"], None]
@@ -92,30 +94,43 @@ class BlockingSqlite:
 
     def _reset(self) -> None:
         self._mutex = threading.RLock()  # one transaction at a time on the one connection
+        self._inside = False  # a request is under way
         self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None  # device and inode of what is open
+        self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
+        self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
 
     async def transact(
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
     ) -> tuple[T, list[Wake]]:
         until = boot_now() + within
-        try:
-            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
-            # Whoever has it is bounded in time, and who comes in too late is told so.
-            with self._mutex:
-                if boot_now() >= until:
-                    raise self._unavailable(f"was busy in this process for {say(within)}", transient=True)
-                if quick is not None and self._db is not None:
-                    done = self._try(self._db, quick, args)
-                    if done is not None:
-                        return done, []
-                answer, wakes = self._transact(self._open(until), step, args, until)
-        except sqlite3.Error as error:
-            raise self._translate(error) from error
-        except OSError as error:
-            raise self._unavailable(f"cannot be used: {error}", transient=False) from error
+        while True:
+            try:
+                # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
+                with self._mutex:
+                    if self._inside:  # a signal handler, in the middle of a request of this very thread
+                        raise self._unavailable("is in use by the code that was interrupted", transient=False)
+                    self._inside = True
+                    try:
+                        answer, wakes = self._answer(step, args, quick)
+                    finally:
+                        self._inside = False
+                break
+            except sqlite3.Error as error:
+                if not _is_busy(error) or boot_now() >= until:
+                    raise self._translate(error) from error
+            except OSError as error:
+                raise self._unavailable(f"cannot be used: {error}", transient=False) from error
+            _pause()  # another process writes; our own mutex is free meanwhile
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
+
+    def _answer(self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None) -> tuple[T, list[Wake]]:
+        db = self._open()
+        if quick is not None:
+            done = self._try(db, quick, args)
+            if done is not None:
+                return done, []
+        return self._transact(db, step, args)
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:
@@ -125,17 +140,10 @@ class BlockingSqlite:
                 return None
             raise
 
-    def _transact(
-        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], until: float
-    ) -> tuple[T, list[Wake]]:
+    def _transact(self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...]) -> tuple[T, list[Wake]]:
         execute = db.execute
-        if db.in_transaction:  # a signal handler, in the middle of a request of this very thread
-            raise self._unavailable("is in use by the code that was interrupted", transient=True)
         try:
-            try:
-                execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                self._begin(execute, until, error)
+            execute("BEGIN IMMEDIATE")
             transaction = Transaction(execute, self.host, self.wakes.expect)
             answer = step(transaction, *args)
             execute("COMMIT")
@@ -144,21 +152,6 @@ class BlockingSqlite:
                 execute("ROLLBACK")
             raise
         return answer, transaction.wakes
-
-    def _begin(self, execute: Execute, until: float, refused: sqlite3.OperationalError) -> None:
-        """Take the write lock though it was refused: try all the time at short random intervals.
-
-        SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
-        """
-        while True:
-            if not _is_busy(refused) or boot_now() >= until:
-                raise refused
-            time.sleep(random.uniform(0.00002, 0.0004))
-            try:
-                execute("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                refused = error
 
     def _deliver(self, wake: Wake) -> bool:
         if wake.address == self.wakes.address:
@@ -173,44 +166,51 @@ class BlockingSqlite:
         host = this_host()
         return host if self._clock is None else host._replace(now=self._clock.now)
 
-    def _open(self, until: float) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         """The connection, opened again if the file was deleted or replaced under us."""
-        if self._db is not None:
-            try:
-                status = os.stat(self._name)
-                if (status.st_dev, status.st_ino) == self._file:
-                    return self._db
-            except FileNotFoundError:
-                pass  # deleted: whoever comes next makes a new one, and so do we
-            self._db.close()
+        now = boot_now()
+        db = self._db
+        if db is not None:
+            if now - self._looked_at < LOOK_EVERY or self._is_same():
+                if db.in_transaction:  # left over from a request that was interrupted more than once
+                    db.rollback()
+                return db
+            db.close()
             self._db = None
         if self._closed:
             raise self._unavailable("is closed", transient=False)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.path.is_file() and self.path.stat().st_nlink > 1:
+            raise self._unavailable("has several names (hard links), so SQLite cannot keep it safe", transient=False)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            self._set_up(db, until)
-            status = os.stat(self._name)
+            self._set_up(db)
+            self._files = self._identify()
+            self._looked_at = now
         except BaseException:
             db.close()
             raise
-        self._file = (status.st_dev, status.st_ino)
         self._db = db
         return db
 
-    def _set_up(self, db: sqlite3.Connection, until: float) -> None:
-        while True:
-            try:
-                mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
-                break
-            except sqlite3.OperationalError as error:  # another process is making the file this very moment
-                if not _is_busy(error) or boot_now() >= until:
-                    raise
-            time.sleep(random.uniform(0.0005, 0.002))
+    def _is_same(self) -> bool:
+        try:
+            same = self._identify() == self._files
+        except FileNotFoundError:
+            return False  # deleted: whoever comes next makes a new one, and so do we
+        self._looked_at = boot_now()
+        return same
+
+    def _identify(self) -> tuple[object, ...]:
+        file, log = os.stat(self._name), os.stat(self._name + "-wal")
+        return file.st_dev, file.st_ino, log.st_ino
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
         db.execute("PRAGMA synchronous = NORMAL")
-        self._transact(db, self._prepare, (), until)
+        self._transact(db, self._prepare, ())
 
     def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -255,7 +255,15 @@ class BlockingSqlite:
         return f"sqlite:///{self.path}"
 
 
-def _is_busy(error: sqlite3.OperationalError) -> bool:
+def _pause() -> None:
+    """Before asking for the file again: short, random, and never longer than the last time.
+
+    SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
+    """
+    time.sleep(random.uniform(0.00002, 0.0004))
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from typing import Any, TypeVar
 
 from holdfast._model import Claim
 from holdfast._time import say
 from holdfast._worlds import Clock, drive
 from holdfast._worlds.asyncio_ import AsyncioSignal, call_in
-from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, open_mailbox
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
 from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
-_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any]]
+# The loop and the future to answer to, and what to ask of the blocking driver; None is to end.
+_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any] | None]
 
 
 class AsyncioSqlite:
@@ -54,14 +56,20 @@ class AsyncioSqlite:
                 target=_work, args=(self._jobs, self._blocking), name="holdfast-sqlite", daemon=True
             )
             work.start()
+            weakref.finalize(self, self._jobs.put, None)  # dropped without close(): the thread must not stay
         return self._jobs
 
     async def close(self) -> None:
-        if self._jobs is not None:
-            await self.transact(_nothing, (), 1.0)  # whatever was asked for before is done now
-            self._jobs.put(None)
-            self._jobs = None
-        self._blocking.shut()
+        """Whatever was asked for before is done first, unless the disk hangs."""
+        self.wakes.close()
+        if self._jobs is None:
+            self._blocking.shut()
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._jobs.put((loop, done, None))
+        self._jobs = None
+        await asyncio.wait([done], timeout=2.0)
 
     def before_fork(self) -> None:
         self._blocking.before_fork()
@@ -75,13 +83,17 @@ class AsyncioSqlite:
         return repr(self._blocking)
 
 
-def _nothing(transaction: object) -> None:
-    return None
-
-
 def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> None:
-    while (job := jobs.get()) is not None:
+    while True:
+        job = jobs.get()
+        if job is None:
+            blocking.shut()
+            return
         loop, answer, asked = job
+        if asked is None:
+            blocking.shut()
+            call_in(loop, _succeed, answer, None)
+            return
         try:
             result = drive(blocking.transact(*asked))
         except Exception as error:
@@ -115,17 +127,23 @@ class AsyncioWakes:
         return self._mailbox.address if self._mailbox is not None else ""
 
     def read_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-        self._loop = loop
+        if loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+            self._loop = loop
+            if self._mailbox is not None:  # from an earlier loop, which is closed
+                loop.add_reader(self._mailbox.socket, self._read)
         return loop
 
     def expect(self, claim: Claim) -> str:
         assert self._loop is not None  # whoever waits has asked, and was asked in a loop
         if self._mailbox is None:
-            self._mailbox = Mailbox()
-            call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
+            self._mailbox = open_mailbox()
+            if self._mailbox is not None:
+                call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
         if claim.id not in self._seats:
             self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
-        return self._mailbox.address
+        return self.address
 
     def forget(self, claim: Claim) -> None:
         self._seats.pop(claim.id, None)
@@ -158,4 +176,5 @@ class AsyncioWakes:
         if self._mailbox is not None:
             self._mailbox.socket.close()
         self._mailbox = None
+        self._loop = None
         self._seats = {}

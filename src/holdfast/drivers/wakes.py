@@ -15,7 +15,7 @@ from typing import Protocol
 from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
-from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender, open_mailbox
 
 
 class Wakes(Protocol):
@@ -76,7 +76,8 @@ class BlockingWakes:
         self._mailbox: Mailbox | None = None
         self._seats: dict[str, _Seat] = {}  # by claim: everybody who may be woken
         self._followers: dict[str, _Seat] = {}  # those who sleep now, besides the leader
-        self._led = False  # somebody sleeps at the mailbox
+        self._leader: str | None = None  # the claim of whoever sleeps at the mailbox
+        self._closed = False
 
     @property
     def address(self) -> str:
@@ -85,10 +86,10 @@ class BlockingWakes:
     def expect(self, claim: Claim) -> str:
         with self._mutex:
             if self._mailbox is None:
-                self._mailbox = Mailbox()
+                self._mailbox = open_mailbox()
             if claim.id not in self._seats:
                 self._seats[claim.id] = _Seat()
-            return self._mailbox.address
+            return self.address
 
     def forget(self, claim: Claim) -> None:
         if self._seats:
@@ -98,7 +99,7 @@ class BlockingWakes:
     def wake(self, claim: str) -> None:
         with self._mutex:
             self._mark(claim)
-            if self._led:
+            if self._leader is not None:
                 self._ring()  # the seat may be the leader's
 
     def _mark(self, claim: str) -> None:
@@ -130,29 +131,26 @@ class BlockingWakes:
 
     def _take_the_lead(self, id: str, seat: _Seat) -> bool:
         with self._mutex:
-            if self._led:
+            if self._leader is not None or self._mailbox is None:
                 self._followers[id] = seat
                 return False
             self._followers.pop(id, None)
-            self._led = True
+            self._leader = id
             return True
 
     def _lead(self, seat: _Seat, until: float) -> None:
         mailbox = self._mailbox
-        assert mailbox is not None  # made by `expect`
+        if mailbox is None:
+            return
         poll = select.poll()
         poll.register(mailbox.socket, select.POLLIN)
-        try:
-            while not seat.woken:
-                self._sleep_at(poll, until - self._now())
-                for claim in mailbox.read():
-                    with self._mutex:
-                        self._mark(claim)
-                if self._now() >= until:
-                    return
-        finally:
-            with self._mutex:
-                self._led = False
+        while not seat.woken:
+            self._sleep_at(poll, until - self._now())
+            for claim in mailbox.read():
+                with self._mutex:
+                    self._mark(claim)
+            if self._now() >= until:
+                return
 
     def _sleep_at(self, poll: select.poll, seconds: float) -> None:
         if self._clock is None:
@@ -178,15 +176,28 @@ class BlockingWakes:
         """See to it that somebody leads as long as anybody sleeps."""
         with self._mutex:
             self._followers.pop(id, None)
-            if not self._led and self._followers:
-                next(iter(self._followers.values())).open()
+            if self._leader == id:
+                self._leader = None
+            if self._leader is None:
+                if self._closed:
+                    self._put_away()
+                elif self._mailbox is not None and self._followers:
+                    next(iter(self._followers.values())).open()
 
     def close(self) -> None:
+        """Everybody who waits looks up; the mailbox goes when nobody sleeps at it any more."""
         with self._mutex:
-            if self._mailbox is not None:
-                self._mailbox.close()
-                self._mailbox = None
+            self._closed = True
             self._mark(LOOK_ALL)
+            if self._leader is None:
+                self._put_away()
+            else:
+                self._ring()
+
+    def _put_away(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
         self._sender.close()
 
     def after_fork(self) -> None:

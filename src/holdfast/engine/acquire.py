@@ -45,6 +45,8 @@ async def _ask_and_tell(
 
     def adopt_and_tell(lease: Lease) -> None:
         adopt(lease)
+        if lease._waited:
+            engine.tell_claim("waited", claim, waited=lease._waited)
         engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
 
     answer = await _ask(engine, request, claim, wait, adopt_and_tell)
@@ -55,19 +57,21 @@ async def _ask_and_tell(
 
 
 async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
-    asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+    started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
     failures = 0
     try:
         while True:
+            if engine.closed:
+                engine.must_be_open()
             within = engine.patience
             if wait and give_up_at - asked_at < within:
                 within = max(0.02, give_up_at - asked_at)
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if isinstance(answer, Grant):
-                    lease = _believe(engine, request, claim, answer, asked_at)
+                    lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
                     adopt(lease)
                     return lease
             except BackendUnavailable as error:
@@ -93,13 +97,18 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
         raise
+    except BackendUnavailable:
+        await engine.abandon(claim, within=0.1)  # it did not answer just now: clean up further in the background
+        raise
     except BaseException:
         await engine.abandon(claim)
         raise
 
 
-def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> Lease:
-    lease = engine.lease_type(engine, request, claim, grant, asked_at)
+def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
+    lease = engine.lease_type(engine, request, claim, grant, asked_at, waited)
+    if engine.closed:
+        engine.must_be_open()  # closed while the request was under way: nobody would keep it
     if engine.now() >= lease._deadline:
         took = say(engine.now() - asked_at)
         raise BackendUnavailable(

@@ -62,22 +62,26 @@ class Engine:
 
     # What happens to claims and leases
 
-    async def abandon(self, claim: Claim) -> None:
-        """Leave nothing behind, whatever became of the claim; never raises BackendUnavailable."""
+    async def abandon(self, claim: Claim, within: float = 1.0) -> None:
+        """Leave nothing behind, whatever became of the claim; never raises BackendUnavailable.
+
+        What cannot be done `within` that time is tried further in the background.
+        """
         kept = self.keeper.leases.get(claim.id)
         if kept is not None:  # interrupted just after the grant, before anybody had the lease
             kept._move("release")
             self.keeper.forget(kept)
             self.let_go(kept)
-            kept._leave_home()
+            if kept._home is not None:
+                kept._home.drop(kept)
         if self.backend.capabilities.instant:
-            await self._abandon(claim)
+            await self._abandon(claim, within)
         else:
-            await self.world.shielded(self._abandon(claim))
+            await self.world.shielded(self._abandon(claim, within))
 
-    async def _abandon(self, claim: Claim) -> None:
+    async def _abandon(self, claim: Claim, within: float) -> None:
         try:
-            await self.backend.abandon(claim, within=min(1.0, self.patience))
+            await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
             self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
 
@@ -114,7 +118,6 @@ class Engine:
             self.let_go(lease)
         if not lease._move("release"):
             return False
-        self.keeper.forget(lease)
         try:
             if self.backend.capabilities.instant:
                 return await self._release(lease)
@@ -125,8 +128,10 @@ class Engine:
             # Nothing shields from a KeyboardInterrupt, so what it cut short is done again, and then it goes on.
             if lease._state == "releasing" and type(interrupt) is not GeneratorExit:
                 with suppress(LockError):
-                    await self.backend.release(lease._claim, linger=self._linger(lease), within=1.0)
+                    await self.backend.release(lease._claim, linger=self.linger(lease), within=1.0)
                     lease._move("freed")
+            if lease._state != "releasing":
+                self.keeper.forget(lease)
             raise
 
     def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
@@ -138,7 +143,7 @@ class Engine:
             work.close()
 
     async def _release(self, lease: Lease) -> bool:
-        linger = self._linger(lease) if lease._request.min_hold else 0.0
+        linger = self.linger(lease) if lease._request.min_hold else 0.0
         try:
             within = lease._deadline - self.now()  # afterwards it has ended by itself
             within = self.patience if within > self.patience else max(0.02, within)
@@ -148,13 +153,14 @@ class Engine:
             freed, asked_before = await self._release_again(lease, linger, error), True
         if freed or asked_before:  # asked before: an earlier try that went unanswered has freed it
             lease._move("freed")
+            self.keeper.forget(lease)
             if self.events.wanted():
                 self.tell_lease("released", lease)
             return True
         self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
         return False
 
-    def _linger(self, lease: Lease) -> float:
+    def linger(self, lease: Lease) -> float:
         """How long the name stays taken after the release."""
         return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
@@ -199,22 +205,24 @@ class Engine:
 
     def tell_lease(self, kind: Kind, lease: Lease, detail: str = "") -> None:
         held = self.now() - lease._granted_at
-        self.events.tell(Event(kind, lease.name, lease.holder, lease.claim_id, lease.fence, None, held, detail))
+        facts = (lease.name, lease.holder, lease.claim_id, lease.fence, lease._waited, held, detail)
+        self.events.tell(Event(kind, *facts))
 
     # The end
 
-    async def close(self) -> None:
-        """Release what is still held, best effort, and let go of everything."""
-        if self.closed:
-            return
+    async def close(self, within: float | None = None) -> None:
+        """Release what is still held, best effort and within that time, and let go of everything.
+
+        Cut short by a cancellation, it can be called again.
+        """
         self.closed = True
+        self.keeper.close()
+        until = self.now() + (self.patience if within is None else within)
         for lease in list(self.keeper.leases.values()):
             lease._depth = 1
-            try:
+            self.patience = max(0.02, until - self.now())
+            with suppress(BackendUnavailable):  # told as an event; its ttl ends it
                 await self.release(lease)
-            except BackendUnavailable:
-                continue  # told as an event; its ttl ends it
-        self.keeper.close()
         await self.backend.close()
 
     def after_fork(self) -> None:

@@ -10,6 +10,7 @@ then in one request, and never waits for that request: a deadline that passes me
 from __future__ import annotations
 
 import heapq
+from collections.abc import Awaitable
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +54,8 @@ class Keeper:
         self._unanswered: list[_Batch] = []  # due, or asked for and not answered yet
         self._renewers = 0  # those that renew: one, or more while requests hang
         self._asked_at = 0.0  # when one of them last sent a request
+        self._lost: list[Lease] = []  # those whose `on_lost` is to be called
+        self._telling = False  # somebody does that
         self._closed = False
 
     def keep(self, lease: Lease) -> None:
@@ -97,10 +100,21 @@ class Keeper:
             signal = self._signal
         if signal is None:
             return
-        if start:
-            self._engine.world.spawn(self._run(signal), "holdfast-keeper")
-        else:
+        if not start:
             signal.set()
+            return
+        loop = self._run(signal)
+        try:
+            self._engine.world.spawn(loop, "holdfast-keeper")
+        except BaseException:  # no thread to be had, say
+            loop.close()
+            self._end_loop()
+            raise
+
+    def _end_loop(self) -> None:
+        """The next lease starts another."""
+        self._signal = None
+        self._next_look = NEVER
 
     async def _run(self, signal: Signal) -> None:
         try:
@@ -116,7 +130,7 @@ class Keeper:
                 if not woken and soonest == NEVER and self._retire():
                     return
         except BaseException:
-            self._signal = None  # the next lease starts another loop
+            self._end_loop()
             raise
 
     def _first_in_heap(self) -> float:
@@ -126,8 +140,7 @@ class Keeper:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
         with self._engine.mutex:
             if not self._fresh:
-                self._signal = None
-                self._next_look = NEVER
+                self._end_loop()
             return self._signal is None
 
     def _look(self, now: float) -> None:
@@ -153,13 +166,14 @@ class Keeper:
         """Decide for each: over, due for renewal, or when to look again."""
         later: dict[float, list[Lease]] = {}
         for lease in leases:
-            if lease._state != "held":
+            if lease._state not in ("held", "releasing"):
                 continue
             if now >= lease._deadline:
                 self.notice(lease)
+                self.forget(lease)
                 continue
             look_at = lease._deadline
-            if lease._request.renew and not lease._renewing:
+            if lease._state == "held" and lease._request.renew and not lease._renewing:
                 if now >= _renewable_at(lease):
                     lease._renewing = True
                     due.append(lease)
@@ -192,7 +206,13 @@ class Keeper:
                 self._renewers += 1
                 self._asked_at = now
         if start:
-            self._engine.world.spawn(self._renew(), "holdfast-renewal")
+            work = self._renew()
+            try:
+                self._engine.world.spawn(work, "holdfast-renewal")
+            except RuntimeError:  # no thread to be had just now; tried again
+                work.close()
+                with self._engine.mutex:
+                    self._renewers -= 1
         return now + HANGING if self._due else NEVER
 
     async def _renew(self) -> None:
@@ -261,14 +281,31 @@ class Keeper:
         else:
             engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
         engine.tell_lease("lost", lease, reason)
-        on_lost = lease._request.on_lost
-        if on_lost is not None:
+        if lease._request.on_lost is not None:
+            with engine.mutex:
+                self._lost.append(lease)
+                start, self._telling = not self._telling, True
+            if start:
+                engine.world.spawn(self._tell_lost(), "holdfast-on-lost")
+
+    async def _tell_lost(self) -> None:
+        """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""
+        while True:
+            with self._engine.mutex:
+                if not self._lost:
+                    self._telling = False
+                    return
+                lease = self._lost.pop(0)
+            on_lost = lease._request.on_lost
             try:
-                answer = on_lost(lease)
-                if hasattr(answer, "__await__"):
-                    engine.world.spawn(_finish(answer), "holdfast-on-lost")
+                answer = on_lost(lease) if on_lost is not None else None
+                if isinstance(answer, Awaitable):
+                    await answer
             except Exception:
                 logger.exception("on_lost of lock %r failed", lease.name)
+            except BaseException:
+                self._telling = False
+                raise
 
 
 def _renewable_at(lease: Lease) -> float:
@@ -281,10 +318,3 @@ def _pause_before_renewal(lease: Lease, now: float, chance: float) -> float:
     ttl = lease._ttl
     pause = pause_before_retry(lease._failures, chance, base=ttl / 60, cap=ttl / 10)
     return max(ttl / 200, min(pause, (lease._deadline - now) / 2))
-
-
-async def _finish(answer: object) -> None:
-    try:
-        await answer  # type: ignore[misc]
-    except Exception:
-        logger.exception("on_lost failed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from holdfast._model import Claim, Grant, Terms
 from holdfast._time import Seconds, say
@@ -52,6 +52,13 @@ class Request(NamedTuple):
     on_lost: Callable[[Any], object] | None = None
 
 
+class Home(Protocol):
+    """What a lease tells the lock object that it was taken through."""
+
+    def let_go_of(self, lease: Lease) -> None: ...
+    def drop(self, lease: Lease) -> None: ...
+
+
 class Lease:
     """One granted claim. `held` is computed from the clock, `lost` is remembered."""
 
@@ -74,9 +81,12 @@ class Lease:
         "_server_time",
         "_state",
         "_ttl",
+        "_waited",
     )
 
-    def __init__(self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float) -> None:
+    def __init__(
+        self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float
+    ) -> None:
         ttl = request.terms.ttl
         self._engine = engine
         self._request = request
@@ -84,13 +94,14 @@ class Lease:
         self._fence, self._server_time = grant
         self._ttl = ttl
         self._granted_at = asked_at
+        self._waited = waited  # seconds in the queue
         # Counted from before the request was sent: the server's ttl cannot have started earlier.
         self._deadline = asked_at + ttl * engine.belief
         self._state: State = "held"
         self._reason = ""
         self._depth = 1  # how many times its owner has entered it
         self._owner: object = None  # the thread or task that asked
-        self._home: list[Lease] = []  # what its lock object has not seen the end of yet
+        self._home: Home | None = None  # the lock object that it was taken through
         self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
         self._look_at = 0.0
@@ -211,15 +222,14 @@ class Lease:
         return True
 
     async def _release(self) -> bool:
-        if self._depth > 1:
-            self._depth -= 1
-            freed = self.held
-        else:
-            freed = await self._engine.release(self)
-        if freed or self._guard is None:
-            self._leave_home()
+        freed = await self._release_once()
+        if self._home is not None:
+            self._home.let_go_of(self)
         return freed
 
-    def _leave_home(self) -> None:
-        if self in self._home:
-            self._home.remove(self)
+    async def _release_once(self) -> bool:
+        """Undo one entering of it; the last one ends it."""
+        if self._depth > 1:
+            self._depth -= 1
+            return self.held
+        return await self._engine.release(self)

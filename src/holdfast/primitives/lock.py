@@ -10,10 +10,23 @@ from collections.abc import Awaitable
 
 from holdfast._model import Busy
 from holdfast._time import Seconds, length, say
+from holdfast._worlds import Guard
 from holdfast.engine.acquire import Adopt, acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
+
+
+class _Entry:
+    """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
+
+    __slots__ = ("guard", "lease", "let_go", "owner")
+
+    def __init__(self, lease: Lease, owner: object, guard: Guard | None) -> None:
+        self.lease = lease
+        self.owner = owner
+        self.guard = guard  # over the body of a `with`; None for a plain acquire
+        self.let_go = False  # the body of the `with` released it; the `with` itself is not over yet
 
 
 class LockLogic:
@@ -24,9 +37,9 @@ class LockLogic:
     def __init__(self, engine: Engine, request: Request) -> None:
         self.engine = engine
         self.request = request
-        # Leases taken through this object and not let go of yet, oldest first. One object may be shared by
-        # threads or tasks, and a lost lease stands beside its successor until its own `with` is left.
-        self._current: list[Lease] = []
+        # Oldest first. One object may be shared by threads or tasks, and a lost lease stands beside its successor
+        # until its own `with` is left.
+        self._current: list[_Entry] = []
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
@@ -51,25 +64,27 @@ class LockLogic:
         if engine.closed:
             engine.must_be_open()
         if request.reentrant:
-            inner = self._enter_again()
+            inner = self._enter_again(adopt)
             if inner is not None:
                 return _ready(inner)
         if request.terms.holder is not engine.holder:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
         return acquire(engine, request, wait, adopt)
 
-    def _adopt(self, lease: Lease) -> None:
+    def _adopt(self, lease: Lease, guard: Guard | None = None) -> None:
         lease._owner = owner = self.engine.world.owner()
+        lease._home = self
         if self.request.reentrant:
             self.engine.entered[owner, self.request.terms.key] = lease
-        lease._home = self._current
-        self._current.append(lease)
+        self._current.append(_Entry(lease, owner, guard))
 
     def _adopt_to_enter(self, lease: Lease) -> None:
-        lease._guard = self.engine.world.guard()
-        self._adopt(lease)
+        guard = self.engine.world.guard()
+        if lease._guard is None:
+            lease._guard = guard
+        self._adopt(lease, guard)
 
-    def _enter_again(self) -> Lease | None:
+    def _enter_again(self, adopt: Adopt) -> Lease | None:
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
         if lease is None:
             return None
@@ -78,7 +93,7 @@ class LockLogic:
             return None  # lost, and no body runs under it: ask afresh
         lease.check()  # inside its `with`, what was lost cannot be entered again
         lease._depth += 1
-        self._current.append(lease)
+        adopt(lease)
         return lease
 
     async def enter(self) -> Lease:
@@ -97,42 +112,81 @@ class LockLogic:
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
-        lease = self._find(entered=True)
-        if lease is None:
-            return  # the body let go of it
-        self._current.remove(lease)
-        if lease._depth > 1:
-            lease._depth -= 1
-            return
-        engine = self.engine
-        guard, lease._guard = lease._guard, None
-        ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
-        if exc.__class__ is GeneratorExit and not engine.world.blocking:
-            engine.behind(engine.release, lease)  # the coroutine is being closed: nothing can be awaited in it any more
-            return
+        entry = None
         try:
-            await engine.release(lease)
-        except LockError as error:
-            # The body ran under the lock, and the lock ends by itself: not worth spoiling its result.
-            if exc is not None:
-                exc.add_note(f"also: {error}")
+            entry = self._find(entered=True)
+            if entry is not None:
+                await self._leave(entry, exc)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt of the blocking world: what it cut short is done before it goes on
+            entry = entry or self._find(entered=True)
+            if entry is not None:
+                await self._end(entry, None)
+            raise
+
+    async def _leave(self, entry: _Entry, exc: BaseException | None) -> None:
+        lease, guard = entry.lease, entry.guard
+        if lease._guard is guard:
+            lease._guard = None
+        ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
+        await self._end(entry, exc)
         if lease._state == "lost":
             lost = lease._not_held()
             if exc is None or ours:
                 raise lost from exc
             exc.add_note(f"also: {lost}")
 
+    async def _end(self, entry: _Entry, exc: BaseException | None) -> None:
+        engine, lease = self.engine, entry.lease
+        if entry.let_go:
+            pass  # the body did that
+        elif lease._depth > 1:
+            lease._depth -= 1
+            entry.let_go = True
+            engine.keeper.notice(lease)
+        elif exc.__class__ is GeneratorExit and not engine.world.blocking and not engine.backend.capabilities.instant:
+            engine.behind(engine.release, lease)  # the coroutine is being closed: nothing can be awaited in it any more
+        else:
+            try:
+                await engine.release(lease)
+            except LockError as error:
+                # The body ran under the lock, and the lock ends by itself: not worth spoiling its result.
+                if exc is not None:
+                    exc.add_note(f"also: {error}")
+        entry.let_go = True
+        if entry in self._current:
+            self._current.remove(entry)
+
     async def release(self) -> None:
         """Let go of what the caller last acquired through this object; if that is nothing, of what anybody did.
 
         Raises NotHeld if there is nothing, LeaseLost if it was lost; nobody else's hold is touched.
         """
-        lease = self._find(entered=False)
-        if lease is None:
+        entry = self._find(entered=False)
+        if entry is None:
             name = self.request.terms.name
             raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
-        if not await lease._release():
-            raise lease._not_held()
+        freed = await entry.lease._release_once()
+        self._let_go(entry)
+        if not freed:
+            raise entry.lease._not_held()
+
+    def let_go_of(self, lease: Lease) -> None:
+        """One acquire of it is over."""
+        for entry in self._current[::-1]:
+            if entry.lease is lease and not entry.let_go:
+                self._let_go(entry)
+                return
+
+    def _let_go(self, entry: _Entry) -> None:
+        entry.let_go = True
+        if entry.guard is None:  # else it stays until its `with` is left, which then ends nobody else's hold
+            self._current.remove(entry)
+
+    def drop(self, lease: Lease) -> None:
+        """It never reached anybody."""
+        self._current[:] = [entry for entry in self._current if entry.lease is not lease]
 
     async def locked(self) -> bool:
         """Whether anybody holds it, here or elsewhere."""
@@ -140,21 +194,22 @@ class LockLogic:
         info = await self.engine.backend.inspect(self.request.terms.key)
         return info.locked
 
-    def _find(self, *, entered: bool) -> Lease | None:
-        """The last that the caller took; if there is none, the last that anybody took."""
+    def _find(self, *, entered: bool) -> _Entry | None:
+        """The caller's last `with`, or else last entry that is not let go of; if there is none, anybody's."""
         owner = self.engine.world.owner()
         found = None
-        for lease in reversed(self._current):
-            if entered and lease._guard is None:
+        for entry in self._current[::-1]:
+            if (entry.guard is None) if entered else entry.let_go:
                 continue
-            if lease._owner is owner:
-                return lease
-            found = found or lease
+            if entry.owner is owner:
+                return entry
+            found = found or entry
         return found
 
     def __repr__(self) -> str:
         terms = self.request.terms
-        return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {self._current!r}"
+        leases = [entry.lease for entry in self._current]
+        return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {leases!r}"
 
 
 async def _ready(lease: Lease) -> Lease:

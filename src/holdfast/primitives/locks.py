@@ -43,6 +43,8 @@ class LocksLogic:
             ttl=self.engine.valid_ttl(ttl),
             metadata=metadata_text(metadata),
         )
+        if on_lost is not None and not callable(on_lost):
+            raise ValueError(f"on_lost must be callable, not {on_lost!r}")
         request = Request(
             terms=terms,
             wait=None if wait is None else length(wait, "wait", zero=True),

@@ -52,7 +52,7 @@ def metadata_text(metadata: Any) -> str | None:
         return None
     try:
         text = json.dumps(metadata, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"metadata must be JSON: {error}") from None
     if len(text) > LARGEST_METADATA:
         raise ValueError(f"metadata must be at most {LARGEST_METADATA} characters of JSON; this has {len(text)}")
