@@ -47,7 +47,7 @@ class Grant(NamedTuple):
 class Busy(NamedTuple):
     """The claim does not hold; if it asked to wait it now has a place in the queue."""
 
-    position: int  # waiters that go first
+    position: int  # waiters that go first; one that was woken and did not come is not counted
     retry_after: float  # look again after this long even if nobody wakes you
     holder: str | None = None  # somebody who is in the way, for the error message
 

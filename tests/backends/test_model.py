@@ -58,7 +58,8 @@ class Machine(RuleBasedStateMachine):
         if expected == "busy":
             assert isinstance(answer, Busy)
             if enqueue:
-                assert answer.position == [waiter.claim for waiter in resource.queue].index(claim)
+                ahead = resource.queue[: [waiter.claim for waiter in resource.queue].index(claim)]
+                assert answer.position == sum(not waiter.lapsed for waiter in ahead)
             return
         assert isinstance(answer, Grant)
         if expected == "again":

@@ -230,14 +230,18 @@ class MemoryBackend:
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
 
     def _busy(self, resource: _Resource, claim: Claim, now: float) -> Busy:
-        position = len(resource.queue) - 1
-        if position > 0 and next(reversed(resource.queue)) != claim.id:
-            position = list(resource.queue).index(claim.id) if claim.id in resource.queue else position + 1
-        retry_after = patrol(position)
-        if position <= 0:  # only the first in line watches for the moment when time makes room
+        ahead = unserved = 0
+        for waiter in resource.queue.values():
+            if waiter.claim.id == claim.id:
+                break
+            if not waiter.lapsed:
+                ahead += 1
+                unserved += not waiter.reserved
+        retry_after = patrol(ahead)
+        if not unserved or not resource.holders:  # only the first in line watches for the moment when time makes room
             retry_after = min(retry_after, max(0.0, min(resource.ends()) - now))
         holder = next(iter(resource.holders.values()), None)
-        return Busy(position, retry_after, holder.claim.terms.holder if holder else None)
+        return Busy(ahead, retry_after, holder.claim.terms.holder if holder else None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         with self._store.mutex:

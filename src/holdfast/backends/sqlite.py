@@ -279,22 +279,21 @@ def _insert(
 
 def _busy(t: Transaction, claim: Claim) -> Busy:
     key = claim.terms.key
-    (ahead,) = t.execute(
-        "SELECT count(*) FROM claims WHERE key = ? AND waiting = 1 AND ends_at > ? AND place <"
+    ahead, unserved = t.execute(
+        "SELECT count(*), count(*) - count(reserved_until) FROM claims"
+        " WHERE key = ? AND waiting = 1 AND lapsed = 0 AND ends_at > ? AND place <"
         " coalesce((SELECT place FROM claims WHERE claim = ? AND waiting = 1), ?)",
         (key, t.now, claim.id, 1 << 62),
     ).fetchone()
-    retry_after = patrol(ahead)
-    holder = None
     rows = t.execute(
         "SELECT ends_at, holder FROM claims WHERE key = ? AND waiting = 0"
         " UNION ALL SELECT reserved_until, NULL FROM claims WHERE key = ? AND reserved_until IS NOT NULL",
         (key, key),
-    )
-    for ends_at, name in rows:
-        holder = holder or name
-        if ahead == 0:  # only the first in line watches for the moment when time makes room
-            retry_after = min(retry_after, max(0.0, ends_at - t.now))
+    ).fetchall()
+    holder = next((name for _, name in rows if name), None)
+    retry_after = patrol(ahead)
+    if rows and (not unserved or holder is None):  # only the first in line watches for the moment when time makes room
+        retry_after = min(retry_after, max(0.0, min(end for end, _ in rows) - t.now))
     return Busy(ahead, retry_after, holder)
 
 
