@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
             assert isinstance(answer, Busy)
             if enqueue:
                 ahead = resource.queue[: [waiter.claim for waiter in resource.queue].index(claim)]
-                assert answer.position == sum(not waiter.lapsed for waiter in ahead)
+                assert answer.position == sum(not waiter.late for waiter in ahead)
             return
         assert isinstance(answer, Grant)
         if expected == "again":
