@@ -27,8 +27,8 @@ def run(setting: Setting) -> list[Finding]:
     with holdfast.connect(f"sqlite:///{file}") as locks, locks.lock("bench"), need("filelock").FileLock(other):
         shares = {kind: _apart(kind, path, seconds) for kind, path in _waiters(file, other)}
     return [
-        Finding("a blocked waiter: CPU", shares["threads"], "% of a core", at_most=0.1),
-        Finding("a waiting task: CPU", shares["asyncio"], "% of a core", at_most=0.1),
+        Finding("a blocked waiter: CPU", shares["threads"], "% of a core", at_most=0.25),
+        Finding("a waiting task: CPU", shares["asyncio"], "% of a core", at_most=0.25),
         Finding("filelock's blocked waiter: CPU", shares["filelock"], "% of a core"),
     ]
 

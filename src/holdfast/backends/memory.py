@@ -13,6 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from holdfast._model import (
     GRACE,
@@ -72,7 +73,7 @@ class _Resource:
     __slots__ = ("holders", "queue", "quiet_until", "reserved")
 
     def __init__(self) -> None:
-        self.quiet_until = 0.0  # nothing ends by itself before this, so there is no need to look
+        self.quiet_until = inf  # nothing ends by itself before this, so there is no need to look
         self.holders: dict[str, _Holder] = {}  # by claim id
         self.queue: dict[str, _Waiter] = {}  # by claim id, in order of arrival
         self.reserved: set[str] = set()  # ids of all waiters it is reserved for, and of some that are gone or lapsed
@@ -106,7 +107,7 @@ class _Resource:
                 waiter.reserved_until = None
                 waiter.lapsed = True
                 made_room = True
-        self.quiet_until = min(self.ends(), default=now)
+        self.quiet_until = min(self.ends(), default=inf)
         return made_room
 
     def ends(self) -> Iterator[float]:
@@ -278,8 +279,9 @@ class MemoryBackend:
                 resource.quiet_until = 0.0
             else:
                 del resource.holders[claim.id]
-                resource.expire(now)  # what is over must not stand in the way of the hand-over
-                resource.hand_over(now)
+                if resource.queue:
+                    resource.expire(now)  # what is over must not stand in the way of the hand-over
+                    resource.hand_over(now)
             if not resource.holders and not resource.queue:
                 del store.resources[claim.terms.key]
             return alive

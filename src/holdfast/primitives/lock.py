@@ -115,8 +115,18 @@ class LockLogic:
         entry = None
         try:
             entry = self._find(entered=True)
-            if entry is not None:
-                await self._leave(entry, exc)
+            if entry is None:
+                return
+            lease, guard = entry.lease, entry.guard
+            if lease._guard is guard:
+                lease._guard = None
+            ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
+            await self._end(entry, exc)
+            if lease._state == "lost":
+                lost = lease._not_held()
+                if exc is None or ours:
+                    raise lost from exc
+                exc.add_note(f"also: {lost}")
         except Exception:
             raise
         except BaseException:  # an interrupt of the blocking world: what it cut short is done before it goes on
@@ -124,18 +134,6 @@ class LockLogic:
             if entry is not None:
                 await self._end(entry, None)
             raise
-
-    async def _leave(self, entry: _Entry, exc: BaseException | None) -> None:
-        lease, guard = entry.lease, entry.guard
-        if lease._guard is guard:
-            lease._guard = None
-        ours = guard.close(type(exc) if exc is not None else None) if guard is not None else False
-        await self._end(entry, exc)
-        if lease._state == "lost":
-            lost = lease._not_held()
-            if exc is None or ours:
-                raise lost from exc
-            exc.add_note(f"also: {lost}")
 
     async def _end(self, entry: _Entry, exc: BaseException | None) -> None:
         engine, lease = self.engine, entry.lease
