@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,33 @@ def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, t
     assert other.ask("acquire", name="x", wait=20)["fence"]
     while holder.ask("look")["held"]:  # until its next renewal at the latest; the test's time limit ends this
         continue
+
+
+def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(
+    start: Start, waiting: Waiting
+) -> None:
+    holder, waiter = start(), start()
+    holder.ask("acquire", name="x", ttl=0.4)
+    waiter.tell("acquire", name="x")
+    waiting("x", 1)
+    stalled = holder.ask("stall", seconds=0.8)  # the last and longest of several stalls, with no time between
+    assert (stalled["held"], stalled["lost"], stalled["check"]) == (False, True, "LeaseLost")
+    assert waiter.expect()["fence"]
+
+
+def test_nobody_is_shut_out_of_a_busy_file(start: Start, tmp_path: Path) -> None:
+    """Four processes write without a pause; a fifth one gets its turns all the same."""
+    busy = [start() for _ in range(4)]
+    patient = start()
+    for number in range(5):
+        (tmp_path / f"counter{number}").write_text("0")
+    for number, actor in enumerate(busy):
+        actor.tell("increment", name=f"own {number}", path=str(tmp_path / f"counter{number}"), times=2000)
+    turns = patient.ask("increment", name="own 4", path=str(tmp_path / "counter4"), times=100)["holds"]
+    waits = [later[1] - earlier[2] for earlier, later in itertools.pairwise(turns)]
+    assert max(waits) < 1.0
+    for actor in busy:
+        assert actor.expect()["holds"][-1][2] > turns[-1][2], "they were busy all the time"
 
 
 @pytest.mark.timeout(180)

@@ -150,7 +150,11 @@ class AsyncioWorld:
         await self.signal().wait(seconds)
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        task = self.loop.create_task(work)
+        try:
+            task = self.loop.create_task(work)
+        except RuntimeError:  # used from another loop
+            work.close()
+            raise
         cancelled: asyncio.CancelledError | None = None
         while not task.done():
             try:

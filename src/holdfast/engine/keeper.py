@@ -301,11 +301,11 @@ class Keeper:
                 answer = on_lost(lease) if on_lost is not None else None
                 if isinstance(answer, Awaitable):
                     await answer
-            except Exception:
+            except BaseException as error:
+                if not isinstance(error, Exception) and not self._engine.world.blocking:
+                    self._telling = False
+                    raise  # the task is cancelled; in a thread, an exit means nothing
                 logger.exception("on_lost of lock %r failed", lease.name)
-            except BaseException:
-                self._telling = False
-                raise
 
 
 def _renewable_at(lease: Lease) -> float:

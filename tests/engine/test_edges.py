@@ -1,0 +1,233 @@
+"""Where worlds, callbacks and lock objects meet: each of these was once a hole."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.aio import AsyncLocks
+from holdfast.sync import Locks
+
+LIMIT = 20.0  # real seconds; only ever reached when something is broken
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{tmp_path.name}-{id(request)}" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = threading.Event()
+    timer = threading.Timer(LIMIT, limit.set)
+    timer.start()
+    while not condition():
+        assert not limit.is_set(), "waited in vain"
+    timer.cancel()
+
+
+# Lock objects
+
+
+def test_two_objects_of_one_reentrant_lock_count_together(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        first, second = locks.lock("x", reentrant=True), locks.lock("x", reentrant=True)
+        with first:
+            second.acquire()
+            second.release()
+            assert first.locked()
+        assert not first.locked()
+        first.acquire()
+        second.acquire()
+        first.release()
+        assert first.locked()
+        second.release()
+        assert not first.locked()
+
+
+def test_acquire_with_and_release_of_a_reentrant_lock_mix(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        lock = locks.lock("x", reentrant=True)
+        lock.acquire()
+        with lock:
+            pass
+        assert lock.locked()
+        lock.release()
+        assert not lock.locked()
+        with lock as outer:
+            with lock:
+                lock.release()
+            assert outer.held
+        assert not lock.locked()
+
+
+def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        lock = locks.lock("x")
+        inside, leave = threading.Event(), threading.Event()
+
+        def next_one() -> None:
+            with lock:
+                inside.set()
+                leave.wait(LIMIT)
+
+        thread = threading.Thread(target=next_one)
+        with lock as lease:
+            lease.release()
+            thread.start()
+            inside.wait(LIMIT)
+        assert lock.locked()
+        leave.set()
+        thread.join()
+
+
+# Callbacks
+
+
+@pytest.mark.parametrize("trouble", [lambda lease: sys.exit(1), lambda lease: threading.Event().wait(1.0)])
+def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble: Callable[[object], object]) -> None:
+    with holdfast.connect(url) as locks:
+        good = locks.lock("good", ttl=0.3).acquire()
+        bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=trouble).acquire()
+        assert good is not None
+        assert bad is not None
+        until(lambda: bad.lost)
+        first = good.expires_at
+        until(lambda: good.expires_at > first + 0.6)  # renewed for two ttls more
+        assert good.held
+
+
+def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
+    told: list[object] = []
+
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            async with locks.lock("x", ttl=0.2, renew=False, on_lost=told.append) as lease:
+                await asyncio.to_thread(until, lambda: lease.lost)
+                await asyncio.to_thread(lease.check)
+
+    with pytest.raises(holdfast.LeaseLost):
+        asyncio.run(main())
+    assert len(told) == 1
+
+
+# The keeper
+
+
+def test_a_thread_that_could_not_be_started_is_started_for_the_next_lease(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with holdfast.connect(url) as locks:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(RuntimeError, match="can't start"):
+                locks.lock("x").acquire()
+        assert not locks.inspect("x").locked
+        lease = locks.lock("x", ttl=0.3).acquire()
+        assert lease is not None
+        first = lease.expires_at
+        until(lambda: lease.expires_at > first + 0.6)
+
+
+def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str) -> None:
+    locks = holdfast.aio.connect(url)
+
+    async def main() -> None:
+        lease = await locks.lock("x", ttl=0.3).acquire()
+        assert lease is not None
+        first = lease.expires_at
+        await asyncio.to_thread(until, lambda: lease.expires_at > first + 0.6)
+        waiter = asyncio.create_task(locks.lock("x").acquire())
+        while not (await locks.inspect("x")).waiters:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await lease.release()
+        following = await waiter
+        assert following is not None
+        await following.release()
+
+    asyncio.run(main())
+    asyncio.run(main())
+    asyncio.run(locks.close())
+
+
+def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    async def main(locks: AsyncLocks) -> None:
+        assert await locks.lock("x").acquire()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, use(locks))
+        await locks.close()
+
+    async def use(locks: AsyncLocks) -> None:
+        await locks.lock("y").acquire()
+
+    asyncio.run(main(holdfast.aio.connect(f"sqlite:///{tmp_path}/locks.db")))
+
+
+# Closing
+
+
+def test_a_waiter_hears_of_the_end_of_its_locks(url: str) -> None:
+    with holdfast.connect(url) as others:
+        others.lock("x").acquire()
+        locks = holdfast.connect(url)
+        heard: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                locks.lock("x").acquire()
+            except holdfast.LockError as error:
+                heard.append(error)
+
+        threads = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: others.inspect("x").waiters == 3)
+        locks.close()
+        for thread in threads:
+            thread.join()
+        assert len(heard) == 3
+        assert all("closed" in str(error) for error in heard)
+
+
+def test_a_close_that_was_cut_short_can_be_finished(url: str) -> None:
+    async def main() -> None:
+        locks = holdfast.aio.connect(url)
+        for number in range(100):
+            await locks.lock(f"x{number}").acquire()
+        closing = asyncio.create_task(locks.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await locks.close()
+
+    asyncio.run(main())
+    with holdfast.connect(url) as after:
+        assert after.list() == []
+
+
+def test_cancelled_acquires_leave_no_seat_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+            await locks.lock("x").acquire()
+            asking = [asyncio.create_task(locks.lock("x").acquire()) for _ in range(100)]
+            await asyncio.sleep(0)
+            for task in asking:
+                task.cancel()
+            await asyncio.wait(asking)
+            assert (await locks.inspect("x")).waiters == 0
+            assert seats(locks) == 0
+
+    asyncio.run(main())
+
+
+def seats(locks: AsyncLocks | Locks) -> int:
+    backend: object = locks._logic.engine.backend
+    return len(backend._driver.wakes._seats)  # type: ignore[attr-defined]
