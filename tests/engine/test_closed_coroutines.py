@@ -40,6 +40,7 @@ async def _close_when(url: str, *, inside: bool) -> None:
         assert next_one is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True], ids=["asking", "holding"])
 def test_a_closed_coroutine_leaves_nothing_behind(tmp_path: Path, inside: bool) -> None:
     asyncio.run(_close_when(f"sqlite:///{tmp_path / 'locks.db'}", inside=inside))

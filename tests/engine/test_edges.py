@@ -14,6 +14,8 @@ import holdfast
 from holdfast.aio import AsyncLocks
 from holdfast.sync import Locks
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 20.0  # real seconds; only ever reached when something is broken
 
 
