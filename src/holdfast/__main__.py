@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli import main
+try:
+    from holdfast.cli import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 sys.exit(main())

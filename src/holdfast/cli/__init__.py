@@ -7,11 +7,15 @@ Leaves to one file for each command: everything else. A command's file is import
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-from holdfast.cli import exits
+try:
+    from holdfast.cli import exits
+except KeyboardInterrupt:  # so early that nobody else can answer for it
+    sys.exit(130)
 
 COMMANDS = {
     "run": "run a command while holding a lock",
@@ -24,16 +28,34 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Says what went wrong in one line on stderr and never shows a traceback."""
-    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # wherever it fell, in the middle of an explanation too
+        if os.environ.get("HOLDFAST_DEBUG"):
+            raise
+        return exits.INTERRUPTED
+
+
+def _main(words: list[str]) -> int:
+    try:
+        _write_whatever_comes()
         code = _dispatch(words)
         if sys.stdout is not None:  # it is None if whoever started us closed it
             sys.stdout.flush()  # here, where a reader that has gone away can still be answered for
         return code
     except SystemExit as end:  # argparse after --help, and our own parser after an error
         return end.code if isinstance(end.code, int) else exits.USAGE
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:
         return _explain(error)
+
+
+def _write_whatever_comes() -> None:
+    """What a stream's encoding does not have is written as an escape: no name may keep us from telling of a lock."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not if a caller put something else in its place, or closed it
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _dispatch(words: list[str]) -> int:
@@ -71,8 +93,6 @@ def _explain(error: BaseException) -> int:
     """Say what happened, and choose the exit code that the documentation promises."""
     if os.environ.get("HOLDFAST_DEBUG"):
         raise error
-    if isinstance(error, KeyboardInterrupt):
-        return exits.INTERRUPTED
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries to flush once more and complains
         return exits.BROKEN_PIPE

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import exits
-from holdfast.cli.options import Parser, add_store_options, complain, keep_logs_quiet
+from holdfast.cli.options import Parser, add_store_options, complain, keep_logs_quiet, unmistakable, visible
 from holdfast.sync import Locks, connect
 
 _JSON = """--json prints one document. A lock is an object with
@@ -38,7 +38,7 @@ def list_locks(words: list[str]) -> int:
         _print_json([_as_json(info) for info in found])
     elif found:
         now = time.time()
-        _print_table([_HEAD, *(row for info in found for row in _rows(info, now))])
+        _print_table([_HEAD, *(row for info in found for row in _rows(_for_people(info), now))])
     else:
         complain(f"no lock{f' that begins with {args.prefix!r}' if args.prefix else ''} is held or waited for")
     return exits.OK
@@ -47,7 +47,7 @@ def list_locks(words: list[str]) -> int:
 def show(words: list[str]) -> int:
     """One lock in full."""
     parser = _parser("show", "Show who holds the lock NAME and how many wait for it.", _JSON)
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
     parser.add_argument("--check", action="store_true", help="exit 1 if it is free (default: 0 either way)")
     args = parser.parse_args(words)
     with _connect(args) as locks:
@@ -55,7 +55,7 @@ def show(words: list[str]) -> int:
     if args.json:
         _print_json(_as_json(info))
     else:
-        print(_in_full(info, time.time()))
+        print(_in_full(_for_people(info), time.time()))
     return exits.NO if args.check and not info.locked else exits.OK
 
 
@@ -69,14 +69,14 @@ def break_(words: list[str]) -> int:
         "former holder's writes from that moment.",
         f"exits 1 if nobody held it.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
     )
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
     args = parser.parse_args(words)
     with _connect(args) as locks:
         before = locks.break_lock(args.name)
     if args.json:
         _print_json({"broken": before.locked, **_as_json(before)})
     elif before.locked:
-        print(_told_broken(before, time.time()))
+        print(_told_broken(_for_people(before), time.time()))
     else:
         complain(f"nobody held {args.name!r}; nothing was broken")
     return exits.OK if before.locked else exits.NO
@@ -105,6 +105,14 @@ def _print_json(document: Any) -> None:
 # For people
 
 _HEAD = ("NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA")
+
+
+def _for_people(info: LockInfo) -> LockInfo:
+    """With everything that others chose made harmless to look at."""
+    holders = (
+        who._replace(holder=unmistakable(who.holder), claim_id=unmistakable(who.claim_id)) for who in info.holders
+    )
+    return info._replace(name=unmistakable(info.name), holders=tuple(holders))
 
 
 def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
@@ -157,7 +165,7 @@ def _told_broken(before: LockInfo, now: float) -> str:
 
 
 def _metadata(who: HolderInfo) -> str:
-    return "" if who.metadata is None else json.dumps(who.metadata)
+    return "" if who.metadata is None else visible(json.dumps(who.metadata))
 
 
 def span(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """What all commands share: how options are read, and how a line is said.
 
-Decides: that a usage error is one line and exit code 64, how times are written, which options every command has.
+Decides: that a usage error is one line and exit code 64, how times are written, which options every command has,
+and that nothing which others chose (a name, a holder) can move the reader's cursor or look like a line of ours.
 """
 
 from __future__ import annotations
@@ -64,9 +65,21 @@ def complain(text: str) -> None:
     if sys.stderr is None:  # closed by whoever started us
         return
     try:
-        print(f"holdfast: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
+        print(f"holdfast: {visible(' '.join(text.splitlines()))}", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         return
+
+
+def visible(text: str) -> str:
+    """The text without anything that a terminal obeys or does not show: controls, turns of direction, line ends."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def unmistakable(text: str) -> str:
+    """`visible`, and no two texts look the same by their escapes."""
+    return visible(text.replace("\\", "\\\\"))
 
 
 def keep_logs_quiet() -> None:

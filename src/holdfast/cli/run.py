@@ -51,12 +51,13 @@ exit codes:
 examples:
   holdfast run nightly -- ./report.sh                  wait for ever, as flock does
   holdfast run --wait 0 nightly -- ./report.sh         exit 75 at once if somebody holds it
-  holdfast run --min-hold 60 cron:mail -- ./mail.sh    once a minute at most, on however many hosts"""
+  holdfast run --min-hold 60 cron:mail -- ./mail.sh    once a minute at most, on however many hosts
+  holdfast run -- -x -- ./report.sh                    a name that begins with -"""
 
 
 def _parser() -> Parser:
     parser = Parser("run", usage="holdfast run [OPTION…] NAME -- COMMAND [ARGUMENT…]", description=_ABOUT, epilog=_MORE)
-    parser.add_argument("name", metavar="NAME", help="the lock's name")
+    parser.add_argument("name", metavar="NAME", help="the lock's name; one that begins with - after a -- of its own")
     parser.add_argument("--ttl", type=seconds, default=30.0, help="how long the lease outlives us (default: 30)")
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("-w", "--wait", type=seconds, help="wait at most so long; 0 tries once (default: for ever)")
@@ -89,8 +90,8 @@ def _json(text: str) -> Any:
 def run(words: list[str]) -> int:
     """The command's exit code, or one of ours."""
     parser = _parser()
-    at = words.index("--") if "--" in words else len(words)
-    args, command = parser.parse_args(words[:at]), words[at + 1 :]
+    ours, command = _split(words)
+    args = parser.parse_args(ours)
     if not command:
         parser.error("what is to run? Write it after --, as in: holdfast run NAME -- COMMAND")
     valid(args.name)
@@ -99,6 +100,14 @@ def run(words: list[str]) -> int:
     path = child.find(command[0])
     keep_logs_quiet()
     return _run(args, path, command, grace)
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Our words, and the command after `--`. In `run -- -x -- COMMAND` the first `--` is ours: it ends the options."""
+    at = words.index("--") if "--" in words else len(words)
+    if words[at + 2 : at + 3] == ["--"] and words[at + 1].startswith("-"):
+        at += 2
+    return words[:at], words[at + 1 :]
 
 
 def _grace(args: Namespace) -> Grace:

@@ -1,14 +1,17 @@
 """One stream of what happens to leases. Logs, metrics and traces are fed from it and from nowhere else.
 
-Decides: what an event tells.
+Decides: what an event tells, and what becomes of an error in a listener.
 Leaves to the listeners: where it goes. When nobody listens, no event is even made.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, NoReturn
 
 Kind = Literal[
     "asked", "waited", "granted", "renewed", "renewal_failed", "lost", "released", "release_failed", "broken"
@@ -40,7 +43,14 @@ class Events:
         self._listeners: tuple[Listener, ...] = ()
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each event, in the thread or loop where it happens; the answer ends that."""
+        """Call `listener` with each event, in the thread or loop where it happens; the answer ends that.
+
+        A listener only looks on: what it raises is logged and changes nothing; an exit ends no thread either. Only
+        what a signal may have raised, an exit or an interrupt in the main thread, goes on when all have heard.
+        Raises ValueError if it cannot be called.
+        """
+        if not callable(listener):
+            raise ValueError(f"a listener must be a function that takes an event, not {listener!r}")
         self._listeners += (listener,)
 
         def stop() -> None:
@@ -53,12 +63,52 @@ class Events:
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
 
     def tell(self, event: Event) -> None:
-        log(event)
-        for listener in self._listeners:
+        interrupt: BaseException | None = None
+        for listener in (log, *self._listeners):
             try:
                 listener(event)
-            except Exception:
-                logger.exception("a listener failed on %s", event)
+            except BaseException as error:
+                if _may_be_a_signals(error):
+                    interrupt = interrupt or error
+                else:
+                    _complain(event)
+        if interrupt is not None:
+            _pass_on(interrupt)
+
+
+# What a listener raises
+
+
+def _may_be_a_signals(error: BaseException) -> bool:
+    """Python runs signal handlers in the main thread only, and nothing can cancel or close a plain call."""
+    if isinstance(error, Exception | GeneratorExit):
+        return False
+    if isinstance(error, getattr(_asyncio(), "CancelledError", ())):
+        return False
+    return threading.current_thread() is threading.main_thread()
+
+
+def _pass_on(interrupt: BaseException) -> None:
+    """To the caller; in a loop to the loop, because the task that it met may be the one that keeps the leases."""
+    running = getattr(_asyncio(), "_get_running_loop", None)
+    loop = running() if running is not None else None
+    if loop is None:
+        raise interrupt
+    loop.call_soon(_raise, interrupt)
+
+
+def _raise(interrupt: BaseException) -> NoReturn:
+    raise interrupt
+
+
+def _asyncio() -> Any:
+    """None, or half of it, until it was imported: then no loop runs. Just to ask, it takes too long to import."""
+    return sys.modules.get("asyncio")
+
+
+def _complain(event: Event) -> None:
+    with suppress(Exception):  # it may be the log itself that fails
+        logger.exception("a listener failed on %s", event)
 
 
 _LEVELS = {"lost": logging.WARNING, "release_failed": logging.WARNING}
