@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast._ids import new_claim_id
+from holdfast._model import Claim, Grant, Terms
 from holdfast._time import boot_now
+from holdfast._worlds import drive
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends import sqlite
 from holdfast.backends.sqlite import SqliteBackend, prepare
 from holdfast.drivers import sqlite as driver
+from holdfast.drivers.datagrams import _QUEUE_LENGTH, Sender
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.sqlite import BlockingSqlite
+from holdfast.drivers.sqlite_asyncio import AsyncioWakes
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.engine.core import Engine
 from holdfast.primitives.locks import LocksLogic
 from holdfast.sync import Lease, Locks
+
+LIMIT = 5.0  # real seconds; only ever reached when something is broken
 
 
 @pytest.fixture
@@ -37,10 +48,17 @@ def locks(path: Path) -> Iterator[Locks]:
         yield locks
 
 
+def backend_on(path: Path, host: Host) -> SqliteBackend:
+    """A backend that takes this machine for another one, or for another boot of it."""
+    return SqliteBackend(BlockingSqlite(path, prepare, BlockingWakes(None), None, host))
+
+
 def on_host(path: Path, host: Host) -> Locks:
-    """Locks that take this machine for another one, or for another boot of it."""
-    driver = BlockingSqlite(path, prepare, BlockingWakes(None), None, host)
-    return Locks(LocksLogic(Engine(SqliteBackend(driver), ThreadWorld(), lease_type=Lease), "holdfast"))
+    return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "holdfast"))
+
+
+def claim_on(name: str) -> Claim:
+    return Claim(new_claim_id(), Terms(name, name, "us", 30.0))
 
 
 def hold(locks: Locks, name: str = "x", ttl: float = 30) -> Lease:
@@ -102,6 +120,42 @@ def test_a_file_that_another_host_left_behind_can_be_used(locks: Locks, path: Pa
             hold(locks)
 
 
+def test_a_holder_that_only_renews_keeps_another_host_out(
+    locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = hold(locks, ttl=30)
+    monkeypatch.setattr("time.time", lambda: lease.acquired_at + 20)
+    lease.extend()
+    monkeypatch.setattr("time.time", lambda: lease.acquired_at + 40)  # the ttl has passed since the last grant
+    other = this_host()._replace(machine="another machine", boot="its boot")
+    with on_host(path, other) as elsewhere, pytest.raises(BackendUnavailable, match="another host"):
+        hold(elsewhere)
+    assert lease.release() is True
+
+
+def test_a_release_after_a_reboot_does_not_say_that_it_was_held(path: Path) -> None:
+    """Nobody has looked at the store since, so the row of the old boot is still there."""
+    claim = claim_on("x")
+    before = backend_on(path, this_host())
+    after = backend_on(path, this_host()._replace(boot="the next boot", booted_at=time.time() + 1))
+    assert isinstance(drive(before.acquire(claim, enqueue=False, within=LIMIT)), Grant)
+    assert drive(after.release(claim, linger=0.0, within=LIMIT)) is False
+    drive(before.close())
+    drive(after.close())
+
+
+def test_a_release_from_before_a_reboot_ends_no_hold_of_the_new_boot(path: Path) -> None:
+    claim = claim_on("x")
+    before = backend_on(path, this_host())
+    after = backend_on(path, this_host()._replace(boot="the next boot"))
+    assert isinstance(drive(after.acquire(claim, enqueue=False, within=LIMIT)), Grant)
+    with pytest.raises(BackendUnavailable, match="another host"):
+        drive(before.release(claim, linger=0.0, within=LIMIT))
+    assert drive(after.inspect("x")).locked
+    drive(before.close())
+    drive(after.close())
+
+
 def test_a_step_of_the_wall_clock_changes_nothing(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = hold(locks, ttl=30)
     for step in (1e6, -1e6):
@@ -148,6 +202,27 @@ def test_a_corrupt_file_is_named_as_such(path: Path) -> None:
     assert str(path) in str(refused.value)
     assert refused.value.transient is False
     assert isinstance(refused.value.__cause__, sqlite3.Error)
+
+
+VERBS: dict[str, Callable[[Locks, Lease], object]] = {
+    "acquire": lambda locks, lease: hold(locks, "y"),
+    "renew": lambda locks, lease: lease.extend(),
+    "release": lambda locks, lease: lease.release(),
+    "inspect": lambda locks, lease: locks.inspect("x"),
+    "list": lambda locks, lease: locks.list(),
+    "break": lambda locks, lease: locks.break_lock("x"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_store_that_lost_its_own_row_is_named_as_corrupt(locks: Locks, path: Path, verb: str) -> None:
+    lease = hold(locks)
+    with sqlite3.connect(path) as db:
+        db.execute(f"DELETE FROM claims WHERE {sqlite.STORE}")
+    db.close()
+    with pytest.raises(BackendUnavailable, match=r"corrupt.*move it away") as refused:
+        VERBS[verb](locks, lease)
+    assert refused.value.transient is False
 
 
 def test_another_programs_database_is_left_alone(path: Path) -> None:
@@ -267,6 +342,83 @@ def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM claims").fetchone() == (1,)  # the store's own
     db.close()
+
+
+# Wake-ups, threads and forks
+
+
+def overflow(address: str, claims: list[Claim]) -> None:
+    """Fill the mailbox, so that the wake-ups of these claims find no room."""
+    sender = Sender()
+    for _ in range(2 * _QUEUE_LENGTH):
+        sender.send(address, "somebody who left")
+    for claim in claims:
+        sender.send(address, claim.id)
+    sender.close()
+
+
+def test_when_more_wake_ups_come_than_fit_every_waiting_thread_looks() -> None:
+    wakes, claims = BlockingWakes(None), [claim_on("x"), claim_on("y")]
+    addresses = {wakes.expect(claim) for claim in claims}
+    overflow(addresses.pop(), claims)
+    assert [drive(wakes.wait(claim, LIMIT)) for claim in claims] == [True, True]
+    wakes.close()
+
+
+def test_when_more_wake_ups_come_than_fit_every_waiting_task_looks() -> None:
+    async def main() -> list[bool]:
+        wakes, claims = AsyncioWakes(None), [claim_on("x"), claim_on("y")]
+        wakes.read_in(asyncio.get_running_loop())
+        addresses = {wakes.expect(claim) for claim in claims}
+        overflow(addresses.pop(), claims)
+        try:
+            return await asyncio.gather(*(wakes.wait(claim, LIMIT) for claim in claims))
+        finally:
+            wakes.close()
+
+    assert asyncio.run(main()) == [True, True]
+
+
+def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
+    """The thread that works for the loop is stuck: the loop itself must see that the time is over."""
+    moves_on = threading.Event()
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"sqlite:///{path}", patience=0.1) as locks:
+            driver: Any = locks._logic.engine.backend
+            stuck = asyncio.ensure_future(driver._driver.transact(lambda t: moves_on.wait(LIMIT), (), 2 * LIMIT))
+            await asyncio.sleep(0)  # it is in the thread's queue
+            with pytest.raises(BackendUnavailable, match="did not answer for"):
+                await locks.lock("x", wait=0).acquire()
+            assert not moves_on.is_set()
+            assert not stuck.done(), "it hung all the time"
+            moves_on.set()
+            await stuck
+            assert not (await locks.inspect("x")).locked, "what was asked for meanwhile was cleaned up after"
+
+    asyncio.run(main())
+
+
+def open_files(path: Path) -> int:
+    """How many open files of this process are the store's."""
+    ours, found = {file.stat().st_ino for file in path.parent.iterdir()}, 0
+    for number in os.listdir("/dev/fd"):
+        with suppress(OSError):  # the folder itself, which is closed by now
+            found += os.fstat(int(number)).st_ino in ours
+    return found
+
+
+def test_no_connection_is_open_while_the_process_forks(locks: Locks, path: Path) -> None:
+    """SQLite must not be carried through a fork."""
+    hold(locks).release()
+    assert open_files(path)
+    backend = locks._logic.engine.backend
+    backend.before_fork()
+    try:
+        assert open_files(path) == 0
+    finally:
+        backend.after_fork(child=False)
+    assert hold(locks).held
 
 
 # Contention for the file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.aio import AsyncLocks
+from holdfast.observe.events import Event
 from holdfast.sync import Locks
 
 pytestmark = pytest.mark.slow
@@ -233,3 +235,139 @@ def test_cancelled_acquires_leave_no_seat_behind(tmp_path: Path) -> None:
 def seats(locks: AsyncLocks | Locks) -> int:
     backend: object = locks._logic.engine.backend
     return len(backend._driver.wakes._seats)  # type: ignore[attr-defined]
+
+
+# Listeners
+
+
+def test_what_cannot_listen_is_refused_at_once(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        for nothing in (5, None, "print"):
+            with pytest.raises(ValueError, match=f"a listener must be a function .* not {nothing!r}"):
+                locks.events.listen(nothing)  # type: ignore[arg-type]
+        with locks.lock("x"):
+            pass
+
+
+# What a listener may raise. The last one is what the result of a cancelled task raises.
+TROUBLES = [RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+
+
+def loud(trouble: type[BaseException], *kinds: str) -> Callable[[Event], None]:
+    """A listener that raises, at these kinds of events or at all."""
+
+    def listen(event: Event) -> None:
+        if not kinds or event.kind in kinds:
+            raise trouble
+
+    return listen
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, SystemExit])
+def test_a_listener_that_exits_in_a_thread_of_ours_costs_no_lease(url: str, trouble: type[BaseException]) -> None:
+    """Both leases are renewed in one request, and the loss is found by the keeper."""
+    told: list[object] = []
+    heard: list[str] = []
+    with holdfast.connect(url) as locks:
+        stop = locks.events.listen(loud(trouble, "renewed", "lost"))
+        locks.events.listen(lambda event: heard.append(event.kind))
+        good = [locks.lock(name, ttl=0.3).acquire() for name in ("good", "better")]
+        bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
+        first = [lease.expires_at for lease in good if lease is not None]
+        until(lambda: all(lease and lease.expires_at > at + 0.6 for lease, at in zip(good, first, strict=True)))
+        until(lambda: told == [bad])
+        assert {"renewed", "lost"} <= set(heard), "others hear of it all the same"
+        stop()
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_listener_that_exits_in_a_users_thread_changes_nothing_there(url: str, trouble: type[BaseException]) -> None:
+    done = threading.Event()
+
+    def work(locks: Locks) -> None:
+        with locks.lock("x") as lease:
+            lease.extend()
+        if locks.break_lock("x").locked is False:
+            done.set()
+
+    with holdfast.connect(url) as locks:
+        locks.events.listen(loud(trouble))
+        thread = threading.Thread(target=work, args=(locks,))
+        thread.start()
+        thread.join(LIMIT)
+        assert done.is_set()
+
+
+@pytest.mark.parametrize("trouble", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", ["asked", "granted", "released"])
+def test_an_interrupt_in_a_listener_of_the_main_thread_goes_on_and_leaves_nothing(
+    url: str, kind: str, trouble: type[BaseException]
+) -> None:
+    """It may be a Ctrl-C that fell there: to swallow that would be to hang."""
+    heard: list[str] = []
+    with holdfast.connect(url) as locks:
+        stop = locks.events.listen(loud(trouble, kind))
+        locks.events.listen(lambda event: heard.append(event.kind))
+        with pytest.raises(trouble):
+            with locks.lock("x"):
+                pass
+        assert heard[-1] == kind, "the others heard of it first"
+        assert not locks.inspect("x").locked
+        stop()
+        with locks.lock("x", wait=0):
+            pass
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError, GeneratorExit, asyncio.CancelledError])
+def test_what_no_signal_raises_does_not_leave_a_listener_of_the_main_thread(
+    url: str, trouble: type[BaseException]
+) -> None:
+    with holdfast.connect(url) as locks:
+        locks.events.listen(loud(trouble))
+        with locks.lock("x") as lease:
+            lease.extend()
+
+
+@pytest.mark.parametrize("trouble", [SystemExit, asyncio.CancelledError])
+def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble: type[BaseException]) -> None:
+    """An exit leaves the loop, as asyncio has it; whoever runs the loop again finds every lease kept."""
+    locks = holdfast.aio.connect(url)
+    loop = asyncio.new_event_loop()
+    try:
+        lease = loop.run_until_complete(locks.lock("x", ttl=0.3).acquire())
+        assert lease is not None
+        stop = locks.events.listen(loud(trouble, "renewed"))
+        first = lease.expires_at
+        renewed = loop.create_task(asyncio.to_thread(until, lambda: lease.expires_at > first + 0.1))
+        if trouble is SystemExit:
+            with pytest.raises(trouble):
+                loop.run_forever()
+            stop()
+        loop.run_until_complete(renewed)
+        second = lease.expires_at
+        loop.run_until_complete(asyncio.to_thread(until, lambda: lease.expires_at > second + 0.6))
+        assert loop.run_until_complete(lease.release())
+        loop.run_until_complete(locks.close())
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def test_a_log_that_fails_costs_no_lease(url: str) -> None:
+    class Failing(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise RuntimeError("no room for records")
+
+    failing, log = Failing(), logging.getLogger("holdfast")
+    log.addFilter(failing)
+    try:
+        with holdfast.connect(url) as locks:
+            told: list[object] = []
+            good = locks.lock("good", ttl=0.3).acquire()
+            locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
+            assert good is not None
+            first = good.expires_at
+            until(lambda: good.expires_at > first + 0.6)
+            until(lambda: bool(told))
+    finally:
+        log.removeFilter(failing)
