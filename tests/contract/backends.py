@@ -44,7 +44,7 @@ BACKENDS = (
         "memory",
         url=lambda folder: f"memory://{_memory_name(folder)}",
         records=_memory_records,
-        can=frozenset({"fork"}),
+        can=frozenset({"fork", "simulated"}),
     ),
     Row(
         "sqlite",

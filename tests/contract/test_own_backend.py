@@ -13,6 +13,8 @@ _stores: dict[Path, MemoryStore] = {}
 
 
 class TestOwnBackend(OneAdmissionRule):
+    can = frozenset({"simulated"})
+
     def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
         assert clock is not None
         return MemoryBackend(_stores.setdefault(tmp_path, MemoryStore(clock.now)), world)

@@ -12,7 +12,10 @@ from holdfast.testing.clock import FakeClock
 from holdfast.testing.faults import ALWAYS, FaultyBackend
 from holdfast.testing.history import Hold, judge
 from holdfast.testing.simulated import SimulatedWorld, Simulation
-from holdfast.testing.stage import Actor, AsyncioStage, Stage, ThreadStage
+from holdfast.testing.stage import Actor, Stage
+from holdfast.testing.stage_asyncio import AsyncioStage
+from holdfast.testing.stage_simulated import SimulatedStage
+from holdfast.testing.stage_threads import ThreadStage
 
 __all__ = [
     "ALWAYS",
@@ -21,6 +24,7 @@ __all__ = [
     "FakeClock",
     "FaultyBackend",
     "Hold",
+    "SimulatedStage",
     "SimulatedWorld",
     "Simulation",
     "Stage",

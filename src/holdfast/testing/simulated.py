@@ -134,7 +134,7 @@ class Task:
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.done, self.result, self.error = True, result, error
-        self.world._tasks.pop(self, None)
+        self.world.tasks.pop(self, None)
         for park in self._finished:
             park.wake()
         if error is not None and not isinstance(error, CancelledError) and not self.name.startswith("job"):
@@ -183,16 +183,21 @@ class Simulation:
             raise task.error
         return task.result
 
+    def run_dry(self, task: Task) -> None:
+        """Let everything happen until the task is done, or until nothing is left to happen."""
+        while self._events and not task.done:
+            self.run(self._events[0][0])
+
     def close(self) -> None:
         """End what is still suspended, so that nothing warns of it."""
         self._events.clear()
         for world in self._worlds:
             world.crash()
         for world in self._worlds:
-            for task in list(world._tasks):
+            for task in list(world.tasks):
                 with suppress(MachineGone):
                     task._work.close()
-            world._tasks.clear()
+            world.tasks.clear()
         self._events.clear()
 
 
@@ -216,14 +221,15 @@ class SimulatedSignal:
             return True
         self._world.must_be_there()
         self._park = park = Park()
-        if seconds is not None:
-            self._world.after(seconds, lambda: park.wake(False))
+        take_back = None if seconds is None else self._world.after(seconds, lambda: park.wake(False))
         try:
             woken: bool = await park
             return woken
         finally:
             park.woken = True  # a timer that rings later finds nobody
             self._park = None
+            if take_back is not None:
+                take_back()
 
 
 class SimulatedGuard:
@@ -262,7 +268,7 @@ class SimulatedWorld:
         self.crashed = False
         self.awake_at = 0.0  # true time; in the future while frozen
         self.chance = random.Random(simulation.random.random()).random
-        self._tasks: dict[Task, None] = {}  # those not done, in order
+        self.tasks: dict[Task, None] = {}  # those not done, in order
         simulation._worlds.append(self)
 
     def now(self) -> float:
@@ -272,14 +278,18 @@ class SimulatedWorld:
         """The true time at which its clock shows that."""
         return (shown - self.start) / self.rate
 
-    def after(self, seconds: float, call: Callable[[], object]) -> None:
-        """Call after so many seconds of this machine's clock, and a little later: timers are never early."""
+    def after(self, seconds: float, call: Callable[[], object]) -> Callable[[], None] | None:
+        """Call after so many seconds of this machine's clock, and a little later: timers are never early.
+
+        The answer takes it back, if there is anything to take back: an event of the simulation stays.
+        """
         late = 0.001 * self.simulation.random.random()
         self.simulation.later(max(0.0, seconds) / self.rate + late, call, self)
+        return None
 
     def task(self, work: Coroutine[Any, Any, Any], name: str) -> Task:
         task = Task(self, work, name)
-        self._tasks[task] = None
+        self.tasks[task] = None
         return task
 
     def freeze(self, seconds: float) -> None:

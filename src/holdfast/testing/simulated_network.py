@@ -62,6 +62,25 @@ class Step(NamedTuple):
     woken: tuple[Claim, ...]
 
 
+def latency(simulation: Simulation) -> float:
+    """How long one message takes if nothing is wrong."""
+    return 0.0002 + min(0.02, simulation.random.expovariate(1000.0))
+
+
+class Line:
+    """One way of a connection: messages arrive in the order in which they were sent."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._last = 0.0  # when the last one arrives
+
+    def travel(self, extra: float = 0.0) -> float:
+        """How long until what is sent now arrives."""
+        now = self._simulation.time
+        self._last = max(self._last + 1e-6, now + latency(self._simulation) + extra)
+        return self._last - now
+
+
 class _Wake:
     """What the server sets to wake a waiter: it becomes a message."""
 
@@ -133,22 +152,22 @@ class Network:
     def request(self, call: _Call) -> None:
         kind = self._fate(call)
         if kind is None:
-            self._carry(call, self._travel(call, "out"))
+            self._carry(call, self._travel(call, call.client.line_out))
             return
         self.fault(call.client, kind, call.claims, call.verb)
         if kind == "lost_reply":
             call.deaf = True
-            self._carry(call, self._travel(call, "out"))
+            self._carry(call, self._travel(call, call.client.line_out))
         elif kind == "reset":
             self._reset(call)
         elif kind == "late":
             call.deaf = True
             self._carry(call, call.within + self.random.uniform(0.0, 3.0))
         elif kind == "repeated":
-            self._carry(call, self._travel(call, "out"))
+            self._carry(call, self._travel(call, call.client.line_out))
             self.simulation.later(self.random.uniform(0.0, 6.0), call.repeat)
         elif kind == "slow":
-            self._carry(call, self._travel(call, "out", self.random.uniform(PROMPT, 1.5)))
+            self._carry(call, self._travel(call, call.client.line_out, self.random.uniform(PROMPT, 1.5)))
 
     def _fate(self, call: _Call) -> str | None:
         if call.client.cut_off_until > self.simulation.time:
@@ -163,8 +182,8 @@ class Network:
     def _reset(self, call: _Call) -> None:
         call.deaf = True
         if self.random.random() < 0.5:
-            self._carry(call, self._travel(call, "out"))
-        self.simulation.later(self._latency(), call.fail, call.client.world)
+            self._carry(call, self._travel(call, call.client.line_out))
+        self.simulation.later(latency(self.simulation), call.fail, call.client.world)
 
     def _carry(self, call: _Call, delay: float) -> None:
         self.simulation.later(delay, call.arrive)
@@ -176,25 +195,21 @@ class Network:
         if slow:
             self.fault(call.client, "slow", call.claims, call.verb)
         extra = self.random.uniform(PROMPT, 1.5) if slow else 0.0
-        self.simulation.later(self._travel(call, "back", extra), lambda: call.hear(answer), call.client.world)
+        takes = self._travel(call, call.client.line_back, extra)
+        self.simulation.later(takes, lambda: call.hear(answer), call.client.world)
 
     def wake(self, client: RemoteBackend, claim: Claim) -> None:
         lost = client.cut_off_until > self.simulation.time or self.random.random() < self.faults.lost_wake
         if lost:
             self.fault(client, "lost_wake", [claim.id])
         else:
-            self.simulation.later(self._latency(), lambda: client.woken(claim.id), client.world)
+            self.simulation.later(latency(self.simulation), lambda: client.woken(claim.id), client.world)
 
-    def _latency(self) -> float:
-        return 0.0002 + min(0.02, self.random.expovariate(1000.0))
-
-    def _travel(self, call: _Call, way: str, extra: float = 0.0) -> float:
-        """How long until it arrives: never before what was sent earlier the same way."""
-        now, lines = self.simulation.time, call.client.lines
-        arrives = lines[way] = max(lines[way] + 1e-6, now + self._latency() + extra)
-        if arrives - now > PROMPT and not extra:
+    def _travel(self, call: _Call, line: Line, extra: float = 0.0) -> float:
+        takes = line.travel(extra)
+        if takes > PROMPT and not extra:
             self.fault(call.client, "slow", call.claims, call.verb)
-        return arrives - now
+        return takes
 
 
 class _Call:
@@ -244,7 +259,7 @@ class RemoteBackend:
         self.network = network
         self.world = world
         self.cut_off_until = 0.0  # true time; nothing gets through before, in either direction
-        self.lines = {"out": 0.0, "back": 0.0}  # when the last message each way arrives
+        self.line_out, self.line_back = Line(world.simulation), Line(world.simulation)
         self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
 
     async def _ask(self, verb: str, asked: Any, claims: Sequence[str] = (), **options: Any) -> Any:

@@ -1,44 +1,38 @@
 """What a story of the contract is told on: actors, time and a store, alike in every world.
 
-Decides: how an actor is started and waited for, how time passes, and that nothing is left running at the end.
+Decides: how time passes, what can be asked of the store, and how a story begins and ends.
+Leaves to `stage_threads`, `stage_asyncio`, `stage_simulated`: what an actor is, and how it is waited for.
 Leaves to the story: who does what, and in which order.
 
-Nothing here sleeps and hopes: time is a `FakeClock`, steps are ordered by conditions, and the real clock only limits
-how long a broken story can hang.
+Nothing here sleeps and hopes: time is a `FakeClock`, steps are ordered by conditions, and the limit only says how long
+a broken story can hang.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from inspect import isawaitable
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-import holdfast
-from holdfast import aio
 from holdfast._model import Claim, LockInfo, Mode, Terms
-from holdfast._worlds import Clock, Signal, World, drive
+from holdfast._worlds import Clock, Signal, World
 from holdfast.backends.base import Backend
-from holdfast.errors import BackendUnavailable
 from holdfast.observe.events import Event
 from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.faults import ALWAYS, FaultyBackend, Verb
+from holdfast.testing.faults import FaultyBackend
 
 T = TypeVar("T")
 R = TypeVar("R", covariant=True)  # what an actor returns
 Opener = Callable[[World, Clock | None], Backend]
 
-LIMIT = 10.0  # real seconds after which a story that waits is a story that failed
-_BLINK = 0.0005
-_VERBS: tuple[Verb, ...] = ("acquire", "wait", "renew", "release", "abandon", "inspect", "list", "break_")
-_sleep = time.sleep  # a story may replace the functions of `time`
-_real_now = time.monotonic
+LIMIT = 10.0  # seconds after which a story that waits is a story that failed
+BLINK = 0.0005
+_real_now = time.monotonic  # a story may replace the functions of `time`
 
 
 class _WatchedSignal:
@@ -68,7 +62,7 @@ class _WatchedSignal:
 
 
 class Actor(Protocol[R]):
-    """Somebody who acts beside the story: a thread, or a task."""
+    """Somebody who acts beside the story: a thread, or a task of asyncio or of a simulation."""
 
     @property
     def done(self) -> bool: ...
@@ -92,6 +86,8 @@ class Stage(ABC):
 
     world: ClassVar[str]
     can: ClassVar[frozenset[str]]  # what stories of this world may need
+    asks: ClassVar[frozenset[str]] = frozenset()  # what a backend must be able to do to be used in it
+    seeded: ClassVar[bool] = False  # a seed decides what happens first; then it is an argument
 
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         self.url = url  # for stories that need other processes
@@ -118,13 +114,16 @@ class Stage(ABC):
 
         def open_faulty(world: World, _: Clock | None) -> Backend:
             self._watch(world)
-            made.append(FaultyBackend(self._opener(world, store_clock), world, **(capabilities or {})))
+            made.append(self._open(world, store_clock, **(capabilities or {})))
             return made[-1]
 
         options.setdefault("namespace", self.namespace)
         raw = self._connect(open_faulty, clock=clock or store_clock, **options)
         self._opened.append(AwaitedLocks(raw, made[0]))
         return self._opened[-1]
+
+    def _open(self, world: World, clock: Clock | None, **capabilities: Any) -> FaultyBackend:
+        return FaultyBackend(self._opener(world, clock), world, **capabilities)
 
     def _watch(self, world: World) -> None:
         make = world.signal
@@ -190,17 +189,17 @@ class Stage(ABC):
     # How time passes
 
     async def until(self, condition: Callable[[], Any], what: str = "the condition") -> None:
-        """Until it is true; it may be awaitable. Fails after a generous limit of real time, or with an actor."""
-        limit = _real_now() + LIMIT
+        """Until it is true; it may be awaitable. Fails after a generous limit, or with an actor."""
+        limit = self._moment() + LIMIT
         while True:
             answer = condition()
             if await answer if isawaitable(answer) else answer:
                 return
             if self._here() is self._teller:
                 await self._hear_actors()  # if one of them failed, it is in vain to wait any longer
-            if _real_now() > limit:
-                raise AssertionError(f"waited {LIMIT:g} real seconds in vain for {what}")
-            await self.breathe()
+            if self._moment() > limit:
+                raise AssertionError(f"waited in vain for {what}")
+            await self._look_away()
 
     async def _hear_actors(self) -> None:
         for actor in self._actors:
@@ -248,7 +247,8 @@ class Stage(ABC):
 
         def done() -> bool:
             at = clock.next_alarm
-            if not actor.done and clock.sleepers > sleepers and at is not None and at <= end:
+            asleep = clock.sleepers > sleepers and not self._under_way()
+            if not actor.done and asleep and at is not None and at <= end:
                 clock.advance_to(at)
             return actor.done
 
@@ -266,17 +266,40 @@ class Stage(ABC):
             self._at_work("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
             and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
             and not any(signal.rousing for signal in self._signals)
+            and not self._under_way()
         )
 
-    @abstractmethod
-    def _at_work(self, name: str) -> int: ...
+    def _under_way(self) -> int:
+        """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""
+        return 0
 
     @abstractmethod
-    def _here(self) -> object: ...
+    def _at_work(self, name: str = "") -> int:
+        """How many threads or tasks there are, or how many of that name."""
+
+    @abstractmethod
+    def _here(self) -> Any:
+        """The thread or task that asks."""
 
     @abstractmethod
     async def breathe(self) -> None:
-        """Let the others run for a moment."""
+        """Let the others do what they can do without any time passing."""
+
+    async def step(self) -> None:
+        """Let the others run for as short as can be: they may be in the middle of anything afterwards."""
+        await self.breathe()
+
+    async def for_ever(self) -> None:
+        """Wait until cancelled. Only for stories that need "cancellation"."""
+        raise NotImplementedError("a thread cannot be cancelled: the story needs 'cancellation'")
+
+    def _moment(self) -> float:
+        """Seconds on the clock that limits how long a broken story can hang."""
+        return _real_now()
+
+    async def _look_away(self) -> None:
+        """Between two looks at a condition."""
+        await self.breathe()
 
     # How a story is told
 
@@ -284,182 +307,22 @@ class Stage(ABC):
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         """Tell it; afterwards nothing that it started is left."""
 
-    async def _close(self) -> None:
-        for locks in self._opened:
-            locks.faults.heal()
-        for locks in self._opened:
-            await locks.close()
-
-
-class _ThreadActor(Generic[T]):
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self._answer: T | None = None
-        self._error: BaseException | None = None
-        self.heard = False  # somebody asked for the result
-        self.thread = threading.Thread(target=self._act, args=(work,), name="actor", daemon=True)
-        self.thread.start()
-
-    def _act(self, work: Coroutine[Any, Any, T]) -> None:
-        try:
-            self._answer = drive(work)
-        except BaseException as error:
-            self._error = error
-
-    @property
-    def done(self) -> bool:
-        return not self.thread.is_alive()
-
-    async def result(self) -> T:
-        self.thread.join(LIMIT)
-        assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
-        self.heard = True
-        if self._error is not None:
-            raise self._error
-        return self._answer  # type: ignore[return-value]
-
-    def cancel(self) -> None:
-        raise NotImplementedError("a thread cannot be cancelled: the story needs 'cancellation'")
-
-
-class ThreadStage(Stage):
-    """The blocking facade; an actor is a thread."""
-
-    world = "threads"
-    can = frozenset({"blocking"})
-
-    def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
-        super().__init__(opener, url, real_time=real_time)
-        self._before = set(threading.enumerate())
-
-    def _connect(self, opener: Opener, **options: Any) -> holdfast.Locks:
-        return holdfast.connect(opener, **options)
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
-        actor = _ThreadActor(work)
-        self._actors.append(actor)
-        return actor
-
-    def alone(self, work: Coroutine[Any, Any, T]) -> T:
-        return drive(work)
-
-    def _at_work(self, name: str) -> int:
-        return sum(thread.name == name for thread in threading.enumerate())
-
-    def _here(self) -> object:
-        return threading.current_thread()
-
-    async def breathe(self) -> None:
-        _sleep(_BLINK)
-
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
-        self._teller = self._here()
-        try:
-            drive(story)
-            drive(self._hear_actors())
-        finally:
-            self._teller = None  # from here on only the ending matters
-            self._end_actors()
-            drive(self._close())
-            drive(self.until(self._all_ended, f"these threads to end: {self._started()}"))
-
-    def _end_actors(self) -> None:
-        """Whoever still waits is refused at its next request, and time goes on until everybody asked."""
-        if all(actor.done for actor in self._actors):
-            return
-        for locks in self._opened:
-            locks.faults.heal()
-            for verb in _VERBS:
-                locks.faults.lose_request(verb, ALWAYS, BackendUnavailable("the story is over", transient=False))
-        drive(self.until(lambda: self._all_ended(self._actors_threads()), "the actors to end"))
-
-    def _actors_threads(self) -> set[threading.Thread]:
-        return {actor.thread for actor in self._actors}
-
-    def _all_ended(self, threads: set[threading.Thread] | None = None) -> bool:
-        at = self.clock.next_alarm
-        if at is not None:
-            self.clock.advance_to(at)
-        return not any(thread.is_alive() for thread in (threads or self._started()))
-
-    def _started(self) -> set[threading.Thread]:
-        mine = ("actor", "holdfast")
-        return {thread for thread in set(threading.enumerate()) - self._before if thread.name.startswith(mine)}
-
-
-class _TaskActor(Generic[T]):
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.heard = False
-        self.task = asyncio.get_running_loop().create_task(work)
-
-    @property
-    def done(self) -> bool:
-        return self.task.done()
-
-    async def result(self) -> T:
-        await asyncio.wait({self.task}, timeout=LIMIT)
-        assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
-        self.heard = True
-        return self.task.result()
-
-    def cancel(self) -> None:
-        self.heard = True
-        self.task.cancel()
-
-
-class AsyncioStage(Stage):
-    """The facade for asyncio; an actor is a task."""
-
-    world = "asyncio"
-    can = frozenset({"cancellation"})
-
-    def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
-        super().__init__(opener, url, real_time=real_time)
-        self._blocking: list[holdfast.Locks] = []
-
-    def _connect(self, opener: Opener, **options: Any) -> aio.AsyncLocks:
-        return aio.connect(opener, **options)
-
-    def blocking_locks(self) -> holdfast.Locks:
-        """A client of the other world on the same store. It blocks the loop, so let it never wait."""
-        locks = holdfast.connect(
-            lambda world, _: self._opener(world, self.clock), clock=self.clock, namespace=self.namespace
-        )
-        self._blocking.append(locks)
-        return locks
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
-        actor = _TaskActor(work)
-        self._actors.append(actor)
-        return actor
-
-    def alone(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
-
-    def _at_work(self, name: str) -> int:
-        return sum(task.get_name() == name for task in asyncio.all_tasks())
-
-    def _here(self) -> object:
-        return asyncio.current_task()
-
-    async def breathe(self) -> None:
-        await asyncio.sleep(_BLINK)
-
-    def run(self, story: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(self._tell(story))
-
-    async def _tell(self, story: Awaitable[None]) -> None:
+    async def _tell(self, story: Coroutine[Any, Any, None]) -> None:
         self._teller = self._here()
         try:
             await story
             await self._hear_actors()
         finally:
             self._teller = None  # from here on only the ending matters
-            for actor in self._actors:
-                actor.cancel()
-            for locks in self._opened:
-                locks.faults.heal()
-            if self._actors:
-                await asyncio.wait({actor.task for actor in self._actors}, timeout=LIMIT)
+            await self._end_actors()
             await self._close()
-            for blocking in self._blocking:
-                blocking.close()
+
+    @abstractmethod
+    async def _end_actors(self) -> None:
+        """See to it that nobody acts any more, whatever they were doing."""
+
+    async def _close(self) -> None:
+        for locks in self._opened:
+            locks.faults.heal()
+        for locks in self._opened:
+            await locks.close()

@@ -11,6 +11,8 @@ Decides: what "a backend of holdfast" means. One promise a file, one story a tes
         def make_backend(self, tmp_path, world, clock):  # a backend of your own
             return MyBackend(tmp_path, world, clock)
 
+        can = frozenset({"fork", "simulated"})          # beyond the verbs; "simulated" adds the simulated world
+
 The store must follow the clock that it is given: no story waits for a real ttl to pass. See docs/testing.md.
 """
 

@@ -15,7 +15,8 @@ from holdfast._model import Renewal
 from holdfast.errors import LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
 from holdfast.testing.contract.story import Promise, needs
-from holdfast.testing.stage import AsyncioStage, Stage
+from holdfast.testing.stage import Stage
+from holdfast.testing.stage_asyncio import AsyncioStage
 
 
 class IdentityIsTheClaim(Promise):
@@ -73,7 +74,7 @@ class IdentityIsTheClaim(Promise):
         await stage.pass_time(10)
         assert lease.held
 
-    @needs("cancellation")
+    @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         lease = await asyncio.wait_for(lock.acquire(), 5)
@@ -184,7 +185,7 @@ class IdentityIsTheClaim(Promise):
         stage.clock.advance(0.01)
         assert await stage.locks().lock("safe").acquire(blocking=False) is not None
 
-    @needs("cancellation")
+    @needs("asyncio")
     async def test_a_thread_and_a_task_contend_for_one_lock(self, stage: AsyncioStage) -> None:
         blocking = stage.blocking_locks()
         held = blocking.lock("safe").acquire()

@@ -60,7 +60,7 @@ class InterruptedLeavesNothing(Promise):
             await first.result()
         assert (await second.result()).held  # without waiting for any grace to pass
 
-    @needs("cancellation")
+    @needs("asyncio")
     async def test_an_acquire_cut_short_by_asyncio_timeout_leaves_nothing(self, stage: Stage) -> None:
         holder = await stage.locks().lock("seat").take()
         with pytest.raises(TimeoutError):
@@ -95,7 +95,7 @@ class InterruptedLeavesNothing(Promise):
         for moment in range(60):
             asker = stage.start(_failing(locks.lock("seat"), ZeroDivisionError()))
             for _ in range(moment % 12):
-                await asyncio.sleep(0)
+                await stage.step()
             asker.cancel()
             with pytest.raises((asyncio.CancelledError, ZeroDivisionError)):
                 await asker.result()
@@ -145,17 +145,17 @@ class InterruptedLeavesNothing(Promise):
     @needs("cancellation")
     @pytest.mark.parametrize("where", ["request", "reply"])
     async def test_release_on_the_way_out_is_not_cut_short(self, stage: Stage, where: str) -> None:
-        locks, inside = stage.locks(), asyncio.Event()
+        locks, inside = stage.locks(), list[str]()
         hang = locks.faults.hang_request if where == "request" else locks.faults.hang_reply
         hang("release")
 
         async def work() -> None:
             async with locks.lock("seat"):
-                inside.set()
-                await asyncio.Event().wait()
+                inside.append("body")
+                await stage.for_ever()
 
         worker = stage.start(work())
-        await stage.until(inside.is_set)
+        await stage.until(lambda: inside)
         worker.cancel()
         await stage.until(lambda: locks.faults.hanging == 1)
         worker.cancel()  # once more, in the middle of the release
@@ -181,15 +181,15 @@ class InterruptedLeavesNothing(Promise):
 
     @needs("cancellation")
     async def test_a_cancelled_body_releases_and_the_cancellation_is_not_swallowed(self, stage: Stage) -> None:
-        inside = asyncio.Event()
+        inside: list[str] = []
 
         async def work() -> None:
             async with stage.locks().lock("seat"):
-                inside.set()
-                await asyncio.Event().wait()
+                inside.append("body")
+                await stage.for_ever()
 
         worker = stage.start(work())
-        await stage.until(inside.is_set)
+        await stage.until(lambda: inside)
         worker.cancel()
         with pytest.raises(asyncio.CancelledError):
             await worker.result()

@@ -94,7 +94,7 @@ class LossIsTold(Promise):
         told: list[str] = []
 
         async def tell(lease: Any) -> None:
-            await asyncio.sleep(0)
+            await stage.step()
             told.append(lease.name)
 
         locks = stage.locks()
@@ -163,7 +163,7 @@ class LossIsTold(Promise):
     @pytest.mark.parametrize("cause", ["deadline", "broken"])
     async def test_the_async_body_is_cancelled_and_lease_lost_is_raised(self, stage: Stage, cause: str) -> None:
         locks, seen = stage.locks(), _Seen()
-        worker = stage.start(_work(locks.lock("watch", ttl=30), seen))
+        worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen))
         await stage.until(lambda: seen.inside)
         await _lose(stage, locks, "watch", cause, lambda: seen.cancelled)
         with pytest.raises(LeaseLost):
@@ -173,7 +173,7 @@ class LossIsTold(Promise):
     @needs("cancellation")
     async def test_a_cancellation_from_outside_is_never_swallowed(self, stage: Stage) -> None:
         locks, seen = stage.locks(), _Seen()
-        worker = stage.start(_work(locks.lock("watch", ttl=30), seen))
+        worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen))
         await stage.until(lambda: seen.inside)
         worker.cancel()  # in the same moment in which the lease is lost
         stage.clock.advance(30)
@@ -183,7 +183,7 @@ class LossIsTold(Promise):
     @needs("cancellation")
     async def test_a_cancellation_after_the_loss_is_never_swallowed(self, stage: Stage) -> None:
         locks, seen = stage.locks(), _Seen()
-        worker = stage.start(_work(locks.lock("watch", ttl=30), seen, slow_to_stop=stage))
+        worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen, slow_to_stop=True))
         await stage.until(lambda: seen.inside)
         await _lose(stage, locks, "watch", "deadline", lambda: seen.cancelled)
         worker.cancel()
@@ -197,7 +197,7 @@ class LossIsTold(Promise):
 
         async def work() -> None:
             async with outer.lock("outer", ttl=30):
-                await _work(inner.lock("inner", ttl=300), seen)
+                await _work(stage, inner.lock("inner", ttl=300), seen)
 
         worker = stage.start(work())
         await stage.until(lambda: seen.inside)
@@ -214,8 +214,8 @@ class LossIsTold(Promise):
         async def work() -> bool:
             async with outer.lock("outer", ttl=300) as lease:
                 with pytest.raises(LeaseLost, match="'inner'"):
-                    await _work(inner.lock("inner", ttl=30), seen)
-                await asyncio.sleep(0)  # no cancellation is left over
+                    await _work(stage, inner.lock("inner", ttl=30), seen)
+                await stage.step()  # no cancellation is left over
                 held: bool = lease.held
                 return held
 
@@ -231,7 +231,7 @@ class LossIsTold(Promise):
 
         async def work() -> None:
             async with locks.lock("outer", ttl=30):
-                await _work(locks.lock("inner", ttl=30), seen)
+                await _work(stage, locks.lock("inner", ttl=30), seen)
 
         worker = stage.start(work())
         await stage.until(lambda: seen.inside)
@@ -241,13 +241,13 @@ class LossIsTold(Promise):
         with pytest.raises(LeaseLost):
             await worker.result()
 
-    @needs("cancellation")
+    @needs("asyncio")
     async def test_a_loss_inside_a_task_group_comes_out_as_lease_lost(self, stage: Stage) -> None:
         locks, seen = stage.locks(), _Seen()
 
         async def work() -> None:
             async with asyncio.TaskGroup() as group:
-                group.create_task(_work(locks.lock("watch", ttl=30), seen))
+                group.create_task(_work(stage, locks.lock("watch", ttl=30), seen))
 
         worker = stage.start(work())
         await stage.until(lambda: seen.inside)
@@ -256,7 +256,7 @@ class LossIsTold(Promise):
             await worker.result()
         assert [type(error) for error in raised.value.exceptions] == [LeaseLost]
 
-    @needs("cancellation")
+    @needs("asyncio")
     async def test_a_timeout_within_the_body_stays_a_timeout(self, stage: Stage) -> None:
         async def work() -> str:
             async with stage.locks().lock("watch") as lease:
@@ -275,7 +275,7 @@ class LossIsTold(Promise):
             async with locks.lock("watch", ttl=30):
                 seen.inside = True
                 try:
-                    await asyncio.Event().wait()
+                    await stage.for_ever()
                 except asyncio.CancelledError:
                     seen.cancelled = True  # and swallows it
 
@@ -341,21 +341,19 @@ class _Seen:
     cancelling: int | None = None
 
 
-async def _work(lock: AwaitedLock, seen: _Seen, slow_to_stop: Stage | None = None) -> None:
+async def _work(stage: Stage, lock: AwaitedLock, seen: _Seen, *, slow_to_stop: bool = False) -> None:
     try:
         async with lock:
             seen.inside = True
             try:
-                await asyncio.Event().wait()
+                await stage.for_ever()
             except asyncio.CancelledError:
                 seen.cancelled = True
-                if slow_to_stop is not None:
-                    await asyncio.sleep(1)
+                if slow_to_stop:
+                    await stage.for_ever()
                 raise
     finally:
-        task = asyncio.current_task()
-        assert task is not None
-        seen.cancelling = task.cancelling()
+        seen.cancelling = stage._here().cancelling()
 
 
 async def _lose(stage: Stage, locks: AwaitedLocks, name: str, cause: str, told: Callable[[], object]) -> None:
