@@ -13,7 +13,7 @@ import builtins
 import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from holdfast._model import (
     GRACE,
@@ -96,9 +96,16 @@ def prepare(t: Transaction) -> None:
 
 def _check_boot(t: Transaction) -> None:
     """Every verb starts here: are the times in the store readings of our clock?"""
-    (boot,) = t.execute(f"SELECT holder FROM claims WHERE {STORE}").fetchone()
+    (boot,) = t.execute(f"SELECT holder FROM claims WHERE {STORE}").fetchone() or _no_store()
     if boot != t.host.boot:
         _change_boot(t)
+
+
+def _no_store() -> NoReturn:
+    raise BackendUnavailable(
+        "the lock store has lost its own row, so its counter is gone; move the file away, and a new one is made",
+        transient=False,
+    )
 
 
 def _change_boot(t: Transaction) -> None:
@@ -129,7 +136,55 @@ def _count(t: Transaction, last: int, wall: float) -> int:
     return number
 
 
-# Reading the queue
+# Who is in, and who is in line
+
+
+class _Inside(NamedTuple):
+    """Somebody who takes room: a holder, or a waiter that the resource is reserved for."""
+
+    waiting: int
+    place: int
+    claim: str
+    holder: str
+    mode: Mode
+    acquired_at: float
+    ends_at: float
+    ended: int
+    reserved_until: float | None
+
+    @property
+    def until(self) -> float:
+        """When time takes its room away."""
+        return self.ends_at if self.reserved_until is None else self.reserved_until
+
+
+_INSIDE: Final = "SELECT waiting, place, claim, holder, mode, acquired_at, ends_at, ended, reserved_until FROM claims"
+
+
+def _inside(t: Transaction, key: str) -> list[_Inside]:
+    """The holders in order of their fences, then those it is reserved for, wherever they stand in the queue."""
+    rows = t.execute(
+        f"{_INSIDE} WHERE key = ? AND waiting = 0 UNION ALL {_INSIDE} WHERE key = ? AND reserved_until IS NOT NULL",
+        (key, key),
+    )
+    return [_Inside._make(row) for row in rows]
+
+
+def _inside_now(t: Transaction, key: str) -> list[_Inside]:
+    """As `_inside`, after whatever time has ended is forgotten and its room handed over."""
+    inside = _inside(t, key)
+    if any(one.until <= t.now for one in inside):
+        _expire(t, key)
+        return _inside(t, key)
+    return inside
+
+
+def _occupancy(t: Transaction, inside: list[_Inside]) -> Occupancy:
+    taken = Occupancy()
+    for one in inside:
+        if one.until > t.now and one.ends_at > t.now:
+            taken.add(one.mode)
+    return taken
 
 
 class _Waiter(NamedTuple):
@@ -156,17 +211,23 @@ def _line(t: Transaction, key: str) -> Iterator[_Waiter]:
     return map(_Waiter._make, rows)
 
 
-def _occupancy(t: Transaction, key: str) -> Occupancy:
-    """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
-    taken = Occupancy()
-    rows = t.execute(
-        "SELECT mode FROM claims WHERE key = ? AND waiting = 0 AND ends_at > ? UNION ALL SELECT mode FROM claims"
-        " WHERE key = ? AND reserved_until IS NOT NULL AND reserved_until > ? AND ends_at > ?",
-        (key, t.now, key, t.now, t.now),
-    )
-    for (mode,) in rows:
-        taken.add(mode)
-    return taken
+class _Own(NamedTuple):
+    """Where a claim stands in line, and who goes before it."""
+
+    place: int | None  # None if it does not wait, or was silent for so long that its place is void
+    ahead: int  # those that did not come when they were woken are not counted
+    unserved: int  # of these, the ones that it is not reserved for
+
+
+def _own(t: Transaction, claim: Claim) -> _Own:
+    row = t.execute("SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND ends_at > ?", (claim.id, t.now))
+    (place,) = row.fetchone() or (None,)
+    ahead, unserved = t.execute(
+        "SELECT count(*), count(*) - count(reserved_until) FROM claims"
+        " WHERE key = ? AND waiting = 1 AND lapsed = 0 AND ends_at > ? AND place < ?",
+        (claim.terms.key, t.now, 1 << 62 if place is None else place),
+    ).fetchone()
+    return _Own(place, ahead, unserved)
 
 
 def _expire(t: Transaction, key: str) -> None:
@@ -179,15 +240,12 @@ def _expire(t: Transaction, key: str) -> None:
         of_key,
     ).rowcount
     if ended:
-        _hand_over(t, key)
+        _hand_over(t, key, _inside(t, key))
 
 
-def _hand_over(t: Transaction, key: str) -> None:
-    """Reserve for whoever is next and wake them, and nobody else."""
-    first = t.execute("SELECT 1 FROM claims WHERE key = ? AND waiting = 1 LIMIT 1", (key,)).fetchone()
-    if first is None:
-        return
-    for waiter in next_in_line(_line(t, key), _occupancy(t, key)):
+def _hand_over(t: Transaction, key: str, inside: list[_Inside]) -> None:
+    """Reserve for whoever is next beside those inside, and wake them and nobody else."""
+    for waiter in next_in_line(_line(t, key), _occupancy(t, inside)):
         t.execute(
             "UPDATE claims SET reserved_until = ? WHERE key = ? AND waiting = 1 AND place = ?",
             (t.now + GRACE, key, waiter.place),
@@ -200,63 +258,58 @@ def _hand_over(t: Transaction, key: str) -> None:
 
 def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     id, terms = claim
-    boot, counter, taken = t.execute(
+    row = t.execute(
         f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
     ).fetchone()
+    boot, counter, taken = row or _no_store()
     if boot != t.host.boot:
         _change_boot(t)
         return _acquire(t, claim, enqueue)
     if not taken:
-        return _grant(t, claim, counter)
-    _expire(t, terms.key)
-    again = t.execute(
-        "SELECT place, acquired_at FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0",
-        (terms.key, id),
-    ).fetchone()
-    if again is not None:  # asked before, and the answer was lost
+        return _grant(t, claim, counter, None)
+    inside = _inside_now(t, terms.key)
+    mine = next((one for one in inside if one.claim == id and not one.ended), None)
+    if mine is not None and not mine.waiting:  # asked before, and the answer was lost
         longer = "UPDATE claims SET ends_at = max(ends_at, ?) WHERE key = ? AND waiting = 0 AND place = ?"
-        t.execute(longer, (t.now + terms.ttl, terms.key, again[0]))
-        return Grant(*again)
-    if _fits(t, claim):
-        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
-        return _grant(t, claim, counter)
+        t.execute(longer, (t.now + terms.ttl, terms.key, mine.place))
+        return Grant(mine.place, mine.acquired_at)
+    if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
+        return _grant(t, claim, counter, mine.place)
+    own = _own(t, claim)
+    if not own.unserved and _occupancy(t, inside).fits(terms.mode, terms.limit):
+        return _grant(t, claim, counter, own.place)
     if enqueue:
-        _enqueue(t, claim, counter)
-    return _busy(t, claim)
+        _enqueue(t, claim, counter, own.place)
+    return _busy(t, own, inside)
 
 
-def _fits(t: Transaction, claim: Claim) -> bool:
-    reserved = t.execute(
-        "SELECT 1 FROM claims WHERE claim = ? AND waiting = 1 AND reserved_until IS NOT NULL AND ends_at > ?",
-        (claim.id, t.now),
-    ).fetchone()
-    if reserved:
-        return True  # even if an older one, whose own reservation lapsed, is back since
-    for waiter in _line(t, claim.terms.key):
-        if waiter.claim == claim.id:
-            break
-        if not waiter.reserved and not waiter.lapsed:
-            return False  # an older waiter stands unserved
-    return _occupancy(t, claim.terms.key).fits(claim.terms.mode, claim.terms.limit)
-
-
-def _grant(t: Transaction, claim: Claim, counter: int) -> Grant:
+def _grant(t: Transaction, claim: Claim, counter: int, place: int | None) -> Grant:
+    """The claim holds; `place` is where it stood in line until now."""
     wall = time.time()
     fence = _count(t, counter, wall)
-    _insert(t, claim, 0, fence, wall, t.now + claim.terms.ttl, "")
+    ends_at = t.now + claim.terms.ttl
+    if place is None:
+        _insert(t, claim, 0, fence, wall, ends_at, "")
+    else:
+        t.execute(
+            "UPDATE claims SET waiting = 0, place = ?, acquired_at = ?, ends_at = ?, reserved_until = NULL, lapsed = 0,"
+            " address = '' WHERE key = ? AND waiting = 1 AND place = ?",
+            (fence, wall, ends_at, claim.terms.key, place),
+        )
     return Grant(fence, wall)
 
 
-def _enqueue(t: Transaction, claim: Claim, counter: int) -> None:
+def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None) -> None:
     alive_until, address = t.now + PRESENCE, t.expect(claim)
-    known = t.execute(
-        "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE claim = ? AND waiting = 1 AND ends_at > ?",
-        (alive_until, address, claim.id, t.now),
-    ).rowcount
-    if not known:
-        # If it was silent for too long its old place is void, and what was reserved for it may be another's by now.
-        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
-        _insert(t, claim, 1, _count(t, counter, time.time()), 0.0, alive_until, address)
+    if place is not None:
+        t.execute(
+            "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE key = ? AND waiting = 1 AND place = ?",
+            (alive_until, address, claim.terms.key, place),
+        )
+        return
+    # If it was silent for too long its old place is void, and what was reserved for it may be another's by now.
+    t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
+    _insert(t, claim, 1, _count(t, counter, time.time()), 0.0, alive_until, address)
 
 
 def _insert(
@@ -277,24 +330,12 @@ def _insert(
     )
 
 
-def _busy(t: Transaction, claim: Claim) -> Busy:
-    key = claim.terms.key
-    ahead, unserved = t.execute(
-        "SELECT count(*), count(*) - count(reserved_until) FROM claims"
-        " WHERE key = ? AND waiting = 1 AND lapsed = 0 AND ends_at > ? AND place <"
-        " coalesce((SELECT place FROM claims WHERE claim = ? AND waiting = 1), ?)",
-        (key, t.now, claim.id, 1 << 62),
-    ).fetchone()
-    rows = t.execute(
-        "SELECT ends_at, holder FROM claims WHERE key = ? AND waiting = 0"
-        " UNION ALL SELECT reserved_until, NULL FROM claims WHERE key = ? AND reserved_until IS NOT NULL",
-        (key, key),
-    ).fetchall()
-    holder = next((name for _, name in rows if name), None)
-    retry_after = patrol(ahead)
-    if rows and (not unserved or holder is None):  # only the first in line watches for the moment when time makes room
-        retry_after = min(retry_after, max(0.0, min(end for end, _ in rows) - t.now))
-    return Busy(ahead, retry_after, holder)
+def _busy(t: Transaction, own: _Own, inside: list[_Inside]) -> Busy:
+    holder = next((one.holder for one in inside if not one.waiting), None)
+    retry_after = patrol(own.ahead)
+    if inside and (not own.unserved or holder is None):  # only the first in line watches for when time makes room
+        retry_after = min(retry_after, max(0.0, min(one.until for one in inside) - t.now))
+    return Busy(own.ahead, retry_after, holder)
 
 
 def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
@@ -323,21 +364,19 @@ def _release_alone(t: Transaction, claim: Claim, linger: float) -> bool | None:
 
 def _release(t: Transaction, claim: Claim, linger: float) -> bool:
     _check_boot(t)
-    of_claim = (claim.terms.key, claim.id)
-    row = t.execute(
-        "SELECT place, ends_at FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0", of_claim
-    ).fetchone()
-    if row is None:
+    key = claim.terms.key
+    inside = _inside(t, key)
+    mine = next((one for one in inside if one.claim == claim.id and not one.waiting and not one.ended), None)
+    if mine is None:
         return False
-    place, ends_at = row
-    alive: bool = ends_at > t.now
-    of_place = (claim.terms.key, place)
+    alive = mine.ends_at > t.now
     if linger and alive:
         ending = "UPDATE claims SET ended = 1, ends_at = ? WHERE key = ? AND waiting = 0 AND place = ?"
-        t.execute(ending, (t.now + linger, *of_place))
+        t.execute(ending, (t.now + linger, key, mine.place))
     else:
-        t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0 AND place = ?", of_place)
-        _hand_over(t, claim.terms.key)
+        t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0 AND place = ?", (key, mine.place))
+        inside.remove(mine)
+        _hand_over(t, key, inside)
     return alive
 
 
@@ -349,7 +388,7 @@ def _abandon(t: Transaction, key: str, id: str) -> None:
         "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0", (key, id)
     ).rowcount
     if ended:
-        _hand_over(t, key)
+        _hand_over(t, key, _inside(t, key))
 
 
 def _look(t: Transaction, key: str) -> LockInfo:
@@ -390,7 +429,7 @@ def _break(t: Transaction, key: str) -> LockInfo:
     _expire(t, key)
     before = _look(t, key)
     t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0", (key,))
-    _hand_over(t, key)
+    _hand_over(t, key, _inside(t, key))
     return before
 
 
@@ -399,6 +438,7 @@ class SqliteBackend:
 
     def __init__(self, driver: SqliteDriver) -> None:
         self._driver = driver
+        self._crowded: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
 
     async def _run(self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None) -> T:
         answer, unreached = await self._driver.transact(step, args, within, quick)
@@ -412,6 +452,8 @@ class SqliteBackend:
         answer = await self._run(_acquire, claim, enqueue, within=within)
         if isinstance(answer, Grant):
             self._driver.wakes.forget(claim)
+        elif enqueue:
+            self._crowded.add(claim.terms.key)
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
@@ -421,9 +463,12 @@ class SqliteBackend:
         return await self._run(_renew, batch, within=within)
 
     async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        return await self._run(_release, claim, linger, within=within, quick=_release_alone)
+        quick = None if claim.terms.key in self._crowded else _release_alone
+        self._crowded.discard(claim.terms.key)
+        return await self._run(_release, claim, linger, within=within, quick=quick)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
+        self._crowded.discard(claim.terms.key)
         try:
             await self._run(_abandon, claim.terms.key, claim.id, within=within)
         finally:

@@ -27,6 +27,7 @@ from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
+AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
 
 Execute = Callable[..., sqlite3.Cursor]
@@ -103,7 +104,7 @@ class BlockingSqlite:
     async def transact(
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
     ) -> tuple[T, list[Wake]]:
-        until = boot_now() + within
+        until, tries = boot_now() + within, 0
         while True:
             try:
                 # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
@@ -121,7 +122,8 @@ class BlockingSqlite:
                     raise self._translate(error) from error
             except OSError as error:
                 raise self._unavailable(f"cannot be used: {error}", transient=False) from error
-            _pause()  # another process writes; our own mutex is free meanwhile
+            tries += 1
+            _pause(tries)  # another process writes; our own mutex is free meanwhile
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
 
     def _answer(self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None) -> tuple[T, list[Wake]]:
@@ -255,12 +257,15 @@ class BlockingSqlite:
         return f"sqlite:///{self.path}"
 
 
-def _pause() -> None:
+def _pause(tries: int) -> None:
     """Before asking for the file again: short, random, and never longer than the last time.
 
     SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
     """
-    time.sleep(random.uniform(0.00002, 0.0004))
+    if tries <= AT_ONCE:
+        os.sched_yield()
+    else:
+        time.sleep(random.uniform(0.00002, 0.0004))
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
