@@ -86,6 +86,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 continue
             failures = 0
             answered_at = engine.now()
+            if enqueue:
+                engine.waiting[claim.id] = claim
             woken = answered_at < give_up_at and await engine.backend.wait(
                 claim, min(give_up_at - answered_at, answer.retry_after)
             )
@@ -103,6 +105,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     except BaseException:
         await engine.abandon(claim)
         raise
+    finally:
+        if engine.waiting:
+            engine.waiting.pop(claim.id, None)
 
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:

@@ -47,6 +47,7 @@ class Engine:
         self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
+        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.closed = False
@@ -223,6 +224,8 @@ class Engine:
             self.patience = max(0.02, until - self.now())
             with suppress(BackendUnavailable):  # told as an event; its ttl ends it
                 await self.release(lease)
+        for claim in list(self.waiting.values()):  # whoever waits learns of the end only when it looks up
+            await self.abandon(claim, within=max(0.02, until - self.now()))
         await self.backend.close()
 
     def after_fork(self) -> None:
@@ -234,6 +237,7 @@ class Engine:
             lease._move("fork")
         self.keeper = Keeper(self)
         self.entered = {}
+        self.waiting = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
 
 

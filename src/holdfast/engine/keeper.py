@@ -127,7 +127,7 @@ class Keeper:
                 if self._fresh:
                     continue  # it came since we looked, when there was no need to wake us
                 woken = await signal.wait(min(IDLE, self._next_look - self._engine.now()))
-                if not woken and soonest == NEVER and self._retire():
+                if not woken and not self.leases and self._retire():
                     return
         except BaseException:
             self._end_loop()
@@ -139,7 +139,8 @@ class Keeper:
     def _retire(self) -> bool:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
         with self._engine.mutex:
-            if not self._fresh:
+            if not self._fresh and not self._unanswered:
+                self._heap.clear()  # it may still name leases that were released long before they were due
                 self._end_loop()
             return self._signal is None
 

@@ -45,6 +45,9 @@ class LocksLogic:
         )
         if on_lost is not None and not callable(on_lost):
             raise ValueError(f"on_lost must be callable, not {on_lost!r}")
+        for flag, value in (("renew", renew), ("reentrant", reentrant)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{flag} must be True or False, not {value!r}")
         request = Request(
             terms=terms,
             wait=None if wait is None else length(wait, "wait", zero=True),

@@ -1,0 +1,65 @@
+"""What ends when nobody needs it any more: keepers, waiters of a closed `Locks`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.errors import LockError
+from holdfast.testing import FakeClock
+
+LIMIT = 20.0  # real seconds; only ever reached when something is broken
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.001)
+
+
+def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(tmp_path: Path) -> None:
+    clock = FakeClock()
+    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db", clock=clock) as locks:
+        with locks.lock("job", ttl=86400):
+            pass
+        keeper = locks._logic.engine.keeper
+        until(lambda: clock.sleepers == 1)
+        clock.advance(10)
+        until(lambda: keeper._signal is None)
+        with locks.lock("job", ttl=0.3) as lease:  # and another one begins
+            until(lambda: clock.sleepers == 1)
+            clock.advance(0.25)
+            until(lambda: lease.remaining > 0.2)
+
+
+def test_whoever_waits_leaves_the_queue_when_its_locks_are_closed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with holdfast.connect(url) as others, others.lock("job"):
+        locks = holdfast.connect(url)
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                locks.lock("job").acquire()
+            except LockError as error:
+                errors.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        until(lambda: others.inspect("job").waiters == 1)
+        locks.close()
+        assert others.inspect("job").waiters == 0
+        waiter.join(10)
+        assert ["closed" in str(error) for error in errors] == [True]
+
+
+@pytest.mark.parametrize("flag", ["renew", "reentrant"])
+def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(flag: str) -> None:
+    with holdfast.connect("memory://flags") as locks, pytest.raises(ValueError, match=f"{flag} must be True or False"):
+        locks.lock("job", **{flag: "no"})  # type: ignore[arg-type]
