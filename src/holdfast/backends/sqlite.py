@@ -103,7 +103,7 @@ def _check_boot(t: Transaction) -> None:
 
 def _no_store() -> NoReturn:
     raise BackendUnavailable(
-        "the lock store has lost its own row, so its counter is gone; move the file away, and a new one is made",
+        "the lock store is corrupt: its own row is gone, and with it its counter; move it away, and a new one is made",
         transient=False,
     )
 
