@@ -52,7 +52,8 @@ def _without_password(parts: SplitResult) -> str:
 
 
 def _memory(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
-    from holdfast.backends.memory import MemoryBackend, shared_store
+    from holdfast.backends.memory import MemoryBackend
+    from holdfast.backends.memory_store import shared_store
 
     _refuse_extras(parts)
     if parts.path not in ("", "/"):
@@ -61,7 +62,8 @@ def _memory(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
 
 
 def _sqlite(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
-    from holdfast.backends.sqlite import SqliteBackend, prepare
+    from holdfast.backends.sqlite import SqliteBackend
+    from holdfast.backends.sqlite_store import prepare
     from holdfast.drivers.sqlite import open_driver
 
     _refuse_extras(parts)

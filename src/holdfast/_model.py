@@ -15,6 +15,7 @@ SHARED: Final = "shared"
 
 GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was woken and has not come yet
 PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
+KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
 PATROL: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
 
 
@@ -57,6 +58,22 @@ class Renewal(NamedTuple):
 
     claim: Claim
     ttl: float
+    fence: int  # of the grant that is renewed: a later one of the same claim is not what its holder has
+
+
+class Change(NamedTuple):
+    """Somebody came to hold a name, or ceased to."""
+
+    number: int  # only grows
+    fence: int  # of the hold that began or ended
+    holder: str | None  # None: it ended
+
+
+class Sight(NamedTuple):
+    """What an observer has not seen yet, in order."""
+
+    changes: tuple[Change, ...]
+    retry_after: float  # look again after this long even if nobody wakes you
 
 
 class HolderInfo(NamedTuple):
@@ -77,6 +94,7 @@ class LockInfo(NamedTuple):
     name: str
     holders: tuple[HolderInfo, ...] = ()
     waiters: int = 0
+    queue: tuple[str, ...] = ()  # the holder ids of those who wait, first in line first
 
     @property
     def locked(self) -> bool:
@@ -89,6 +107,7 @@ class LockInfo(NamedTuple):
             "name": self.name,
             "holders": [holder._asdict() for holder in self.holders],
             "waiters": self.waiters,
+            "queue": list(self.queue),
         }
 
 
@@ -100,6 +119,10 @@ class Capabilities(NamedTuple):
     drift: float = 0.0  # how far its clock's rate may differ from ours; 0 where both are one clock
     instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
     renew_batch: int = 500  # leases renewed in one request
+    shared: bool = True  # semaphores and readers
+    observe: bool = True  # changes are told: elections
+    limiter: bool = True
+    cell: bool = True
 
 
 class Occupancy:
@@ -130,6 +153,8 @@ class Waiting(Protocol):
     """What the rule must know of a waiter."""
 
     @property
+    def holder(self) -> str: ...
+    @property
     def mode(self) -> Mode: ...
     @property
     def limit(self) -> int | None: ...
@@ -142,8 +167,10 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def next_in_line(queue: Iterable[W], occupancy: Occupancy) -> list[W]:
+def next_in_line(queue: Iterable[W], occupancy: Occupancy, heir: str = "") -> list[W]:
     """The waiters to reserve for now, in order; `occupancy` counts holders and all that are reserved for, and grows.
+
+    An `heir` goes before everybody else, if somebody of that name waits.
 
     Those are counted wherever they stand: one that came back after its reservation lapsed has its old place again,
     before younger ones that were reserved for meanwhile.
@@ -151,7 +178,9 @@ def next_in_line(queue: Iterable[W], occupancy: Occupancy) -> list[W]:
     A waiter that let a reservation lapse is passed over until it asks again, so that a dead one holds
     up the queue once and not at every hand-over.
     """
-    chosen = []
+    chosen: list[W] = []
+    if heir:
+        queue = sorted(queue, key=lambda waiter: waiter.holder != heir)  # else as they stand
     for waiter in queue:
         if waiter.lapsed or waiter.reserved:
             continue

@@ -61,6 +61,11 @@ def pause_before_retry(attempt: int, chance: float, *, base: float = 0.02, cap: 
     return base / 2 + (most - base / 2) * chance
 
 
+def full_jitter(attempt: int, chance: float, *, base: float = 0.005, cap: float = 1.0) -> float:
+    """A pause anywhere between nothing and what exponential backoff would say: who collided spreads out widest."""
+    return chance * min(cap, base * 2.0 ** min(attempt, 16))
+
+
 def first_fence() -> int:
     """Where a new store starts to count its fences.
 

@@ -7,7 +7,7 @@ facts of its message as attributes and survives pickling.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 
 class LockError(Exception):
@@ -38,6 +38,41 @@ class LeaseLost(LockError):
 
 class NotHeld(LockError, RuntimeError):
     """Released or extended what is not held. Nothing was changed."""
+
+
+class SelfDeadlock(LockError, RuntimeError):
+    """This very thread or task holds what it would wait for without end. Nothing was changed."""
+
+
+class LimitMismatch(LockError, ValueError):
+    """The name is in use with another limit. Nothing was changed."""
+
+    limit: int | None = None  # the one in use; None: readers of a read/write lock, which has none
+    asked: int | None = None
+
+    @classmethod
+    def tell(cls, name: str, limit: int | None, asked: int | None) -> NoReturn:
+        """Raise it: `limit` is the one in use, `asked` the other."""
+        text = f"{name!r} is in use {_with(limit)}, and was asked for {_with(asked)}; one name has one limit at a time"
+        raise cls(text, name=name, limit=limit, asked=asked)
+
+
+def _with(limit: int | None) -> str:
+    return "by readers, without a limit" if limit is None else f"with limit {limit}"
+
+
+class Conflict(LockError):
+    """The cell was written meanwhile: its version is not the one expected. Nothing was changed."""
+
+    version: int = 0
+    expected: int = 0
+
+
+class StaleFence(LockError):
+    """Somebody with a higher fence was here before: the writer has lost its lock since. Nothing was changed."""
+
+    fence: int = 0
+    last: int = 0  # the highest that was seen
 
 
 class BackendUnavailable(LockError):

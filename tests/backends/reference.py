@@ -33,14 +33,15 @@ class Resource:
     held: list[Held] = field(default_factory=list)
     queue: list[Waits] = field(default_factory=list)
 
-    def settle(self, now: float) -> None:
+    def settle(self, now: float, heir: str = "") -> None:
         """What time does: holds and waiters end, reservations lapse, and whoever fits is reserved for."""
         self.held = [hold for hold in self.held if hold.until > now]
         self.queue = [waiter for waiter in self.queue if waiter.gone_at > now]
         for waiter in self.queue:
             if waiter.reserved_until and waiter.reserved_until <= now:
                 waiter.reserved_until, waiter.late = 0.0, True
-        for waiter in self.queue:
+        heirs = [waiter for waiter in self.queue if heir and waiter.claim.terms.holder == heir]
+        for waiter in heirs + [waiter for waiter in self.queue if waiter not in heirs]:
             if waiter.late or waiter.reserved_until:
                 continue
             if not self._room_for(waiter.claim):
@@ -77,6 +78,10 @@ class Resource:
         if hold is not None:
             hold.until = max(hold.until, now + claim.terms.ttl)
             return "again"
+        others = [hold.claim for hold in self.held] + [waiter.claim for waiter in self.queue]
+        limits = [c.terms.limit for c in others if c.terms.mode == SHARED and c != claim]
+        if claim.terms.mode == SHARED and limits and limits[0] != claim.terms.limit:
+            return "mismatch"
         if self.may_have(claim):
             return "granted"
         waiter = self.waiter(claim)
@@ -96,12 +101,18 @@ class Resource:
             hold.until = max(hold.until, now + ttl)
         return hold is not None
 
-    def release(self, claim: Claim, now: float, linger: float) -> bool:
+    def downgrade(self, claim: Claim, shared: Claim, now: float) -> None:
+        hold = self.holder(claim)
+        assert hold is not None
+        hold.claim, hold.until = shared, max(hold.until, now + claim.terms.ttl)
+        self.settle(now)
+
+    def release(self, claim: Claim, now: float, linger: float, heir: str = "") -> bool:
         hold = self.holder(claim)
         if hold is None:
             return False
         hold.until, hold.lingers = now + linger, True
-        self.settle(now)
+        self.settle(now, heir)
         return True
 
     def abandon(self, claim: Claim, now: float) -> None:

@@ -19,16 +19,20 @@ from holdfast._model import EXCLUSIVE, GRACE, PRESENCE, SHARED, Busy, Claim, Gra
 from holdfast._worlds import drive
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends.base import Backend
+from holdfast.errors import LimitMismatch
 from holdfast.testing.clock import FakeClock
 from tests.backends.reference import Resource
 
 KEYS = ("a", "b")
+HOLDERS = ("us", "them")
 WITHIN = 5.0
 times = st.sampled_from([0.05, 0.3, GRACE / 2, GRACE, 2.0, 5.0, PRESENCE / 2, PRESENCE])
 
 
-def claim_of(key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, ttl: float = 10.0) -> Claim:
-    return Claim(new_claim_id(), Terms(key, key, "us", ttl, mode, limit))
+def claim_of(
+    key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, ttl: float = 10.0, holder: str = "us"
+) -> Claim:
+    return Claim(new_claim_id(), Terms(key, key, holder, ttl, mode, limit))
 
 
 class Machine(RuleBasedStateMachine):
@@ -54,6 +58,10 @@ class Machine(RuleBasedStateMachine):
     def _acquire(self, claim: Claim, enqueue: bool) -> None:
         resource, now = self.model[claim.terms.key], self.clock.now()
         expected = resource.acquire(claim, now, enqueue)
+        if expected == "mismatch":
+            with pytest.raises(LimitMismatch):
+                drive(self.backend.acquire(claim, enqueue=enqueue, within=WITHIN))
+            return
         answer = drive(self.backend.acquire(claim, enqueue=enqueue, within=WITHIN))
         if expected == "busy":
             assert isinstance(answer, Busy)
@@ -74,12 +82,13 @@ class Machine(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from(KEYS),
         shared=st.booleans(),
-        limit=st.sampled_from([1, 2, 3, None]),
+        limit=st.sampled_from([2, 2, 2, 1, None]),
         ttl=st.sampled_from([0.5, 3.0, 60.0]),
         enqueue=st.sampled_from([True, True, True, False]),
+        holder=st.sampled_from(HOLDERS),
     )
-    def acquire(self, key: str, shared: bool, limit: int | None, ttl: float, enqueue: bool) -> None:
-        claim = claim_of(key, SHARED if shared else EXCLUSIVE, limit if shared else None, ttl)
+    def acquire(self, key: str, shared: bool, limit: int | None, ttl: float, enqueue: bool, holder: str) -> None:
+        claim = claim_of(key, SHARED if shared else EXCLUSIVE, limit if shared else None, ttl, holder)
         self.claims.append(claim)
         self._acquire(claim, enqueue)
 
@@ -97,15 +106,37 @@ class Machine(RuleBasedStateMachine):
     def renew(self, which: list[int], ttl: float) -> None:
         claims = [self._some(n) for n in which]
         expected = [self.model[claim.terms.key].renew(claim, self.clock.now(), ttl) for claim in claims]
-        batch = [Renewal(claim, ttl) for claim in claims]
+        holds = [self.model[claim.terms.key].holder(claim) for claim in claims]
+        batch = [Renewal(claim, ttl, hold.fence if hold else 1) for claim, hold in zip(claims, holds, strict=True)]
         assert drive(self.backend.renew(batch, within=WITHIN)) == expected
 
     @precondition(lambda self: self.claims)
-    @rule(which=st.integers(0, 50), linger=st.sampled_from([0.0, 0.0, 0.4, 4.0]))
-    def release(self, which: int, linger: float) -> None:
+    @rule(which=st.integers(0, 50))
+    def renew_an_older_grant(self, which: int) -> None:
         claim = self._some(which)
-        expected = self.model[claim.terms.key].release(claim, self.clock.now(), linger)
-        assert drive(self.backend.release(claim, linger=linger, within=WITHIN)) == expected
+        hold = self.model[claim.terms.key].holder(claim)
+        older = Renewal(claim, 60.0, hold.fence - 1 if hold else 1)
+        assert drive(self.backend.renew([older], within=WITHIN)) == [False]
+
+    @precondition(lambda self: self.claims)
+    @rule(which=st.integers(0, 50))
+    def downgrade(self, which: int) -> None:
+        claim = self._some(which)
+        hold = self.model[claim.terms.key].holder(claim)
+        if hold is not None and hold.claim.terms.mode == EXCLUSIVE:
+            shared = Claim(claim.id, claim.terms._replace(mode=SHARED, limit=None))
+            self.claims[self.claims.index(claim)] = shared
+            self.model[claim.terms.key].downgrade(claim, shared, self.clock.now())
+            answer = drive(self.backend.acquire(shared, enqueue=False, within=WITHIN))
+            assert isinstance(answer, Grant)
+            assert answer.fence == hold.fence
+
+    @precondition(lambda self: self.claims)
+    @rule(which=st.integers(0, 50), linger=st.sampled_from([0.0, 0.0, 0.4, 4.0]), heir=st.sampled_from(["", *HOLDERS]))
+    def release(self, which: int, linger: float, heir: str) -> None:
+        claim = self._some(which)
+        expected = self.model[claim.terms.key].release(claim, self.clock.now(), linger, heir)
+        assert drive(self.backend.release(claim, linger=linger, within=WITHIN, heir=heir)) == expected
 
     @precondition(lambda self: self.claims)
     @rule(which=st.integers(0, 50))
@@ -138,6 +169,7 @@ class Machine(RuleBasedStateMachine):
             info = drive(self.backend.inspect(key))
             holders = {(was.claim_id, was.fence, was.mode) for was in info.holders}
             assert holders == {(hold.claim.id, hold.fence, hold.claim.terms.mode) for hold in resource.held}
+            assert info.queue == tuple(waiter.claim.terms.holder for waiter in resource.queue)
             assert info.waiters == len(resource.queue)
             assert (key in listed) == bool(resource.held or resource.queue)
             if key in listed:

@@ -22,8 +22,9 @@ from holdfast._model import Claim, Grant, Terms
 from holdfast._time import boot_now
 from holdfast._worlds import drive
 from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends import sqlite
-from holdfast.backends.sqlite import SqliteBackend, prepare
+from holdfast.backends import sqlite_store
+from holdfast.backends.sqlite import SqliteBackend
+from holdfast.backends.sqlite_store import prepare
 from holdfast.drivers import sqlite as driver
 from holdfast.drivers.datagrams import _QUEUE_LENGTH, Sender
 from holdfast.drivers.host import Host, this_host
@@ -82,7 +83,7 @@ def test_a_reboot_voids_all_leases_and_fences_keep_growing(locks: Locks, path: P
 def test_fences_keep_growing_when_a_power_loss_took_the_last_commits_with_it(locks: Locks, path: Path) -> None:
     before = hold(locks)
     with sqlite3.connect(path) as db:
-        db.execute(f"UPDATE claims SET counter = counter - 1 WHERE {sqlite.STORE}")  # as if never written
+        db.execute(f"UPDATE claims SET counter = counter - 1 WHERE {sqlite_store.STORE}")  # as if never written
     db.close()
     rebooted = this_host()._replace(boot="the next boot", booted_at=before.acquired_at + 1)
     with on_host(path, rebooted) as after:
@@ -218,7 +219,7 @@ VERBS: dict[str, Callable[[Locks, Lease], object]] = {
 def test_a_store_that_lost_its_own_row_is_named_as_corrupt(locks: Locks, path: Path, verb: str) -> None:
     lease = hold(locks)
     with sqlite3.connect(path) as db:
-        db.execute(f"DELETE FROM claims WHERE {sqlite.STORE}")
+        db.execute(f"DELETE FROM claims WHERE {sqlite_store.STORE}")
     db.close()
     with pytest.raises(BackendUnavailable, match=r"corrupt.*move it away") as refused:
         VERBS[verb](locks, lease)
@@ -330,7 +331,7 @@ def test_where_there_are_no_sockets_waiters_look_for_themselves(
 
 
 def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "SWEEP_EVERY", 4)
+    monkeypatch.setattr(sqlite_store, "SWEEP_EVERY", 4)
     for number in range(8):
         name = f"job:{number}"
         locks.lock(name, ttl=0.01, renew=False).acquire()

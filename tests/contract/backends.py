@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from holdfast.backends.memory import shared_store
+from holdfast.backends.memory_store import shared_store
 
 
 class Row(NamedTuple):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
-from holdfast.backends.memory import MemoryBackend, MemoryStore
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import MemoryStore
 from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
 
 _stores: dict[Path, MemoryStore] = {}

@@ -42,8 +42,8 @@ class HookedBackend:
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         return await self._through("renew", self.inner.renew(batch, within=within))
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        return await self._through("release", self.inner.release(claim, linger=linger, within=within))
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        return await self._through("release", self.inner.release(claim, linger=linger, within=within, heir=heir))
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         return await self._through("abandon", self.inner.abandon(claim, within=within))

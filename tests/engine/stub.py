@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from holdfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Terms
+from holdfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Sight, Terms
+from holdfast._values import Allowance, Booked, Rate, Stored, Write, Written
 from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
@@ -35,7 +36,7 @@ class StubBackend:
         self.renewals.append(tuple(renewal.claim.terms.name for renewal in batch))
         return await self.answer(batch)
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         self.released.append(claim.terms.name)
         return True
 
@@ -49,6 +50,20 @@ class StubBackend:
 
     async def break_(self, key: str) -> LockInfo:
         return LockInfo(key)
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        return Sight((), 1.0)
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        return Booked(Allowance(True, 0, 0.0), 0)
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None: ...
+
+    async def read(self, key: str) -> Stored:
+        return Stored()
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        return Written("written", 1, 0)
 
     async def close(self) -> None: ...
 

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast._worlds import drive
-from holdfast.backends.sqlite import prepare
+from holdfast.backends.sqlite_store import prepare
 from holdfast.drivers.sqlite import BlockingSqlite, Transaction
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable

@@ -35,18 +35,18 @@ class CountsFromTheReply(AsyncLease):
 class ReleasesWhoeverHolds(MemoryBackend):
     """A release frees the name, whoever's hold that ends."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         resource = self._store.resources.get(claim.terms.key)
         if resource is not None and resource.holders:
             claim = next(iter(resource.holders.values())).claim
-        return await super().release(claim, linger=linger, within=within)
+        return await super().release(claim, linger=linger, within=within, heir=heir)
 
 
 class WakesEverybody(MemoryBackend):
     """Each release wakes all waiters, as one channel for all of them does."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        released = await super().release(claim, linger=linger, within=within)
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        released = await super().release(claim, linger=linger, within=within, heir=heir)
         resource = self._store.resources.get(claim.terms.key)
         for waiter in resource.queue.values() if resource is not None else ():
             waiter.signal.set()

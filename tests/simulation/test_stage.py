@@ -10,7 +10,8 @@ import pytest
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
-from holdfast.backends.memory import MemoryBackend, MemoryStore
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import MemoryStore
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.stage_simulated import SimulatedStage
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal
+from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._values import Booked, Rate, Stored, Write, Written
 
 
 class Backend(Protocol):
@@ -25,12 +26,14 @@ class Backend(Protocol):
 
         A claim fits when the rule of `Occupancy.fits` lets it in beside the holders and the reserved, and no
         older waiter stands unserved. A claim that holds already gets its fence again and at least a fresh
-        ttl. A claim that waits already keeps its place; asking shows that it is alive.
+        ttl; if it held alone and now asks to share, it shares from now on, and whoever fits beside it is next.
+        A claim that waits already keeps its place; asking shows that it is alive.
+        Raises LimitMismatch if somebody shares the key, or waits to, under another limit.
         """
         ...
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        """After `Busy`: return True as soon as the claim is woken, or False after `seconds`.
+        """After `Busy` or a `Sight`: return True as soon as the claim is woken, or False after `seconds`.
 
         A wake-up that came between the answer and this call is not missed. True is a hint to ask again,
         never a grant.
@@ -44,16 +47,25 @@ class Backend(Protocol):
         """
         ...
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         """End the claim's hold and hand over: reserve for the next waiters and wake them alone.
 
+        An `heir` is a holder id; if that one waits it goes before everybody else.
         With `linger` the name stays taken for that many seconds more, though nobody holds it any longer.
         False if the claim did not hold; then nothing is changed.
         """
         ...
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        """Whatever became of this claim, end it: out of the queue, or released if it was granted."""
+        """Whatever became of this claim, end it: out of the queue, released if it was granted, no longer told."""
+        ...
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        """Whatever happened to the key since change number `after`; 0 begins with what is true now.
+
+        From the first call until `abandon`, or until nothing is asked for a while, every change is kept for this
+        claim, and it is woken by each. What was told stays until a later call shows that it arrived.
+        """
         ...
 
     async def inspect(self, key: str) -> LockInfo:
@@ -66,6 +78,22 @@ class Backend(Protocol):
 
     async def break_(self, key: str) -> LockInfo:
         """End every hold of the key, whoever's it is, hand over, and tell what was there before."""
+        ...
+
+    # Values: unlike claims these have no holder. A key means another thing here than above.
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        """Take permits of a limiter, see `_values.book`. A lost reply costs permits and never gives any."""
+        ...
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        """Give permits back, if `until` is still all that is booked."""
+        ...
+
+    async def read(self, key: str) -> Stored: ...
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        """See `_values.decide`. A cell that was deleted goes on above its old versions."""
         ...
 
     async def close(self) -> None:

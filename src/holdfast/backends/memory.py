@@ -10,167 +10,31 @@ task can contend for one lock. It lives as long as the process and is empty in t
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from itertools import chain
 from math import inf
 
 from holdfast._model import (
-    GRACE,
+    EXCLUSIVE,
+    PATROL,
     PRESENCE,
+    SHARED,
     Busy,
     Capabilities,
+    Change,
     Claim,
     Grant,
     HolderInfo,
     LockInfo,
-    Mode,
-    Occupancy,
     Renewal,
-    next_in_line,
+    Sight,
     patrol,
 )
-from holdfast._time import boot_now, first_fence
-from holdfast._worlds import Clock, World
-
-
-class _Holder:
-    __slots__ = ("acquired_at", "claim", "ended", "expires_at", "fence")
-
-    def __init__(self, claim: Claim, fence: int, acquired_at: float, expires_at: float) -> None:
-        self.claim = claim
-        self.fence = fence
-        self.acquired_at = acquired_at  # wall clock, for people
-        self.expires_at = expires_at  # the store's clock, for deciding
-        self.ended = False  # released, but lingering: takes room and can no longer be renewed
-
-
-class _Waiter:
-    __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal", "world")
-
-    def __init__(self, claim: Claim, world: World) -> None:
-        self.claim = claim
-        self.world = world
-        self.signal = world.signal()
-        self.alive_until = 0.0
-        self.reserved_until: float | None = None
-        self.lapsed = False  # was woken and did not come in time; passed over until it asks again
-
-    @property
-    def mode(self) -> Mode:
-        return self.claim.terms.mode
-
-    @property
-    def limit(self) -> int | None:
-        return self.claim.terms.limit
-
-    @property
-    def reserved(self) -> bool:
-        return self.reserved_until is not None
-
-
-class _Resource:
-    __slots__ = ("holders", "queue", "quiet_until", "reserved")
-
-    def __init__(self) -> None:
-        self.quiet_until = inf  # nothing ends by itself before this, so there is no need to look
-        self.holders: dict[str, _Holder] = {}  # by claim id
-        self.queue: dict[str, _Waiter] = {}  # by claim id, in order of arrival
-        self.reserved: set[str] = set()  # ids of all waiters it is reserved for, and of some that are gone or lapsed
-
-    def occupancy(self) -> Occupancy:
-        """What holders take, and what is reserved for waiters, wherever they stand in the queue."""
-        taken = Occupancy()
-        for holder in self.holders.values():
-            taken.add(holder.claim.terms.mode)
-        for id in list(self.reserved):
-            waiter = self.queue.get(id)
-            if waiter is not None and waiter.reserved:
-                taken.add(waiter.mode)
-            else:
-                self.reserved.discard(id)
-        return taken
-
-    def expire(self, now: float) -> bool:
-        """Forget what time has ended; True if that may have made room."""
-        if now < self.quiet_until:
-            return False
-        ended = [id for id, holder in self.holders.items() if holder.expires_at <= now]
-        for id in ended:
-            del self.holders[id]
-        made_room = bool(ended)
-        for id, waiter in list(self.queue.items()):
-            if waiter.alive_until <= now:
-                del self.queue[id]
-                made_room = True
-            elif waiter.reserved_until is not None and waiter.reserved_until <= now:
-                waiter.reserved_until = None
-                waiter.lapsed = True
-                made_room = True
-        self.quiet_until = min(self.ends(), default=inf)
-        return made_room
-
-    def ends(self) -> Iterator[float]:
-        """The moments at which something here ends by itself, on the store's clock."""
-        for holder in self.holders.values():
-            yield holder.expires_at
-        for waiter in self.queue.values():
-            yield waiter.alive_until
-            if waiter.reserved_until is not None:
-                yield waiter.reserved_until
-
-    def hand_over(self, now: float) -> None:
-        """Reserve for whoever is next and wake them, and nobody else."""
-        if not self.queue:
-            return
-        for waiter in next_in_line(self.queue.values(), self.occupancy()):
-            waiter.reserved_until = now + GRACE
-            self.reserved.add(waiter.claim.id)
-            self.quiet_until = min(self.quiet_until, waiter.reserved_until)
-            waiter.signal.set()
-
-
-class MemoryStore:
-    """What is held and waited for, by key. One mutex makes each verb one step."""
-
-    def __init__(self, clock: Callable[[], float] = boot_now, name: str = "") -> None:
-        self.name = name
-        self.clock = clock
-        self.fence = first_fence()
-        self.clear()
-
-    def clear(self) -> None:
-        self.mutex = threading.Lock()
-        self.resources: dict[str, _Resource] = {}  # only names that are held or waited for
-        self.sweep_at = self.fence + 64  # fence at which expired names that nobody asks for any more are swept out
-
-    def look(self, key: str, now: float) -> _Resource | None:
-        """The resource as it is now: what has expired is gone and handed over."""
-        resource = self.resources.get(key)
-        if resource is not None:
-            if resource.expire(now):
-                resource.hand_over(now)
-            if not resource.holders and not resource.queue:
-                del self.resources[key]
-                return None
-        return resource
-
-    def sweep(self, now: float) -> None:
-        """Names that are never used again cost nothing after a while, at no cost to speak of now."""
-        for key in list(self.resources):
-            self.look(key, now)
-        self.sweep_at = self.fence + 2 * len(self.resources) + 64
-
-
-_stores: dict[str, MemoryStore] = {}
-
-
-def shared_store(name: str, clock: Clock | None = None) -> MemoryStore:
-    """The process's one store of that name. A test's clock, once given, is the store's own."""
-    store = _stores.setdefault(name, MemoryStore(name=name))
-    if clock is not None:
-        store.clock = clock.now
-    return store
+from holdfast._values import NOTHING, Booked, Rate, Stored, Write, Written, book, decide
+from holdfast._worlds import World
+from holdfast.backends.memory_store import Holder, MemoryStore, Observer, Resource, Waiter
+from holdfast.errors import LimitMismatch
 
 
 class MemoryBackend:
@@ -188,12 +52,13 @@ class MemoryBackend:
             if resource is None:
                 if store.fence >= store.sweep_at:
                     store.sweep(now)
-                resource = store.resources[claim.terms.key] = _Resource()
+                resource = store.resources[claim.terms.key] = Resource(store)
                 return self._grant(resource, claim, now)
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # asked before, and the answer was lost
-                holder.expires_at = max(holder.expires_at, now + claim.terms.ttl)
-                return Grant(holder.fence, holder.acquired_at)
+                return self._grant_again(resource, holder, claim, now)
+            if claim.terms.mode == SHARED:
+                self._refuse_other_limits(resource, claim)
             if self._fits(resource, claim):
                 resource.queue.pop(claim.id, None)
                 return self._grant(resource, claim, now)
@@ -201,7 +66,7 @@ class MemoryBackend:
                 self._enqueue(resource, claim, now)
             return self._busy(resource, claim, now)
 
-    def _fits(self, resource: _Resource, claim: Claim) -> bool:
+    def _fits(self, resource: Resource, claim: Claim) -> bool:
         own = resource.queue.get(claim.id)
         if own is not None and own.reserved:
             return True  # even if an older one, whose own reservation lapsed, is back since
@@ -212,25 +77,43 @@ class MemoryBackend:
                 return False  # an older waiter stands unserved
         return resource.occupancy().fits(claim.terms.mode, claim.terms.limit)
 
-    def _grant(self, resource: _Resource, claim: Claim, now: float) -> Grant:
-        store = self._store
-        store.fence += 1
+    def _refuse_other_limits(self, resource: Resource, claim: Claim) -> None:
+        """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
+        terms = claim.terms
+        holders, waiters = resource.holders.values(), resource.queue.values()
+        for other in chain((held.claim for held in holders), (waiter.claim for waiter in waiters)):
+            if other.terms.mode == SHARED and other.id != claim.id:
+                if other.terms.limit != terms.limit:
+                    LimitMismatch.tell(terms.name, other.terms.limit, terms.limit)
+                return
+
+    def _grant_again(self, resource: Resource, holder: Holder, claim: Claim, now: float) -> Grant:
+        holder.expires_at = max(holder.expires_at, now + claim.terms.ttl)
+        if claim.terms.mode == SHARED and holder.claim.terms.mode == EXCLUSIVE:  # it no longer wants it for itself
+            holder.claim = claim
+            resource.hand_over(now)
+        return Grant(holder.fence, holder.acquired_at)
+
+    def _grant(self, resource: Resource, claim: Claim, now: float) -> Grant:
+        fence = self._store.count()
         acquired_at = time.time()
         expires_at = now + claim.terms.ttl
-        resource.holders[claim.id] = _Holder(claim, store.fence, acquired_at, expires_at)
+        resource.holders[claim.id] = Holder(claim, fence, acquired_at, expires_at)
         if expires_at < resource.quiet_until:
             resource.quiet_until = expires_at
-        return Grant(store.fence, acquired_at)
+        if resource.observers:
+            resource.tell(fence, claim.terms.holder)
+        return Grant(fence, acquired_at)
 
-    def _enqueue(self, resource: _Resource, claim: Claim, now: float) -> None:
+    def _enqueue(self, resource: Resource, claim: Claim, now: float) -> None:
         waiter = resource.queue.get(claim.id)
         if waiter is None:
-            waiter = resource.queue[claim.id] = _Waiter(claim, self._world)
+            waiter = resource.queue[claim.id] = Waiter(claim, self._world)
         waiter.alive_until = now + PRESENCE
         waiter.lapsed = False
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
 
-    def _busy(self, resource: _Resource, claim: Claim, now: float) -> Busy:
+    def _busy(self, resource: Resource, claim: Claim, now: float) -> Busy:
         ahead = unserved = 0
         for waiter in resource.queue.values():
             if waiter.claim.id == claim.id:
@@ -247,8 +130,8 @@ class MemoryBackend:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         with self._store.mutex:
             resource = self._store.resources.get(claim.terms.key)
-            waiter = resource.queue.get(claim.id) if resource else None
-        return waiter is None or await waiter.signal.wait(seconds)
+            asleep = (resource.queue.get(claim.id) or resource.observers.get(claim.id)) if resource else None
+        return asleep is None or await asleep.signal.wait(seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         store = self._store
@@ -259,12 +142,12 @@ class MemoryBackend:
     def _renew(self, renewal: Renewal, now: float) -> bool:
         resource = self._store.resources.get(renewal.claim.terms.key)
         holder = resource.holders.get(renewal.claim.id) if resource else None
-        if holder is None or holder.ended or holder.expires_at <= now:
+        if holder is None or holder.ended or holder.expires_at <= now or holder.fence != renewal.fence:
             return False
         holder.expires_at = max(holder.expires_at, now + renewal.ttl)
         return True
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         store = self._store
         with store.mutex:
             resource = store.resources.get(claim.terms.key)
@@ -278,11 +161,11 @@ class MemoryBackend:
                 holder.expires_at = now + linger
                 resource.quiet_until = 0.0
             else:
-                del resource.holders[claim.id]
+                resource.end(claim.id)
                 if resource.queue:
                     resource.expire(now)  # what is over must not stand in the way of the hand-over
-                    resource.hand_over(now)
-            if not resource.holders and not resource.queue:
+                    resource.hand_over(now, heir)
+            if resource.unused:
                 del store.resources[claim.terms.key]
             return alive
 
@@ -292,13 +175,35 @@ class MemoryBackend:
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is not None:
+                resource.forget_observer(claim.id)
                 waiting = resource.queue.pop(claim.id, None)
                 held = resource.holders.get(claim.id)
                 if held is not None and not held.ended:  # a lingering one was released: it stays taken as promised
-                    del resource.holders[claim.id]
+                    resource.end(claim.id)
                 if waiting or held:
                     resource.hand_over(now)
-                    store.look(claim.terms.key, now)
+                store.look(claim.terms.key, now)
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        store = self._store
+        with store.mutex:
+            now = store.clock()
+            resource = store.look_or_make(claim.terms.key, now)
+            observer = resource.observers.get(claim.id)
+            if observer is not None and after:
+                changes = [change for change in resource.changes if change.number > after]
+            else:
+                changes = self._as_it_is(resource)
+                observer = resource.observers.setdefault(claim.id, observer or Observer(self._world))
+            observer.alive_until = now + PRESENCE
+            resource.quiet_until = min(resource.quiet_until, observer.alive_until)
+            ends = (holder.expires_at for holder in resource.holders.values())
+            return Sight(tuple(changes), max(0.0, min(PATROL, min(ends, default=inf) - now)))
+
+    def _as_it_is(self, resource: Resource) -> list[Change]:
+        number = self._store.count()
+        held = [holder for holder in resource.holders.values() if not holder.ended]
+        return [Change(number, holder.fence, holder.holder) for holder in held] or [Change(number, 0, None)]
 
     async def inspect(self, key: str) -> LockInfo:
         store = self._store
@@ -312,7 +217,8 @@ class MemoryBackend:
             now = store.clock()
             store.sweep(now)
             found = sorted(key for key in store.resources if key.startswith(prefix))
-            return [self._info(key, store.resources[key], now) for key in found]
+            infos = [self._info(key, store.resources[key], now) for key in found]
+            return [info for info in infos if info.holders or info.waiters]  # not those that are only observed
 
     async def break_(self, key: str) -> LockInfo:
         store = self._store
@@ -321,12 +227,13 @@ class MemoryBackend:
             resource = store.look(key, now)
             before = self._info(key, resource, now)
             if resource is not None:
-                resource.holders.clear()
+                for id in list(resource.holders):
+                    resource.end(id)
                 resource.hand_over(now)
                 store.look(key, now)
             return before
 
-    def _info(self, key: str, resource: _Resource | None, now: float) -> LockInfo:
+    def _info(self, key: str, resource: Resource | None, now: float) -> LockInfo:
         if resource is None:
             return LockInfo(key)
         wall = time.time()
@@ -342,15 +249,51 @@ class MemoryBackend:
             )
             for h in resource.holders.values()
         )
-        return LockInfo(key, holders, len(resource.queue))
+        return LockInfo(key, holders, len(resource.queue), tuple(w.holder for w in resource.queue.values()))
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        store = self._store
+        with store.mutex:
+            now = store.clock()
+            store.sweep_limiters(now)
+            booked = book(store.limiters.get(key, 0), now, rate, cost, patience)
+            if booked.allowance.allowed:
+                store.limiters[key] = booked.until
+            return booked
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        store = self._store
+        with store.mutex:
+            if store.limiters.get(key) == until:
+                store.limiters[key] = until - rate.interval * cost
+
+    async def read(self, key: str) -> Stored:
+        with self._store.mutex:
+            return self._store.cells.get(key, NOTHING)
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        store = self._store
+        with store.mutex:
+            stored = store.cells.get(key, NOTHING)
+            outcome = decide(stored, write)
+            if outcome is not None:
+                return outcome
+            fence = max(stored.fence, write.fence or 0)
+            if write.value is None:
+                store.cells.pop(key, None)
+                store.last_deleted = max(store.last_deleted, stored.version)
+                return Written("written", 0, fence)
+            version = (stored.version or store.last_deleted) + 1
+            store.cells[key] = Stored(write.value, version, fence, write.id)
+            return Written("written", version, fence)
 
     async def close(self) -> None:
         """The store is the process's; but whoever waits through us must hear of the end."""
         with self._store.mutex:
             for resource in self._store.resources.values():
-                for waiter in resource.queue.values():
-                    if waiter.world is self._world:
-                        waiter.signal.set()
+                for asleep in resource.asleep():
+                    if asleep.world is self._world:
+                        asleep.signal.set()
 
     def before_fork(self) -> None:
         """Nothing to put away."""

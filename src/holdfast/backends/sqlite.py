@@ -12,203 +12,34 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from holdfast._model import (
-    GRACE,
+    EXCLUSIVE,
+    PATROL,
     PRESENCE,
+    SHARED,
     Busy,
     Capabilities,
+    Change,
     Claim,
     Grant,
     HolderInfo,
     LockInfo,
-    Mode,
     Occupancy,
     Renewal,
-    next_in_line,
+    Sight,
     patrol,
 )
-from holdfast._time import first_fence
-from holdfast.drivers.sqlite import SqliteDriver, Step, T, Transaction, Wake
-from holdfast.errors import BackendUnavailable
+from holdfast._values import Booked, Rate, Stored, Write, Written
+from holdfast.backends import sqlite_values as values
+from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, Row, Scene, hand_over, line
+from holdfast.backends.sqlite_store import STORE, change_boot, check_boot, count, count_on, no_store
+from holdfast.drivers.sqlite import SqliteDriver, Step, T, Transaction
+from holdfast.errors import LimitMismatch
 
-FORMAT: Final = 1
-SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
-
-SCHEMA: Final = (
-    """CREATE TABLE claims (
-        key TEXT NOT NULL,         -- empty for the store's own row, see below
-        waiting INTEGER NOT NULL,  -- 0 holds, 1 waits
-        place INTEGER NOT NULL,    -- a holder's fence; a waiter's place in the queue
-        claim TEXT NOT NULL,
-        holder TEXT NOT NULL,
-        mode TEXT NOT NULL,
-        lim INTEGER NOT NULL DEFAULT 0,     -- 0 is no limit: a NULL takes sqlite3 longer to bind
-        metadata TEXT NOT NULL DEFAULT '',  -- JSON
-        acquired_at REAL NOT NULL DEFAULT 0,  -- wall clock, for people
-        ttl REAL NOT NULL,
-        ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the waiter counts as gone
-        ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingering
-        address TEXT NOT NULL DEFAULT '',   -- where a waiter is woken
-        reserved_until REAL,       -- a waiter for whom the resource is kept
-        lapsed INTEGER NOT NULL DEFAULT 0,  -- was woken and did not come in time; passed over until it asks again
-        counter INTEGER,           -- the store's own row only
-        PRIMARY KEY (key, waiting, place)
-    ) WITHOUT ROWID""",
-    "CREATE UNIQUE INDEX waiting_claims ON claims (claim) WHERE waiting = 1",
-    "CREATE INDEX reservations ON claims (key) WHERE reserved_until IS NOT NULL",
-)
-
-# The store's own row has the empty key, which no lock can have. It stands in the same table because then a grant
-# writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
-#   counter      the last fence or place in a queue that was given out; only grows
-#   holder       the boot whose clock all times are read on
-#   claim        the machine of that boot
-#   acquired_at  wall clock of the last grant or renewal
-STORE: Final = "key = '' AND waiting = 0 AND place = 0"
-
-
-def prepare(t: Transaction) -> None:
-    """Make the table in a new file; refuse a file that is not ours to use."""
-    version = t.execute("PRAGMA user_version").fetchone()[0]
-    if version == 0:
-        if t.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-            raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
-        for statement in SCHEMA:
-            t.execute(statement)
-        t.execute(
-            "INSERT INTO claims (key, waiting, place, claim, holder, mode, acquired_at, ttl, ends_at, counter)"
-            " VALUES ('', 0, 0, ?, ?, '', ?, 0, 9e999, ?)",
-            (t.host.machine, t.host.boot, time.time(), first_fence()),
-        )
-        t.execute(f"PRAGMA user_version = {FORMAT}")
-    elif version != FORMAT:
-        raise BackendUnavailable(
-            f"the lock store has format {version}, this holdfast knows format {FORMAT}; upgrade it", transient=False
-        )
-
-
-# The clock that the store counts by, and its counter
-
-
-def _check_boot(t: Transaction) -> None:
-    """Every verb starts here: are the times in the store readings of our clock?"""
-    (boot,) = t.execute(f"SELECT holder FROM claims WHERE {STORE}").fetchone() or _no_store()
-    if boot != t.host.boot:
-        _change_boot(t)
-
-
-def _no_store() -> NoReturn:
-    raise BackendUnavailable(
-        "the lock store is corrupt: its own row is gone, and with it its counter; move it away, and a new one is made",
-        transient=False,
-    )
-
-
-def _change_boot(t: Transaction) -> None:
-    """After a reboot all leases are void. Refuses to do that to a host that still holds some."""
-    machine, touched_at = t.execute(f"SELECT claim, acquired_at FROM claims WHERE {STORE}").fetchone()
-    (longest,) = t.execute("SELECT max(ttl) FROM claims WHERE key > '' AND waiting = 0").fetchone()
-    rebooted = machine == t.host.machine and touched_at < t.host.booted_at
-    if longest is not None and not rebooted and time.time() < touched_at + longest:
-        raise BackendUnavailable(
-            f"the lock store is in use by another host ({machine!r}), which holds leases in it; SQLite locks work "
-            "between the processes of one host only, so use a lock server between hosts",
-            transient=False,
-        )
-    t.execute("DELETE FROM claims WHERE key > ''")
-    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out.
-    t.execute(
-        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter, ?) WHERE {STORE}",
-        (t.host.machine, t.host.boot, time.time(), first_fence()),
-    )
-
-
-def _count(t: Transaction, last: int, wall: float) -> int:
-    """The next fence or place after `last`, which is the counter as this transaction has read it."""
-    number = last + 1
-    t.execute(f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}", (number, wall))
-    if number % SWEEP_EVERY == 0:
-        t.execute("DELETE FROM claims WHERE ends_at <= ?", (t.now,))
-    return number
-
-
-# Who is in, and who is in line
-
-
-class _Inside(NamedTuple):
-    """Somebody who takes room: a holder, or a waiter that the resource is reserved for."""
-
-    waiting: int
-    place: int
-    claim: str
-    holder: str
-    mode: Mode
-    acquired_at: float
-    ends_at: float
-    ended: int
-    reserved_until: float | None
-
-    @property
-    def until(self) -> float:
-        """When time takes its room away."""
-        return self.ends_at if self.reserved_until is None else self.reserved_until
-
-
-_INSIDE: Final = "SELECT waiting, place, claim, holder, mode, acquired_at, ends_at, ended, reserved_until FROM claims"
-
-
-def _inside(t: Transaction, key: str) -> list[_Inside]:
-    """The holders in order of their fences, then those it is reserved for, wherever they stand in the queue."""
-    rows = t.execute(
-        f"{_INSIDE} WHERE key = ? AND waiting = 0 UNION ALL {_INSIDE} WHERE key = ? AND reserved_until IS NOT NULL",
-        (key, key),
-    )
-    return [_Inside._make(row) for row in rows]
-
-
-def _inside_now(t: Transaction, key: str) -> list[_Inside]:
-    """As `_inside`, after whatever time has ended is forgotten and its room handed over."""
-    inside = _inside(t, key)
-    if any(one.until <= t.now for one in inside):
-        _expire(t, key)
-        return _inside(t, key)
-    return inside
-
-
-def _occupancy(t: Transaction, inside: list[_Inside]) -> Occupancy:
-    taken = Occupancy()
-    for one in inside:
-        if one.until > t.now and one.ends_at > t.now:
-            taken.add(one.mode)
-    return taken
-
-
-class _Waiter(NamedTuple):
-    place: int
-    claim: str
-    mode: Mode
-    limit: int | None
-    reserved_until: float | None
-    lapsed: int
-    address: str
-
-    @property
-    def reserved(self) -> bool:
-        return self.reserved_until is not None
-
-
-def _line(t: Transaction, key: str) -> Iterator[_Waiter]:
-    """The live waiters in order, read as far as the caller goes."""
-    rows = t.execute(
-        "SELECT place, claim, mode, nullif(lim, 0), reserved_until, lapsed, address FROM claims"
-        " WHERE key = ? AND waiting = 1 AND ends_at > ? ORDER BY place",
-        (key, t.now),
-    )
-    return map(_Waiter._make, rows)
 
 
 class _Own(NamedTuple):
@@ -219,38 +50,17 @@ class _Own(NamedTuple):
     unserved: int  # of these, the ones that it is not reserved for
 
 
-def _own(t: Transaction, claim: Claim) -> _Own:
-    row = t.execute("SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND ends_at > ?", (claim.id, t.now))
-    (place,) = row.fetchone() or (None,)
+def _own(t: Transaction, claim: Claim, waits: bool) -> _Own:
+    place = None
+    if waits:
+        row = t.execute("SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND ends_at > ?", (claim.id, t.now))
+        (place,) = row.fetchone() or (None,)
     ahead, unserved = t.execute(
         "SELECT count(*), count(*) - count(reserved_until) FROM claims"
         " WHERE key = ? AND waiting = 1 AND lapsed = 0 AND ends_at > ? AND place < ?",
         (claim.terms.key, t.now, 1 << 62 if place is None else place),
     ).fetchone()
     return _Own(place, ahead, unserved)
-
-
-def _expire(t: Transaction, key: str) -> None:
-    """Forget what time has ended, and hand over if that made room."""
-    of_key = (key, t.now)
-    ended = t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0 AND ends_at <= ?", of_key).rowcount
-    ended += t.execute(
-        "UPDATE claims SET reserved_until = NULL, lapsed = 1"
-        " WHERE key = ? AND reserved_until IS NOT NULL AND reserved_until <= ?",
-        of_key,
-    ).rowcount
-    if ended:
-        _hand_over(t, key, _inside(t, key))
-
-
-def _hand_over(t: Transaction, key: str, inside: list[_Inside]) -> None:
-    """Reserve for whoever is next beside those inside, and wake them and nobody else."""
-    for waiter in next_in_line(_line(t, key), _occupancy(t, inside)):
-        t.execute(
-            "UPDATE claims SET reserved_until = ? WHERE key = ? AND waiting = 1 AND place = ?",
-            (t.now + GRACE, key, waiter.place),
-        )
-        t.wakes.append(Wake(waiter.address, key, waiter.claim))
 
 
 # The verbs, each a step of one transaction
@@ -261,55 +71,97 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     row = t.execute(
         f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
     ).fetchone()
-    boot, counter, taken = row or _no_store()
+    boot, counter, taken = row or no_store()
     if boot != t.host.boot:
-        _change_boot(t)
+        change_boot(t)
         return _acquire(t, claim, enqueue)
     if not taken:
         return _grant(t, claim, counter, None)
-    inside = _inside_now(t, terms.key)
-    mine = next((one for one in inside if one.claim == id and not one.ended), None)
+    waits = t.mailbox.expects(claim)  # only we ask for it, so if we do not know of it, it is not there
+    place = _reserved_place(t, claim) if waits else None
+    if place is not None:
+        return _grant(t, claim, counter, place)
+    scene = Scene(t, terms.key)
+    scene.settle()
+    mine = scene.find(id)
     if mine is not None and not mine.waiting:  # asked before, and the answer was lost
-        longer = "UPDATE claims SET ends_at = max(ends_at, ?) WHERE key = ? AND waiting = 0 AND place = ?"
-        t.execute(longer, (t.now + terms.ttl, terms.key, mine.place))
-        return Grant(mine.place, mine.acquired_at)
+        return _grant_again(t, scene, mine, claim)
+    if terms.mode == SHARED:
+        _refuse_other_limits(t, claim)
     if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
-        return _grant(t, claim, counter, mine.place)
-    own = _own(t, claim)
-    if not own.unserved and _occupancy(t, inside).fits(terms.mode, terms.limit):
-        return _grant(t, claim, counter, own.place)
+        return _grant(t, claim, counter, mine.place, scene)
+    own = _own(t, claim, waits)
+    if not own.unserved and scene.occupancy().fits(terms.mode, terms.limit):
+        return _grant(t, claim, counter, own.place, scene)
     if enqueue:
-        _enqueue(t, claim, counter, own.place)
-    return _busy(t, own, inside)
+        _enqueue(t, claim, counter, own.place, scene, waits)
+    return _busy(t, own, scene.inside)
 
 
-def _grant(t: Transaction, claim: Claim, counter: int, place: int | None) -> Grant:
+def _reserved_place(t: Transaction, claim: Claim) -> int | None:
+    """Where the claim stands in line, if the resource is reserved for it: what one that was woken finds.
+
+    Then nothing else matters, which makes a hand-over a third faster; but observers want to be told.
+    """
+    row = t.execute(
+        "SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND reserved_until > ? AND ends_at > ?"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 2)",
+        (claim.id, t.now, t.now, claim.terms.key),
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _refuse_other_limits(t: Transaction, claim: Claim) -> None:
+    """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
+    terms = claim.terms
+    row = t.execute(
+        "SELECT nullif(lim, 0) FROM claims WHERE key = ? AND mode = ? AND claim != ? AND ends_at > ? LIMIT 1",
+        (terms.key, SHARED, claim.id, t.now),
+    ).fetchone()
+    if row is not None and row[0] != terms.limit:
+        LimitMismatch.tell(terms.name, row[0], terms.limit)
+
+
+def _grant_again(t: Transaction, scene: Scene, mine: Row, claim: Claim) -> Grant:
+    terms = claim.terms
+    longer = f"UPDATE claims SET ends_at = max(ends_at, ?), mode = ? {OF_HOLDER}"
+    shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # it no longer wants it for itself
+    t.execute(longer, (t.now + terms.ttl, SHARED if shares else mine.mode, terms.key, mine.place))
+    if shares:
+        scene.inside[scene.inside.index(mine)] = mine._replace(mode=SHARED)
+        scene.hand_over()
+    return Grant(mine.place, mine.acquired_at)
+
+
+def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene | None = None) -> Grant:
     """The claim holds; `place` is where it stood in line until now."""
     wall = time.time()
-    fence = _count(t, counter, wall)
+    fence = count(t, counter, wall) if scene is None else scene.count(counter, wall)
     ends_at = t.now + claim.terms.ttl
     if place is None:
         _insert(t, claim, 0, fence, wall, ends_at, "")
     else:
         t.execute(
             "UPDATE claims SET waiting = 0, place = ?, acquired_at = ?, ends_at = ?, reserved_until = NULL, lapsed = 0,"
-            " address = '' WHERE key = ? AND waiting = 1 AND place = ?",
+            f" address = '' {OF_WAITER}",
             (fence, wall, ends_at, claim.terms.key, place),
         )
+    if scene is not None:
+        scene.tell(fence, claim.terms.holder)
     return Grant(fence, wall)
 
 
-def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None) -> None:
-    alive_until, address = t.now + PRESENCE, t.expect(claim)
+def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene, waits: bool) -> None:
+    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
     if place is not None:
         t.execute(
-            "UPDATE claims SET ends_at = ?, lapsed = 0, address = ? WHERE key = ? AND waiting = 1 AND place = ?",
+            f"UPDATE claims SET ends_at = ?, lapsed = 0, address = ? {OF_WAITER}",
             (alive_until, address, claim.terms.key, place),
         )
         return
-    # If it was silent for too long its old place is void, and what was reserved for it may be another's by now.
-    t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
-    _insert(t, claim, 1, _count(t, counter, time.time()), 0.0, alive_until, address)
+    if waits:  # it was silent for so long that its place is void; what was reserved for it may be another's by now
+        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
+    _insert(t, claim, 1, scene.count(counter, time.time()), 0.0, alive_until, address)
 
 
 def _insert(
@@ -330,65 +182,110 @@ def _insert(
     )
 
 
-def _busy(t: Transaction, own: _Own, inside: list[_Inside]) -> Busy:
-    holder = next((one.holder for one in inside if not one.waiting), None)
+def _busy(t: Transaction, own: _Own, inside: list[Row]) -> Busy:
+    holder = next((row.holder for row in inside if not row.waiting), None)
     retry_after = patrol(own.ahead)
     if inside and (not own.unserved or holder is None):  # only the first in line watches for when time makes room
-        retry_after = min(retry_after, max(0.0, min(one.until for one in inside) - t.now))
+        retry_after = min(retry_after, max(0.0, min(row.until for row in inside) - t.now))
     return Busy(own.ahead, retry_after, holder)
 
 
 def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
-    _check_boot(t)
+    check_boot(t)
     t.execute(f"UPDATE claims SET acquired_at = ? WHERE {STORE}", (time.time(),))
     now = t.now
     statement = (
         "UPDATE claims SET ends_at = max(ends_at, ?)"
-        " WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+        " WHERE key = ? AND waiting = 0 AND place = ? AND claim = ? AND ended = 0 AND ends_at > ?"
     )
-    return [t.execute(statement, (now + ttl, claim.terms.key, claim.id, now)).rowcount == 1 for claim, ttl in batch]
+    return [
+        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now)).rowcount == 1
+        for claim, ttl, fence in batch
+    ]
 
 
-def _release_alone(t: Transaction, claim: Claim, linger: float) -> bool | None:
-    """When nobody waits the hold just ends, and one statement is a transaction by itself."""
+def _release_alone(t: Transaction, claim: Claim, linger: float, heir: str) -> bool | None:
+    """When nobody waits or watches the hold just ends, and one statement is a transaction by itself."""
     if linger:
         return None
     ended = t.execute(
         "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
         f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 1)",
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 0)",
         (claim.terms.key, claim.id, t.now, t.host.boot, claim.terms.key),
     ).rowcount
     return True if ended else None
 
 
-def _release(t: Transaction, claim: Claim, linger: float) -> bool:
-    _check_boot(t)
+def _release_exclusive(t: Transaction, claim: Claim) -> bool:
     key = claim.terms.key
-    inside = _inside(t, key)
-    mine = next((one for one in inside if one.claim == claim.id and not one.waiting and not one.ended), None)
+    ended = t.execute(
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ? AND mode = ?"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 2)",
+        (key, claim.id, t.now, EXCLUSIVE, key),
+    ).rowcount
+    return ended == 1
+
+
+def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
+    check_boot(t)
+    if not linger and _release_exclusive(t, claim):
+        hand_over(t, claim.terms.key, Occupancy(), heir)  # it was alone, so now nobody is inside
+        return True
+    scene = Scene(t, claim.terms.key)
+    mine = scene.hold(claim.id)
     if mine is None:
         return False
     alive = mine.ends_at > t.now
     if linger and alive:
-        ending = "UPDATE claims SET ended = 1, ends_at = ? WHERE key = ? AND waiting = 0 AND place = ?"
-        t.execute(ending, (t.now + linger, key, mine.place))
+        ending = f"UPDATE claims SET ended = 1, ends_at = ? {OF_HOLDER}"
+        t.execute(ending, (t.now + linger, scene.key, mine.place))
     else:
-        t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0 AND place = ?", (key, mine.place))
-        inside.remove(mine)
-        _hand_over(t, key, inside)
+        scene.end(mine)
+        scene.hand_over(heir)
     return alive
 
 
 def _abandon(t: Transaction, key: str, id: str) -> None:
-    _check_boot(t)
-    _expire(t, key)
-    ended = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
-    ended += t.execute(
-        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0", (key, id)
+    check_boot(t)
+    scene = Scene(t, key)
+    scene.settle()
+    gone = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
+    if gone:
+        scene.inside = [row for row in scene.inside if row.claim != id or not row.waiting]
+    mine = scene.hold(id)
+    if mine is not None:
+        scene.end(mine)
+    if gone or mine is not None:
+        scene.hand_over()
+    if any(row.claim == id for row in scene.observers):
+        t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND claim = ?", (key, id))
+        if len(scene.observers) == 1:
+            t.execute("DELETE FROM changes WHERE key = ?", (key,))
+
+
+def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
+    check_boot(t)
+    key = claim.terms.key
+    scene = Scene(t, key)
+    scene.settle()
+    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
+    known = t.execute(
+        "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
+        (alive_until, address, key, claim.id, t.now),
     ).rowcount
-    if ended:
-        _hand_over(t, key, _inside(t, key))
+    if known and after:
+        rows = t.execute("SELECT number, fence, holder FROM changes WHERE key = ? AND number > ?", (key, after))
+        changes = tuple(map(Change._make, rows))
+    else:
+        number = count_on(t)
+        if not known:
+            t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
+            _insert(t, claim, 2, number, 0.0, alive_until, address)
+        held = [row for row in scene.inside if not row.waiting and not row.ended]
+        changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
+    next_end = min((row.ends_at for row in scene.inside if not row.waiting), default=t.now + PATROL)
+    return Sight(changes, max(0.0, min(PATROL, next_end - t.now)))
 
 
 def _look(t: Transaction, key: str) -> LockInfo:
@@ -400,10 +297,8 @@ def _look(t: Transaction, key: str) -> LockInfo:
             (key, t.now),
         )
     )
-    (waiters,) = t.execute(
-        "SELECT count(*) FROM claims WHERE key = ? AND waiting = 1 AND ends_at > ?", (key, t.now)
-    ).fetchone()
-    return LockInfo(key, holders, waiters)
+    queue = tuple(waiter.holder for waiter in line(t, key))
+    return LockInfo(key, holders, len(queue), queue)
 
 
 def _parsed(metadata: str) -> Any:
@@ -411,25 +306,29 @@ def _parsed(metadata: str) -> Any:
 
 
 def _inspect(t: Transaction, key: str) -> LockInfo:
-    _check_boot(t)
+    check_boot(t)
     return _look(t, key)
 
 
 def _list(t: Transaction, prefix: str) -> list[LockInfo]:
-    _check_boot(t)
+    check_boot(t)
     keys = t.execute(
-        "SELECT DISTINCT key FROM claims WHERE key > '' AND substr(key, 1, ?) = ? AND ends_at > ? ORDER BY key",
+        "SELECT DISTINCT key FROM claims"
+        " WHERE key > '' AND waiting < 2 AND substr(key, 1, ?) = ? AND ends_at > ? ORDER BY key",
         (len(prefix), prefix, t.now),
     ).fetchall()
     return [_look(t, key) for (key,) in keys]
 
 
 def _break(t: Transaction, key: str) -> LockInfo:
-    _check_boot(t)
-    _expire(t, key)
+    check_boot(t)
+    scene = Scene(t, key)
+    scene.settle()
     before = _look(t, key)
-    t.execute("DELETE FROM claims WHERE key = ? AND waiting = 0", (key,))
-    _hand_over(t, key, _inside(t, key))
+    for row in list(scene.inside):
+        if not row.waiting:
+            scene.end(row)
+    scene.hand_over()
     return before
 
 
@@ -462,10 +361,10 @@ class SqliteBackend:
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
         return await self._run(_renew, batch, within=within)
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         quick = None if claim.terms.key in self._crowded else _release_alone
         self._crowded.discard(claim.terms.key)
-        return await self._run(_release, claim, linger, within=within, quick=quick)
+        return await self._run(_release, claim, linger, heir, within=within, quick=quick)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         self._crowded.discard(claim.terms.key)
@@ -473,6 +372,9 @@ class SqliteBackend:
             await self._run(_abandon, claim.terms.key, claim.id, within=within)
         finally:
             self._driver.wakes.forget(claim)  # only now: a request that was under way may have expected it again
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        return await self._run(_observe, claim, after, within=within)
 
     async def inspect(self, key: str) -> LockInfo:
         return await self._run(_inspect, key, within=QUICK)
@@ -482,6 +384,18 @@ class SqliteBackend:
 
     async def break_(self, key: str) -> LockInfo:
         return await self._run(_break, key, within=QUICK)
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        return await self._run(values.throttle, key, rate, cost, patience, within=within)
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        await self._run(values.unthrottle, key, rate, cost, until, within=within)
+
+    async def read(self, key: str) -> Stored:
+        return await self._run(values.read, key, within=QUICK)
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        return await self._run(values.write, key, write, within=within)
 
     async def close(self) -> None:
         await self._driver.close()

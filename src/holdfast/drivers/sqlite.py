@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.datagrams import Sender
@@ -45,12 +44,12 @@ class Wake(NamedTuple):
 class Transaction:
     """What a step of the backend may use, for the time of one transaction."""
 
-    __slots__ = ("execute", "expect", "host", "now", "wakes")
+    __slots__ = ("execute", "host", "mailbox", "now", "wakes")
 
-    def __init__(self, execute: Execute, host: Host, expect: Callable[[Claim], str]) -> None:
+    def __init__(self, execute: Execute, host: Host, mailbox: Wakes) -> None:
         self.execute = execute
         self.host = host
-        self.expect = expect  # for a waiter of ours: be ready for its wake-up; the address to send it to
+        self.mailbox = mailbox  # where the waiters of this process are woken
         self.now = host.now()
         self.wakes: list[Wake] = []  # sent when the transaction is committed
 
@@ -136,7 +135,7 @@ class BlockingSqlite:
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:
-            return quick(Transaction(db.execute, self.host, self.wakes.expect), *args)
+            return quick(Transaction(db.execute, self.host, self.wakes), *args)
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return None
@@ -146,7 +145,7 @@ class BlockingSqlite:
         execute = db.execute
         try:
             execute("BEGIN IMMEDIATE")
-            transaction = Transaction(execute, self.host, self.wakes.expect)
+            transaction = Transaction(execute, self.host, self.wakes)
             answer = step(transaction, *args)
             execute("COMMIT")
         except BaseException:

@@ -145,6 +145,9 @@ class AsyncioWakes:
             self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
         return self.address
 
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
+
     def forget(self, claim: Claim) -> None:
         self._seats.pop(claim.id, None)
 

@@ -31,6 +31,10 @@ class Wakes(Protocol):
         """
         ...
 
+    def expects(self, claim: Claim) -> bool:
+        """Whether it stands in a queue, as far as this process knows."""
+        ...
+
     def forget(self, claim: Claim) -> None:
         """No wake-up matters to it any more. Harmless if none was expected."""
         ...
@@ -90,6 +94,9 @@ class BlockingWakes:
             if claim.id not in self._seats:
                 self._seats[claim.id] = _Seat()
             return self.address
+
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
 
     def forget(self, claim: Claim) -> None:
         if self._seats:

@@ -33,6 +33,8 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
     calls, and nothing is called between here and the user once the lease is adopted.
     """
     claim = Claim(new_claim_id(), request.terms)
+    if engine.order is not None:
+        engine.order.asked(engine, claim, wait)
     ask = _ask_and_tell if engine.events.wanted() else _ask
     return ask(engine, request, claim, wait, adopt)
 
@@ -86,7 +88,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 continue
             failures = 0
             answered_at = engine.now()
-            if enqueue:
+            if enqueue and claim.id not in engine.waiting:
+                if wait is None:
+                    engine.must_not_wait_for_itself(claim)
                 engine.waiting[claim.id] = claim
             woken = answered_at < give_up_at and await engine.backend.wait(
                 claim, min(give_up_at - answered_at, answer.retry_after)

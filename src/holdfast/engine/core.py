@@ -6,20 +6,24 @@ forks or an interpreter ends.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from holdfast._ids import default_holder
-from holdfast._model import PRESENCE, Claim, Renewal
+from holdfast._model import EXCLUSIVE, PRESENCE, SHARED, Claim, Grant, Renewal
 from holdfast._time import Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.lease import Lease
-from holdfast.errors import BackendUnavailable, LockError
+from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
+
+if TYPE_CHECKING:
+    from holdfast.engine.order import LockOrder
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -36,6 +40,7 @@ class Engine:
         lease_type: type[Lease] = Lease,
         holder: str | None = None,
         patience: float = PATIENCE,
+        order: LockOrder | None = None,
     ) -> None:
         self.backend = backend
         self.world = world
@@ -50,7 +55,30 @@ class Engine:
         self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
+        self.order = order  # in debug mode: who asked for what while holding what
         self.closed = False
+
+    def must_be_able(self, what: str, able: bool) -> None:
+        """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
+        if not able:
+            raise Unsupported(f"{self.backend!r} has no {what}; nothing was sent")
+
+    def held_by(self, owner: object) -> Iterator[Lease]:
+        """The leases that this thread or task has asked for and not let go of."""
+        return (lease for lease in list(self.keeper.leases.values()) if lease._owner is owner and lease.held)
+
+    def must_not_wait_for_itself(self, claim: Claim) -> None:
+        """Raises SelfDeadlock if whoever asks holds what it would wait for."""
+        name, key, mode = claim.terms.name, claim.terms.key, claim.terms.mode
+        for lease in self.held_by(self.world.owner()):
+            terms = lease._claim.terms
+            if terms.key == key and EXCLUSIVE in (terms.mode, mode):
+                raise SelfDeadlock(
+                    f"lock {name!r} is held by this very {'thread' if self.world.blocking else 'task'} "
+                    f"(fence {lease._fence}), which would wait for itself without end; "
+                    "give it a `wait`, make it reentrant, or release it first",
+                    name=name,
+                )
 
     def must_be_open(self) -> None:
         if self.closed:
@@ -100,7 +128,7 @@ class Engine:
         def ask(within: float) -> Awaitable[list[bool]]:
             nonlocal asked_at
             asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
-            return self.backend.renew([Renewal(lease._claim, ttl)], within=within)
+            return self.backend.renew([Renewal(lease._claim, ttl, lease._fence)], within=within)
 
         answers, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
         self.keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
@@ -112,7 +140,27 @@ class Engine:
         lease._renewed(asked_at, ttl)
         self.keeper.look_again(lease)
 
-    async def release(self, lease: Lease) -> bool:
+    async def downgrade(self, lease: Lease) -> None:
+        """Share it from now on, with nobody else in between."""
+        claim = Claim(lease._claim.id, lease._claim.terms._replace(mode=SHARED, limit=None))
+        asked_at = self.now()
+
+        def ask(within: float) -> Awaitable[object]:
+            nonlocal asked_at
+            asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
+            return self.backend.acquire(claim, enqueue=False, within=within)
+
+        answer, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
+        self.keeper.notice(lease)
+        if not isinstance(answer, Grant) or answer.fence != lease._fence:
+            self.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+            await self.abandon(claim)  # what was granted instead is not what its holder had
+        if lease._state != "held":
+            raise lease._not_held()
+        lease._claim = claim
+        lease._renewed(asked_at, lease._ttl)
+
+    async def release(self, lease: Lease, heir: str = "") -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched."""
         self.keeper.notice(lease)
         if lease._request.reentrant:
@@ -121,8 +169,8 @@ class Engine:
             return False
         try:
             if self.backend.capabilities.instant:
-                return await self._release(lease)
-            return await self.world.shielded(self._release(lease))
+                return await self._release(lease, heir)
+            return await self.world.shielded(self._release(lease, heir))
         except Exception:
             raise
         except BaseException as interrupt:
@@ -143,15 +191,15 @@ class Engine:
         except RuntimeError:  # no loop runs any more
             work.close()
 
-    async def _release(self, lease: Lease) -> bool:
+    async def _release(self, lease: Lease, heir: str) -> bool:
         linger = self.linger(lease) if lease._request.min_hold else 0.0
         try:
             within = lease._deadline - self.now()  # afterwards it has ended by itself
             within = self.patience if within > self.patience else max(0.02, within)
-            freed = await self.backend.release(lease._claim, linger=linger, within=within)
+            freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
             asked_before = False
         except BackendUnavailable as error:
-            freed, asked_before = await self._release_again(lease, linger, error), True
+            freed, asked_before = await self._release_again(lease, linger, heir, error), True
         if freed or asked_before:  # asked before: an earlier try that went unanswered has freed it
             lease._move("freed")
             self.keeper.forget(lease)
@@ -165,13 +213,13 @@ class Engine:
         """How long the name stays taken after the release."""
         return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
-    async def _release_again(self, lease: Lease, linger: float, error: BackendUnavailable) -> bool:
+    async def _release_again(self, lease: Lease, linger: float, heir: str, error: BackendUnavailable) -> bool:
         try:
             if not error.transient:
                 raise error
             until = min(lease._deadline, self.now() + self.patience)
             freed, _ = await self.insist(
-                lambda within: self.backend.release(lease._claim, linger=linger, within=within), until
+                lambda within: self.backend.release(lease._claim, linger=linger, within=within, heir=heir), until
             )
             return freed
         except BackendUnavailable as last:
@@ -239,6 +287,17 @@ class Engine:
         self.entered = {}
         self.waiting = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
+
+
+def lock_order(debug: bool | None) -> LockOrder | None:
+    """What debug mode needs; None says `$HOLDFAST_DEBUG`."""
+    if debug is None:
+        debug = os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0")
+    if not debug:
+        return None
+    from holdfast.engine.order import ORDER
+
+    return ORDER
 
 
 async def _quietly(verb: Callable[[S], Awaitable[object]], subject: S) -> None:

@@ -232,7 +232,7 @@ class Keeper:
 
     async def _renew_batch(self, leases: list[Lease]) -> None:
         engine = self._engine
-        batch = [Renewal(lease._claim, lease._ttl) for lease in leases]
+        batch = [Renewal(lease._claim, lease._ttl, lease._fence) for lease in leases]
         asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
         # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
         within = min(engine.patience, max(0.01, (min(lease._deadline for lease in leases) - asked_at) / 3))
@@ -281,13 +281,13 @@ class Keeper:
             lease._guard.interrupt()
         else:
             engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
-        engine.tell_lease("lost", lease, reason)
         if lease._request.on_lost is not None:
             with engine.mutex:
                 self._lost.append(lease)
                 start, self._telling = not self._telling, True
             if start:
                 engine.world.spawn(self._tell_lost(), "holdfast-on-lost")
+        engine.tell_lease("lost", lease, reason)  # last: a listener may raise
 
     async def _tell_lost(self) -> None:
         """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""

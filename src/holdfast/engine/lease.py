@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from holdfast._model import Claim, Grant, Terms
+from holdfast._model import SHARED, Claim, Grant, Mode, Terms
 from holdfast._time import Seconds, say
 from holdfast.errors import LeaseLost, NotHeld
 
@@ -50,6 +50,7 @@ class Request(NamedTuple):
     reentrant: bool = False
     min_hold: float = 0.0
     on_lost: Callable[[Any], object] | None = None
+    named: bool = False  # the holder was named by the caller, not after its process
 
 
 class Home(Protocol):
@@ -137,6 +138,11 @@ class Lease:
         return None if text is None else json.loads(text)
 
     @property
+    def mode(self) -> Mode:
+        """ "exclusive", or "shared" for a semaphore's permit and a reader."""
+        return self._claim.terms.mode
+
+    @property
     def ttl(self) -> float:
         """How long each renewal lasts, in seconds."""
         return self._ttl
@@ -220,6 +226,11 @@ class Lease:
         self.check()
         await self._engine.extend(self, wanted)
         return True
+
+    async def _downgrade(self) -> None:
+        self.check()
+        if self.mode != SHARED:
+            await self._engine.downgrade(self)
 
     async def _release(self) -> bool:
         freed = await self._release_once()

@@ -15,15 +15,31 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal
+from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast._worlds import Signal, World
 from holdfast.backends.base import Backend
 from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
-Verb = Literal["acquire", "wait", "renew", "release", "abandon", "inspect", "list", "break_"]
+Verb = Literal[
+    "acquire",
+    "wait",
+    "renew",
+    "release",
+    "abandon",
+    "observe",
+    "inspect",
+    "list",
+    "break_",
+    "throttle",
+    "unthrottle",
+    "read",
+    "write",
+]
+VERBS: tuple[Verb, ...] = get_args(Verb)
 ALWAYS = math.inf
 
 
@@ -150,11 +166,16 @@ class FaultyBackend:
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
         return await self._through("renew", lambda: self.inner.renew(batch, within=within))
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        return await self._through("release", lambda: self.inner.release(claim, linger=linger, within=within))
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        return await self._through(
+            "release", lambda: self.inner.release(claim, linger=linger, within=within, heir=heir)
+        )
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         await self._through("abandon", lambda: self.inner.abandon(claim, within=within))
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        return await self._through("observe", lambda: self.inner.observe(claim, after=after, within=within))
 
     async def inspect(self, key: str) -> LockInfo:
         return await self._through("inspect", lambda: self.inner.inspect(key))
@@ -164,6 +185,22 @@ class FaultyBackend:
 
     async def break_(self, key: str) -> LockInfo:
         return await self._through("break_", lambda: self.inner.break_(key))
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        return await self._through(
+            "throttle", lambda: self.inner.throttle(key, rate, cost=cost, patience=patience, within=within)
+        )
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        await self._through(
+            "unthrottle", lambda: self.inner.unthrottle(key, rate, cost=cost, until=until, within=within)
+        )
+
+    async def read(self, key: str) -> Stored:
+        return await self._through("read", lambda: self.inner.read(key))
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        return await self._through("write", lambda: self.inner.write(key, write, within=within))
 
     async def close(self) -> None:
         await self.inner.close()

@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal
+from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast._worlds import drive
-from holdfast.backends.memory import MemoryBackend, MemoryStore
-from holdfast.errors import BackendUnavailable
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import MemoryStore
+from holdfast.errors import BackendUnavailable, LimitMismatch
 from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 
 DRIFT = 0.005  # how far the rate of any clock is off at most, so two differ by twice that
@@ -119,7 +121,11 @@ class SimulatedServer:
         if verb == "acquire":
             self.world.asking = client, asked
         self.woken = []
-        answer = drive(getattr(self.backend, verb)(asked, **options))
+        answer: Any
+        try:
+            answer = drive(getattr(self.backend, verb)(asked, **options))
+        except LimitMismatch as error:
+            answer = error
         now = self.world.now()
         step = Step(self.network.simulation.time, now, client.world.name, verb, asked, options, answer, (*self.woken,))
         self.log.append(step)
@@ -245,6 +251,8 @@ class _Call:
 
     async def answer(self) -> Any:
         if await self._heard.wait(self.within) and not self._failed:
+            if isinstance(self._answer, LimitMismatch):
+                raise self._answer
             return self._answer
         why = "connection reset" if self._failed else f"no answer within {self.within:.3f}s"
         raise BackendUnavailable(f"{self.verb}: {why}")
@@ -288,8 +296,8 @@ class RemoteBackend:
         answer: list[bool] = await self._ask("renew", tuple(batch), ids, within=within)
         return answer
 
-    async def release(self, claim: Claim, *, linger: float, within: float) -> bool:
-        answer: bool = await self._ask("release", claim, [claim.id], linger=linger, within=within)
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        answer: bool = await self._ask("release", claim, [claim.id], linger=linger, within=within, heir=heir)
         return answer
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
@@ -297,6 +305,27 @@ class RemoteBackend:
             await self._ask("abandon", claim, [claim.id], within=within)
         finally:
             self.asking.pop(claim.id, None)
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        self.asking.setdefault(claim.id, self.world.signal())
+        answer: Sight = await self._ask("observe", claim, [claim.id], after=after, within=within)
+        return answer
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        options: dict[str, Any] = {"rate": rate, "cost": cost, "patience": patience, "within": within}
+        answer: Booked = await self._ask("throttle", key, **options)
+        return answer
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        await self._ask("unthrottle", key, rate=rate, cost=cost, until=until, within=within)
+
+    async def read(self, key: str) -> Stored:
+        answer: Stored = await self._ask("read", key)
+        return answer
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        answer: Written = await self._ask("write", key, write=write, within=within)
+        return answer
 
     async def inspect(self, key: str) -> LockInfo:
         answer: LockInfo = await self._ask("inspect", key)

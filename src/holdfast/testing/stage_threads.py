@@ -14,12 +14,11 @@ from typing import Any, Generic, TypeVar
 import holdfast
 from holdfast._worlds import drive
 from holdfast.errors import BackendUnavailable
-from holdfast.testing.faults import ALWAYS, Verb
+from holdfast.testing.faults import ALWAYS, VERBS
 from holdfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
 
 T = TypeVar("T")
 
-_VERBS: tuple[Verb, ...] = ("acquire", "wait", "renew", "release", "abandon", "inspect", "list", "break_")
 _sleep = time.sleep  # a story may replace the functions of `time`
 
 
@@ -95,7 +94,7 @@ class ThreadStage(Stage):
             return
         for locks in self._opened:
             locks.faults.heal()
-            for verb in _VERBS:
+            for verb in VERBS:
                 locks.faults.lose_request(verb, ALWAYS, BackendUnavailable("the story is over", transient=False))
         await self.until(lambda: self._all_ended(self._actors_threads()), "the actors to end")
 

@@ -11,7 +11,7 @@ import uuid
 
 import pytest
 
-from holdfast._model import Renewal
+from holdfast._model import Grant, Renewal
 from holdfast.errors import LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
 from holdfast.testing.contract.story import Promise, needs
@@ -91,13 +91,23 @@ class IdentityIsTheClaim(Promise):
                 await stranger.release()
         assert await stage.fences("safe") == [lease.fence]
 
+    async def test_a_broken_hold_is_not_renewed_by_a_later_grant_of_the_same_claim(self, stage: Stage) -> None:
+        claim, verbs = stage.claim("safe"), stage.locks().faults
+        before = await verbs.acquire(claim, enqueue=False, within=5)
+        await stage.observer.break_lock("safe")
+        after = await verbs.acquire(claim, enqueue=False, within=5)  # the same request, delivered once more, late
+        assert isinstance(before, Grant)
+        assert isinstance(after, Grant)
+        assert await verbs.renew([Renewal(claim, 60, before.fence)], within=5) == [False]
+        assert await verbs.renew([Renewal(claim, 60, after.fence)], within=5) == [True]
+
     async def test_another_claim_ends_and_renews_nothing_at_the_store(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("safe", ttl=10, renew=False).take()
         stranger, verbs = stage.claim("safe"), locks.faults
         assert await verbs.release(stranger, linger=0.0, within=5) is False
         assert await verbs.release(stranger, linger=5.0, within=5) is False
-        assert await verbs.renew([Renewal(stranger, 60)], within=5) == [False]
+        assert await verbs.renew([Renewal(stranger, 60, lease.fence)], within=5) == [False]
         await verbs.abandon(stranger, within=5)
         assert await stage.fences("safe") == [lease.fence]
         stage.clock.advance(10)

@@ -122,13 +122,14 @@ class OnlyTheServerClock(Promise):
 
     async def test_a_renewal_never_shortens_at_the_store(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("hour", ttl=60)
-        assert isinstance(await verbs.acquire(claim, enqueue=False, within=5), Grant)
-        assert await verbs.renew([Renewal(claim, 1)], within=5) == [True]
+        grant = await verbs.acquire(claim, enqueue=False, within=5)
+        assert isinstance(grant, Grant)
+        assert await verbs.renew([Renewal(claim, 1, grant.fence)], within=5) == [True]
         stage.clock.advance(59)
         assert (await stage.info("hour")).locked
         stage.clock.advance(1)
         assert await stage.is_free("hour")
-        assert await verbs.renew([Renewal(claim, 60)], within=5) == [False]
+        assert await verbs.renew([Renewal(claim, 60, grant.fence)], within=5) == [False]
 
 
 @contextmanager

@@ -1,0 +1,93 @@
+"""What is kept for limiters and cells, and how a step on it is decided: pure, and the same for every backend.
+
+Decides: whether a permit is to be had and when, and whether a write goes through.
+Leaves to the backends: where it is kept, and how a step is made atomic.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+NANO: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
+
+
+class Rate(NamedTuple):
+    """One permit each `interval` nanoseconds in the long run, and up to `burst` at once after a rest."""
+
+    interval: int
+    burst: int
+
+
+class Allowance(NamedTuple):
+    """What a limiter answered. True in an `if` when allowed."""
+
+    allowed: bool
+    remaining: int  # permits that could be had at once after this
+    retry_after: float  # seconds until it would have been allowed; 0 if it was
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+
+class Booked(NamedTuple):
+    """What `throttle` did: the answer, and the moment up to which the limiter is spoken for."""
+
+    allowance: Allowance
+    until: int  # nanoseconds on the store's clock; what gives the permit back if nobody booked after it
+
+
+def book(until: int, now: float, rate: Rate, cost: int, patience: float) -> Booked:
+    """Take `cost` permits if they are to be had within `patience` seconds (GCRA); `until` is what is booked so far.
+
+    With `patience` the permits are taken now and may be used after `retry_after` seconds.
+    """
+    now_ns = int(now * NANO)
+    full = rate.interval * rate.burst
+    start = max(until, now_ns)
+    after = start + rate.interval * cost
+    early = after - full - now_ns  # by how much it comes too early
+    if early > int(min(patience, 1e9) * NANO):
+        left = max(0, full - (start - now_ns)) // rate.interval
+        return Booked(Allowance(False, left, early / NANO), until)
+    left = max(0, full - (after - now_ns)) // rate.interval
+    return Booked(Allowance(True, left, max(0, early) / NANO), after)
+
+
+class Stored(NamedTuple):
+    """What a cell holds."""
+
+    value: str | None = None  # JSON text; None if it was never written, or deleted
+    version: int = 0  # 0 for none
+    fence: int = 0  # the highest that a write has shown
+    writer: str = ""  # the id of the write that made it so
+
+
+NOTHING: Final = Stored()
+
+
+class Write(NamedTuple):
+    """One write of one cell. Its id lets it be repeated: the same write is done once."""
+
+    id: str
+    value: str | None  # JSON text; None deletes
+    if_version: int | None = None  # only if that is the version now; 0 is: only if there is nothing
+    fence: int | None = None  # only if no higher one was seen
+
+
+class Written(NamedTuple):
+    """What became of a write."""
+
+    outcome: Literal["written", "conflict", "stale"]
+    version: int  # as it is now
+    fence: int
+
+
+def decide(stored: Stored, write: Write) -> Written | None:
+    """Why the write does not go through, or that it already has; None if it is to be done."""
+    if stored.writer == write.id:
+        return Written("written", stored.version, stored.fence)
+    if write.fence is not None and write.fence < stored.fence:
+        return Written("stale", stored.version, stored.fence)
+    if write.if_version is not None and write.if_version != stored.version:
+        return Written("conflict", stored.version, stored.fence)
+    return None

@@ -1,0 +1,59 @@
+"""Limiters and cells in SQLite, each step one short transaction.
+
+Decides: how they are kept, and that a limiter at rest is forgotten.
+Leaves to `_values`: whether a permit is to be had, and whether a write goes through.
+"""
+
+from __future__ import annotations
+
+from holdfast._values import NANO, NOTHING, Booked, Rate, Stored, Write, Written, book, decide
+from holdfast.backends.sqlite_store import check_boot
+from holdfast.drivers.sqlite import Transaction
+
+
+def throttle(t: Transaction, key: str, rate: Rate, cost: int, patience: float) -> Booked:
+    check_boot(t)
+    (until,) = t.execute("SELECT until FROM limiters WHERE key = ?", (key,)).fetchone() or (0,)
+    booked = book(until, t.now, rate, cost, patience)
+    if booked.allowance.allowed:
+        _forget_some_at_rest(t)
+        t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, booked.until))
+    return booked
+
+
+def _forget_some_at_rest(t: Transaction) -> None:
+    """One that is booked up to a moment that has passed is as good as new. Two for each that may be added."""
+    at_rest = "SELECT key FROM limiters WHERE until <= ? ORDER BY until LIMIT 2"
+    t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NANO),))
+
+
+def unthrottle(t: Transaction, key: str, rate: Rate, cost: int, until: int) -> None:
+    check_boot(t)
+    back = "UPDATE limiters SET until = ? WHERE key = ? AND until = ?"
+    t.execute(back, (until - rate.interval * cost, key, until))
+
+
+def read(t: Transaction, key: str) -> Stored:
+    row = t.execute("SELECT value, version, fence, writer FROM cells WHERE key = ?", (key,)).fetchone()
+    return Stored._make(row) if row else NOTHING
+
+
+def write(t: Transaction, key: str, write: Write) -> Written:
+    stored = read(t, key)
+    outcome = decide(stored, write)
+    if outcome is not None:
+        return outcome
+    fence = max(stored.fence, write.fence or 0)
+    if write.value is None:
+        _delete(t, key, stored.version)
+        return Written("written", 0, fence)
+    version = (stored.version or read(t, "").version) + 1
+    t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, write.value, version, fence, write.id))
+    return Written("written", version, fence)
+
+
+def _delete(t: Transaction, key: str, version: int) -> None:
+    """What is written there later goes on above that version, so that nobody takes it for what they have read."""
+    t.execute("DELETE FROM cells WHERE key = ?", (key,))
+    if version > read(t, "").version:
+        t.execute("INSERT OR REPLACE INTO cells VALUES ('', NULL, ?, 0, '')", (version,))
