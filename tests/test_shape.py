@@ -24,14 +24,15 @@ import holdfast.aio
 import holdfast.errors
 import holdfast.sync
 import holdfast.testing
+from holdfast._faces import aio_primitives, sync_primitives
 
 SOURCE = Path(holdfast.__file__).parent
 LONGEST_FILE = 500
 
-_WORDS = {"errors", "_model", "_time", "_ids"}
+_WORDS = {"errors", "_model", "_time", "_ids", "_values"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_connect"}
-_FACES = {"sync", "aio", ""}
+_FACES = {"sync", "aio", "_faces", ""}
 
 # Each room, and the rooms that it may import besides itself. A file belongs to the longest room that fits it; ""
 # is the package's own `__init__`.
@@ -40,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "_model": set(),
     "_time": set(),
     "_ids": set(),
+    "_values": set(),
     "_worlds": _WORDS,
     "backends.base": _WORDS,
     "observe": _WORDS,
@@ -48,9 +50,10 @@ ROOMS: dict[str, set[str]] = {
     "drivers": _WORDS | {"_worlds"},
     "backends": _WORDS | {"_worlds", "backends.base", "drivers"},
     "_connect": _WORDS | {"_worlds", "backends.base", "backends", "drivers"},
-    "sync": _BELOW_FACES,
-    "aio": _BELOW_FACES,
-    "": _WORDS | {"sync", "aio"},
+    "_faces": _BELOW_FACES,
+    "sync": _BELOW_FACES | {"_faces"},
+    "aio": _BELOW_FACES | {"_faces"},
+    "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine"},
     "testing": _BELOW_FACES | _FACES | {"backends", "drivers"},
     "cli": _BELOW_FACES | _FACES,
     "__main__": {"cli"},
@@ -279,7 +282,7 @@ def _differing_call(a: Any, b: Any, where: str) -> Iterator[str]:
         yield f"{where}: {inspect.signature(a)} is not {inspect.signature(b)}"
     does_now = inspect.getsource(a).replace("lambda: drive(", "")
     waits = "drive(" in does_now or where.endswith(("__enter__", "__exit__"))
-    if waits and not inspect.iscoroutinefunction(b):
+    if waits and not inspect.iscoroutinefunction(b) and not inspect.isasyncgenfunction(b):
         yield f"{where} drives an operation, but its twin is not awaited"
     if not waits and inspect.iscoroutinefunction(b) and a is not b:
         yield f"{where} drives nothing, but its twin is awaited"
@@ -358,6 +361,7 @@ def test_every_file_says_what_it_decides() -> None:
 
 def test_both_faces_offer_the_same() -> None:
     assert differences(_face(holdfast.sync), holdfast.aio) == []
+    assert differences(_face(sync_primitives), _face(aio_primitives)) == []
 
 
 @pytest.mark.parametrize("module", [holdfast, holdfast.aio, holdfast.errors], ids=lambda module: module.__name__)
@@ -374,7 +378,7 @@ def _face(module: ModuleType) -> SimpleNamespace:
 
 PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (upward_imports, "engine.planted", "from holdfast.primitives.lock import LockLogic"),
-    (upward_imports, "engine.planted", "from holdfast.backends.memory import MemoryStore"),
+    (upward_imports, "engine.planted", "from holdfast.backends.memory_store import MemoryStore"),
     (upward_imports, "engine.planted", "from holdfast.drivers import planted"),
     (upward_imports, "backends.planted", "from holdfast.engine.lease import Lease"),
     (upward_imports, "drivers.planted", "import holdfast.engine.core"),

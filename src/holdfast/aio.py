@@ -6,86 +6,35 @@ import builtins
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._connect import open_backend
+from holdfast._faces.aio_lock import AsyncLease, AsyncLock
 from holdfast._model import LockInfo
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, drive
 from holdfast._worlds.asyncio_ import AsyncioWorld
 from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine import lease
-from holdfast.engine.core import PATIENCE, Engine
+from holdfast.engine.core import PATIENCE, Engine, lock_order
 from holdfast.engine.process import adopt
 from holdfast.errors import LockError
 from holdfast.observe.events import Events
-from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
 
+if TYPE_CHECKING:
+    from holdfast._faces.aio_primitives import (
+        AsyncCell,
+        AsyncElection,
+        AsyncLimiter,
+        AsyncMultiLease,
+        AsyncMultiLock,
+        AsyncRWLock,
+    )
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 __all__ = ["AsyncLease", "AsyncLock", "AsyncLocks", "connect"]
-
-
-class AsyncLease(lease.Lease):
-    """One granted lock, held until released, lost or expired. See `holdfast.engine.lease`."""
-
-    __slots__ = ()
-
-    async def extend(self, ttl: Seconds | None = None) -> bool:
-        """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
-
-        Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
-        BackendUnavailable if the backend does not answer; the lease is then what it was before.
-        """
-        return await self._extend(ttl)
-
-    async def release(self) -> bool:
-        """True if it was held until now. False if it had ended before; the next holder is not touched.
-
-        Not cut short by a cancellation. Raises BackendUnavailable if the backend does not answer; call again,
-        or its ttl ends it.
-        """
-        return await self._release()
-
-
-class AsyncLock:
-    """A named lock: an async context manager, and a drop-in for `asyncio.Lock`.
-
-    If the lease is lost the body of `async with` is cancelled and LeaseLost is raised.
-    """
-
-    __slots__ = ("_logic",)
-
-    def __init__(self, logic: LockLogic) -> None:
-        self._logic = logic
-
-    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
-        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
-
-        Raises BackendUnavailable if the backend cannot be asked. However it fails, by cancellation too, nothing
-        is left behind.
-        """
-        return cast("AsyncLease | None", await self._logic.acquire(blocking, timeout))
-
-    async def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
-        await self._logic.release()
-
-    async def locked(self) -> bool:
-        """Whether anybody holds it, in this process or another."""
-        return await self._logic.locked()
-
-    async def __aenter__(self) -> AsyncLease:
-        return cast(AsyncLease, await self._logic.enter())
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._logic.leave(exc)
-
-    def __repr__(self) -> str:
-        return f"<AsyncLock {self._logic!r}>"
 
 
 class AsyncLocks:
@@ -123,7 +72,118 @@ class AsyncLocks:
         `min_hold` seconds after the grant. `on_lost(lease)` is called if it is lost, and awaited if it can be.
         Raises ValueError for a bad name, time or metadata.
         """
-        return AsyncLock(self._logic.lock(name, ttl, wait, renew, reentrant, metadata, min_hold, on_lost))
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
+        return AsyncLock(self._logic.lock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncLock:
+        """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
+
+        Raises LimitMismatch when acquired while others use the name with another limit.
+        """
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncLock(self._logic.semaphore(name, limit, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncRWLock:
+        """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
+        from holdfast._faces.aio_primitives import AsyncRWLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncRWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def all(
+        self,
+        *names: str,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        on_lost: Callable[[AsyncMultiLease], object] | None = None,
+    ) -> AsyncMultiLock:
+        """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
+
+        `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
+        """
+        from holdfast._faces.aio_primitives import AsyncMultiLease, AsyncMultiLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options))
+
+    def election(
+        self,
+        name: str,
+        *,
+        candidate: str | None = None,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        metadata: Any = None,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncElection:
+        """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
+
+        After a leader's death its place is vacant for up to `ttl` seconds.
+        """
+        from holdfast._faces.aio_primitives import AsyncElection
+
+        options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
+        return AsyncElection(self._logic.election(name, candidate, **options))
+
+    def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> AsyncLimiter:
+        """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
+
+        In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
+        """
+        from holdfast._faces.aio_primitives import AsyncLimiter
+
+        return AsyncLimiter(self._logic.limiter(name, rate, per, burst))
+
+    def cell(self, name: str) -> AsyncCell:
+        """A JSON value with a version. Its names are apart from those of locks."""
+        from holdfast._faces.aio_primitives import AsyncCell
+
+        return AsyncCell(self._logic.cell(name))
+
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Any) -> Callable[[_F], _F]:
+        """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
+
+        `options` are those of `lock`. With `lease_as` the lease is given to the function under that name. Raises
+        TypeError, when decorating, unless it is a coroutine function or an async generator; ValueError for an unknown
+        field.
+        """
+        from holdfast.primitives.decorators import async_locked
+
+        return async_locked(self.lock, name, lease_as, options)
+
+    def singleton(
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Any
+    ) -> Callable[[_F], _F]:
+        """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
+
+        `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
+        """
+        from holdfast.primitives.decorators import async_locked
+
+        return async_locked(self.lock, name, lease_as, {**options, "wait": 0}, skip=True, default=default)
 
     async def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
@@ -163,6 +223,7 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
+    debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
     """As `holdfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
@@ -173,6 +234,7 @@ def connect(
         lease_type=AsyncLease,
         holder=holder,
         patience=length(patience, "patience"),
+        order=lock_order(debug),
     )
     adopt(engine, partial(_release_without_loop, url_or_client, clock))
     return AsyncLocks(LocksLogic(engine, namespace))

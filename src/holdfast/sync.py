@@ -4,77 +4,26 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._connect import open_backend
+from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._model import LockInfo
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, drive
 from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine import lease
-from holdfast.engine.core import PATIENCE, Engine
+from holdfast.engine.core import PATIENCE, Engine, lock_order
 from holdfast.engine.process import adopt
 from holdfast.observe.events import Events
-from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
 
+if TYPE_CHECKING:
+    from holdfast._faces.sync_primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
 
-class Lease(lease.Lease):
-    """One granted lock, held until released, lost or expired. See `holdfast.engine.lease`."""
+__all__ = ["Lease", "Lock", "Locks", "connect"]
 
-    __slots__ = ()
-
-    def extend(self, ttl: Seconds | None = None) -> bool:
-        """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
-
-        Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
-        BackendUnavailable if the backend does not answer; the lease is then what it was before.
-        """
-        return drive(self._extend(ttl))
-
-    def release(self) -> bool:
-        """True if it was held until now. False if it had ended before; the next holder is not touched.
-
-        Raises BackendUnavailable if the backend does not answer; call again, or its ttl ends it.
-        """
-        return drive(self._release())
-
-
-class Lock:
-    """A named lock: a context manager, and a drop-in for `threading.Lock`."""
-
-    __slots__ = ("_logic",)
-
-    def __init__(self, logic: LockLogic) -> None:
-        self._logic = logic
-
-    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
-        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
-
-        Raises BackendUnavailable if the backend cannot be asked. However it fails, nothing is left behind.
-        """
-        return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
-
-    def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
-        drive(self._logic.release())
-
-    def locked(self) -> bool:
-        """Whether anybody holds it, in this process or another."""
-        return drive(self._logic.locked())
-
-    def __enter__(self) -> Lease:
-        return drive(self._logic.enter())  # type: ignore[return-value]
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self._logic.leave(exc))
-
-    def __repr__(self) -> str:
-        return f"<Lock {self._logic!r}>"
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Locks:
@@ -112,7 +61,117 @@ class Locks:
         `min_hold` seconds after the grant. `on_lost(lease)` is called, in another thread, if it is lost.
         Raises ValueError for a bad name, time or metadata.
         """
-        return Lock(self._logic.lock(name, ttl, wait, renew, reentrant, metadata, min_hold, on_lost))
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
+        return Lock(self._logic.lock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> Lock:
+        """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
+
+        Raises LimitMismatch when acquired while others use the name with another limit.
+        """
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return Lock(self._logic.semaphore(name, limit, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> RWLock:
+        """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
+        from holdfast._faces.sync_primitives import RWLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return RWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def all(
+        self,
+        *names: str,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        on_lost: Callable[[MultiLease], object] | None = None,
+    ) -> MultiLock:
+        """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
+
+        `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
+        """
+        from holdfast._faces.sync_primitives import MultiLease, MultiLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return MultiLock(self._logic.all(names, MultiLease, on_lost, **options))
+
+    def election(
+        self,
+        name: str,
+        *,
+        candidate: str | None = None,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        metadata: Any = None,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> Election:
+        """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
+
+        After a leader's death its place is vacant for up to `ttl` seconds.
+        """
+        from holdfast._faces.sync_primitives import Election
+
+        options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
+        return Election(self._logic.election(name, candidate, **options))
+
+    def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> Limiter:
+        """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
+
+        In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
+        """
+        from holdfast._faces.sync_primitives import Limiter
+
+        return Limiter(self._logic.limiter(name, rate, per, burst))
+
+    def cell(self, name: str) -> Cell:
+        """A JSON value with a version. Its names are apart from those of locks."""
+        from holdfast._faces.sync_primitives import Cell
+
+        return Cell(self._logic.cell(name))
+
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Any) -> Callable[[_F], _F]:
+        """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
+
+        `options` are those of `lock`. With `lease_as` the lease is given to the function under that name. Raises
+        TypeError or ValueError, when decorating, for a coroutine function and for an unknown field.
+        """
+        from holdfast.primitives.decorators import locked
+
+        return locked(self.lock, name, lease_as, options)
+
+    def singleton(
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Any
+    ) -> Callable[[_F], _F]:
+        """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
+
+        `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
+        """
+        from holdfast.primitives.decorators import locked
+
+        return locked(self.lock, name, lease_as, {**options, "wait": 0}, skip=True, default=default)
 
     def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
@@ -152,13 +211,15 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
+    debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
     """Locks on the backend of that URL; without one on `$HOLDFAST_URL`, else on SQLite in the user's state folder.
 
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
-    does not answer, and `clock` is for tests (`holdfast.testing.FakeClock`).
+    does not answer. `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
+    (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
     """
     world = ThreadWorld(clock)
@@ -168,6 +229,7 @@ def connect(
         lease_type=Lease,
         holder=holder,
         patience=length(patience, "patience"),
+        order=lock_order(debug),
     )
     locks = LocksLogic(engine, namespace)
     adopt(engine, _close)

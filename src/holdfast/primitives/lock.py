@@ -17,6 +17,19 @@ from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
 
 
+def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> float | None:
+    """How long `acquire(blocking, timeout)` may wait, where `wait` is the lock's own."""
+    if not blocking:
+        if timeout is not None and timeout != -1:
+            raise ValueError("acquire(blocking=False) tries once, so a timeout makes no sense with it")
+        return 0.0
+    if timeout is None:
+        return wait
+    if timeout == -1:  # as threading.Lock spells it
+        return None
+    return length(timeout, "timeout", zero=True)
+
+
 class _Entry:
     """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
 
@@ -43,21 +56,10 @@ class LockLogic:
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
-        answer = await self._take(self._wait_for(blocking, timeout), self._adopt)
+        answer = await self._take(wait_for(blocking, timeout, self.request.wait), self._adopt)
         if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
             return None
         return answer  # type: ignore[return-value]
-
-    def _wait_for(self, blocking: bool, timeout: Seconds | None) -> float | None:
-        if not blocking:
-            if timeout is not None and timeout != -1:
-                raise ValueError("acquire(blocking=False) tries once, so a timeout makes no sense with it")
-            return 0.0
-        if timeout is None:
-            return self.request.wait
-        if timeout == -1:  # as threading.Lock spells it
-            return None
-        return length(timeout, "timeout", zero=True)
 
     def _take(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
         engine, request = self.engine, self.request
@@ -67,7 +69,7 @@ class LockLogic:
             inner = self._enter_again(adopt)
             if inner is not None:
                 return _ready(inner)
-        if request.terms.holder is not engine.holder:  # this object came through a fork
+        if request.terms.holder is not engine.holder and not request.named:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
         return acquire(engine, request, wait, adopt)
 
@@ -109,6 +111,12 @@ class LockLogic:
         held_by = f"held by {holder!r}" if holder else "not free"
         text = f"lock {name!r} is still {held_by} after {say(waited)}"
         return AcquireTimeout(text, name=name, waited=waited, holder=holder)
+
+    async def __aenter__(self) -> Lease:
+        return await self.enter()
+
+    async def __aexit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        await self.leave(exc)
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""

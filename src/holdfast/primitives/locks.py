@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import builtins
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast._model import LockInfo, Terms
+from holdfast._model import EXCLUSIVE, SHARED, LockInfo, Mode, Terms
 from holdfast._time import Seconds, length
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.names import metadata_text, qualify, unqualify, valid
+from holdfast.primitives.names import aside, metadata_text, qualify, unqualify, valid, whole
+
+if TYPE_CHECKING:
+    from holdfast.primitives.cell import CellLogic
+    from holdfast.primitives.election import ElectionLogic
+    from holdfast.primitives.limiter import LimiterLogic
+    from holdfast.primitives.multi import MultiLease, MultiLogic
+    from holdfast.primitives.rwlock import RWLockLogic
+
+TURN: Final = 10.0  # ttl of the turn of one who waits at a limiter
 
 
 class LocksLogic:
@@ -25,22 +34,31 @@ class LocksLogic:
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
 
-    def lock(
+    def _request(
         self,
         name: str,
+        *,
         ttl: Seconds,
-        wait: Seconds | None,
-        renew: bool,
-        reentrant: bool,
-        metadata: Any,
-        min_hold: Seconds,
-        on_lost: Callable[[Any], object] | None,
-    ) -> LockLogic:
+        wait: Seconds | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[Any], object] | None = None,
+        mode: Mode = EXCLUSIVE,
+        limit: int | None = None,
+        holder: str | None = None,
+    ) -> Request:
+        """What is asked for each time. Raises ValueError for whatever makes no sense; nothing is sent."""
+        if mode == SHARED:
+            self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
         terms = Terms(
             key=qualify(self.namespace, valid(name)),
             name=name,
-            holder=self.engine.holder,
+            holder=self.engine.holder if holder is None else valid(holder, "candidate"),
             ttl=self.engine.valid_ttl(ttl),
+            mode=mode,
+            limit=limit,
             metadata=metadata_text(metadata),
         )
         if on_lost is not None and not callable(on_lost):
@@ -48,15 +66,65 @@ class LocksLogic:
         for flag, value in (("renew", renew), ("reentrant", reentrant)):
             if not isinstance(value, bool):
                 raise ValueError(f"{flag} must be True or False, not {value!r}")
-        request = Request(
+        return Request(
             terms=terms,
             wait=None if wait is None else length(wait, "wait", zero=True),
             renew=renew,
             reentrant=reentrant,
             min_hold=length(min_hold, "min_hold", zero=True),
             on_lost=on_lost,
+            named=holder is not None,
         )
-        return LockLogic(self.engine, request)
+
+    def lock(self, name: str, **options: Any) -> LockLogic:
+        return LockLogic(self.engine, self._request(name, **options))
+
+    def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
+        return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
+
+    # The rest is imported by whoever uses it: a lock is all that most need.
+
+    def rwlock(self, name: str, **options: Any) -> RWLockLogic:
+        from holdfast.primitives.rwlock import RWLockLogic
+
+        return RWLockLogic(self.engine, self._request(name, mode=SHARED, **options), self._request(name, **options))
+
+    def all(
+        self,
+        names: Sequence[str],
+        lease_type: type[MultiLease],
+        on_lost: Callable[[Any], object] | None,
+        **options: Any,
+    ) -> MultiLogic:
+        from holdfast.primitives.multi import MultiLogic
+
+        if not names:
+            raise ValueError("all() takes at least one name")
+        requests = [self._request(name, on_lost=on_lost, **options) for name in names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"all() takes each name once; twice: {', '.join(map(repr, twice))}")
+        return MultiLogic(self.engine, lease_type, requests, on_lost)
+
+    def election(self, name: str, candidate: str | None, **options: Any) -> ElectionLogic:
+        from holdfast.primitives.election import ElectionLogic
+
+        self.engine.must_be_able("elections", self.engine.backend.capabilities.observe)
+        return ElectionLogic(self.engine, self._request(name, holder=candidate, **options))
+
+    def limiter(self, name: str, rate: float, per: Seconds, burst: int | None) -> LimiterLogic:
+        from holdfast.primitives.limiter import LimiterLogic, rate_of
+
+        self.engine.must_be_able("limiters", self.engine.backend.capabilities.limiter)
+        turn = self._request(valid(name, "limiter name"), ttl=TURN)
+        turn = turn._replace(terms=turn.terms._replace(key=aside(turn.terms.key, "turn")))
+        return LimiterLogic(self.engine, name, qualify(self.namespace, name), rate_of(rate, per, burst), turn)
+
+    def cell(self, name: str) -> CellLogic:
+        from holdfast.primitives.cell import CellLogic
+
+        self.engine.must_be_able("cells", self.engine.backend.capabilities.cell)
+        return CellLogic(self.engine, name, qualify(self.namespace, valid(name, "cell name")))
 
     async def inspect(self, name: str) -> LockInfo:
         key = qualify(self.namespace, valid(name))

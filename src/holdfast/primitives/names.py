@@ -33,17 +33,35 @@ def valid(name: str, what: str = "lock name") -> str:
     return name
 
 
+def whole(value: object, what: str, least: int = 0) -> int:
+    """The number itself. Raises ValueError unless it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def positive(value: object, what: str) -> float:
+    """The number itself. Raises ValueError unless it is positive and finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{what} must be a positive number, not {value!r}")
+    return value
+
+
 def qualify(namespace: str, name: str) -> str:
     """The key that the backend files a name under; in the default namespace that is the plain name."""
     return name if namespace == DEFAULT_NAMESPACE else f"{namespace}{_SEPARATOR}{name}"
 
 
 def unqualify(namespace: str, key: str) -> str | None:
-    """The name that a key stands for, or None if it is another namespace's."""
-    if namespace == DEFAULT_NAMESPACE:
-        return None if _SEPARATOR in key else key
-    start = namespace + _SEPARATOR
-    return key[len(start) :] if key.startswith(start) else None
+    """The name that a key stands for, or None if it is another namespace's, or no name at all."""
+    start = "" if namespace == DEFAULT_NAMESPACE else namespace + _SEPARATOR
+    name = key[len(start) :]
+    return name if key.startswith(start) and _SEPARATOR not in name else None
+
+
+def aside(key: str, purpose: str) -> str:
+    """A key for something of our own that belongs to a name: no name can be filed under it, and no list shows it."""
+    return f"{key}{_SEPARATOR}{purpose}"
 
 
 def metadata_text(metadata: Any) -> str | None:

@@ -1,0 +1,78 @@
+"""asyncio's face of a lock and its lease: one line a method. All logic is in `primitives` and `engine`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import cast
+
+from holdfast._time import Seconds
+from holdfast.engine import lease
+from holdfast.primitives.lock import LockLogic
+
+
+class AsyncLease(lease.Lease):
+    """One granted lock, held until released, lost or expired. See `holdfast.engine.lease`."""
+
+    __slots__ = ()
+
+    async def extend(self, ttl: Seconds | None = None) -> bool:
+        """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
+
+        Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
+        BackendUnavailable if the backend does not answer; the lease is then what it was before.
+        """
+        return await self._extend(ttl)
+
+    async def release(self) -> bool:
+        """True if it was held until now. False if it had ended before; the next holder is not touched.
+
+        Not cut short by a cancellation. Raises BackendUnavailable if the backend does not answer; call again,
+        or its ttl ends it.
+        """
+        return await self._release()
+
+    async def downgrade(self) -> None:
+        """Share it from now on: other readers may enter, and no writer in between. Fence and lease stay the same.
+
+        Does nothing to a lease that is shared already. Raises LeaseLost if it is no longer ours.
+        """
+        await self._downgrade()
+
+
+class AsyncLock:
+    """A named lock: an async context manager, and a drop-in for `asyncio.Lock`.
+
+    If the lease is lost the body of `async with` is cancelled and LeaseLost is raised.
+    """
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: LockLogic) -> None:
+        self._logic = logic
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
+        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
+
+        Raises BackendUnavailable if the backend cannot be asked. However it fails, by cancellation too, nothing
+        is left behind.
+        """
+        return cast("AsyncLease | None", await self._logic.acquire(blocking, timeout))
+
+    async def release(self) -> None:
+        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        await self._logic.release()
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it, in this process or another."""
+        return await self._logic.locked()
+
+    async def __aenter__(self) -> AsyncLease:
+        return cast(AsyncLease, await self._logic.enter())
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._logic.leave(exc)
+
+    def __repr__(self) -> str:
+        return f"<AsyncLock {self._logic!r}>"

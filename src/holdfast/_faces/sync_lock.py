@@ -1,0 +1,73 @@
+"""The blocking world's face of a lock and its lease: one line a method. All logic is in `primitives` and `engine`."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from holdfast._time import Seconds
+from holdfast._worlds import drive
+from holdfast.engine import lease
+from holdfast.primitives.lock import LockLogic
+
+
+class Lease(lease.Lease):
+    """One granted lock, held until released, lost or expired. See `holdfast.engine.lease`."""
+
+    __slots__ = ()
+
+    def extend(self, ttl: Seconds | None = None) -> bool:
+        """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
+
+        Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
+        BackendUnavailable if the backend does not answer; the lease is then what it was before.
+        """
+        return drive(self._extend(ttl))
+
+    def release(self) -> bool:
+        """True if it was held until now. False if it had ended before; the next holder is not touched.
+
+        Raises BackendUnavailable if the backend does not answer; call again, or its ttl ends it.
+        """
+        return drive(self._release())
+
+    def downgrade(self) -> None:
+        """Share it from now on: other readers may enter, and no writer in between. Fence and lease stay the same.
+
+        Does nothing to a lease that is shared already. Raises LeaseLost if it is no longer ours.
+        """
+        drive(self._downgrade())
+
+
+class Lock:
+    """A named lock: a context manager, and a drop-in for `threading.Lock`."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: LockLogic) -> None:
+        self._logic = logic
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
+
+        Raises BackendUnavailable if the backend cannot be asked. However it fails, nothing is left behind.
+        """
+        return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
+
+    def release(self) -> None:
+        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        drive(self._logic.release())
+
+    def locked(self) -> bool:
+        """Whether anybody holds it, in this process or another."""
+        return drive(self._logic.locked())
+
+    def __enter__(self) -> Lease:
+        return drive(self._logic.enter())  # type: ignore[return-value]
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        drive(self._logic.leave(exc))
+
+    def __repr__(self) -> str:
+        return f"<Lock {self._logic!r}>"

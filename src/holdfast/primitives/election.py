@@ -1,0 +1,168 @@
+"""Leader election: whoever holds the name leads, and everybody can watch who that is.
+
+Decides: what a candidate does, and what an observer is told.
+Leaves to the lock beneath: that there is one leader at most, and that it learns of its loss.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from holdfast._ids import new_claim_id
+from holdfast._model import Claim, HolderInfo, Sight
+from holdfast._time import Seconds
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Lease, Request
+from holdfast.errors import LeaseLost, LockError, NotHeld
+from holdfast.primitives.lock import LockLogic
+
+
+class Leadership(NamedTuple):
+    """Who leads, and since which term. Without a leader: the term that ended, 0 if none is known."""
+
+    leader: str | None
+    term: int
+
+    @property
+    def vacant(self) -> bool:
+        """True while nobody leads."""
+        return self.leader is None
+
+
+class ElectionLogic:
+    """One candidate. What it holds it holds through one lock object."""
+
+    __slots__ = ("_lease", "_lock", "engine")
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine = engine
+        self._lock = LockLogic(engine, request)
+        self._lease: Lease | None = None  # of the last term
+
+    @property
+    def _request(self) -> Request:
+        return self._lock.request
+
+    @property
+    def is_leader(self) -> bool:
+        return self._lease is not None and self._lease.held
+
+    @property
+    def term(self) -> int | None:
+        lease = self._lease
+        return lease.fence if lease is not None and lease.held else None
+
+    async def campaign(self, timeout: Seconds | None) -> Lease | None:
+        """The lease of the term; None after `timeout`. Whoever leads already goes on leading."""
+        if self._lease is not None and self._lease.held:
+            return self._lease
+        lease = await self._lock.acquire(True, timeout)
+        self._lease = lease or self._lease
+        return lease
+
+    async def enter(self) -> Lease:
+        self._lease = await self._lock.enter()
+        return self._lease
+
+    async def leave(self, exc: BaseException | None) -> None:
+        await self._lock.leave(exc)
+
+    async def resign(self) -> bool:
+        """True if it led until now."""
+        return self._lease is not None and await self._lease._release()
+
+    async def hand_over(self, to: str) -> None:
+        """Resign in favour of a candidate that waits, before all that wait longer."""
+        lease, name = self._lease, self._request.terms.name
+        if lease is None or not lease.held:
+            raise NotHeld(f"{self._request.terms.holder!r} does not lead {name!r}; nothing was handed over", name=name)
+        queue = await self.candidates()
+        if to not in queue:
+            candidates = ", ".join(map(repr, queue)) or "none"
+            raise LockError(
+                f"no candidate {to!r} waits to lead {name!r} (waiting: {candidates}); the leader is still the same",
+                name=name,
+            )
+        freed = await self.engine.release(lease, heir=to)
+        self._lock.let_go_of(lease)
+        if not freed:
+            raise lease._not_held()
+
+    async def leader(self) -> HolderInfo | None:
+        self.engine.must_be_open()
+        info = await self.engine.backend.inspect(self._request.terms.key)
+        return info.holders[0] if info.holders else None
+
+    async def candidates(self) -> tuple[str, ...]:
+        self.engine.must_be_open()
+        return (await self.engine.backend.inspect(self._request.terms.key)).queue
+
+    async def run(self, on_elected: Callable[[Any], Any], on_lost: Callable[[Any], object] | None) -> Any:
+        """Campaign and call `on_elected`, again after each loss, until it comes to its end; then resign."""
+        if on_lost is not None:
+            self._lock.request = self._request._replace(on_lost=on_lost)
+        while True:
+            lease = None
+            try:
+                async with self._lock as lease:
+                    self._lease = lease
+                    answer = on_elected(lease)
+                    return await answer if isinstance(answer, Awaitable) else answer
+            except LeaseLost:
+                if lease is None or not lease.lost:
+                    raise  # of another lock: the caller's business
+
+    def observer(self) -> Observer:
+        return Observer(self.engine, Claim(new_claim_id(), self._request.terms))
+
+    def __repr__(self) -> str:
+        return f"{self._request.terms.name!r} as {self._request.terms.holder!r}, {self._lease!r}"
+
+
+class Observer:
+    """Tells each change once, in order, and sleeps in between."""
+
+    __slots__ = ("_after", "_claim", "_engine", "_last", "_untold")
+
+    def __init__(self, engine: Engine, claim: Claim) -> None:
+        engine.must_be_open()
+        self._engine = engine
+        self._claim = claim
+        self._after = 0  # the number of the last change that we know of
+        self._untold: deque[Leadership] = deque()
+        self._last: Leadership | None = None
+
+    async def next(self) -> Leadership | None:
+        """The next change, as soon as there is one; None when the `Locks` is closed."""
+        engine = self._engine
+        while not engine.closed:
+            while self._untold:
+                told = self._untold.popleft()
+                if self._is_news(told):
+                    self._last = told
+                    return told
+            sight = await self._look()
+            if not sight.changes and not engine.closed:
+                await engine.backend.wait(self._claim, sight.retry_after)
+        return None
+
+    def _is_news(self, told: Leadership) -> bool:
+        """Not what was told last, as after a silence of ours, when it begins again with what is true."""
+        last = self._last
+        return last is None or not (told == last or (told.vacant and last.vacant))
+
+    async def _look(self) -> Sight:
+        engine, until = self._engine, self._engine.now() + self._engine.patience
+        sight, _ = await engine.insist(
+            lambda within: engine.backend.observe(self._claim, after=self._after, within=within), until
+        )
+        for change in sight.changes:
+            self._after = change.number
+            self._untold.append(Leadership(change.holder, change.fence))
+        return sight
+
+    async def close(self) -> None:
+        if not self._engine.closed:
+            await self._engine.abandon(self._claim)

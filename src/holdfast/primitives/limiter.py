@@ -1,0 +1,99 @@
+"""A rate limiter: so many permits in the long run, and so many at once after a rest.
+
+Decides: what a rate means, and who goes first among those who wait.
+Leaves to the backend: counting, in one step on its own clock.
+
+Whoever finds no permit takes a turn: a lock of its own beside the limiter, first come first served. Only who has the
+turn books ahead, so one who gives up while it waits gives back exactly what it booked, and a newcomer finds permits
+only when nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from holdfast._time import Seconds, length, say
+from holdfast._values import NANO, Allowance, Booked, Rate
+from holdfast.engine.core import Engine
+from holdfast.engine.lease import Request
+from holdfast.errors import AcquireTimeout
+from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.names import positive, whole
+
+FOREVER = float("inf")
+
+
+def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
+    """Raises ValueError for a rate that makes no sense."""
+    burst = 1 if burst is None else whole(burst, "burst", 1)
+    interval = math.ceil(
+        length(per, "per") * NANO / positive(rate, "rate")
+    )  # rounded so that the rate is never exceeded
+    if interval * burst > 2**62:
+        raise ValueError(f"{burst} at {rate:g} in {say(length(per, 'per'))} is too slow to be counted")
+    return Rate(max(1, interval), burst)
+
+
+class LimiterLogic:
+    __slots__ = ("_engine", "_key", "_name", "_rate", "_turn")
+
+    def __init__(self, engine: Engine, name: str, key: str, rate: Rate, turn: Request) -> None:
+        self._engine = engine
+        self._name = name
+        self._key = key
+        self._rate = rate
+        self._turn = turn
+
+    async def try_acquire(self, cost: int) -> Allowance:
+        self._check(cost)
+        return (await self._book(cost, 0.0)).allowance
+
+    async def acquire(self, cost: int, timeout: Seconds | None) -> Allowance:
+        """Allowed, once its turn has come; not allowed if that is not within `timeout`, and then nothing is taken."""
+        self._check(cost)
+        now = self._engine.now
+        give_up_at = FOREVER if timeout is None else now() + length(timeout, "timeout", zero=True)
+        answer = (await self._book(cost, 0.0)).allowance
+        if answer.allowed or now() + answer.retry_after > give_up_at:
+            return answer
+        left = None if timeout is None else max(0.0, give_up_at - now())
+        try:
+            async with LockLogic(self._engine, self._turn._replace(wait=left)):
+                booked = await self._book(cost, max(0.0, give_up_at - now()))
+                if booked.allowance.allowed:
+                    await self._wait_for(cost, booked)
+                    return booked.allowance._replace(retry_after=0.0)
+                return booked.allowance
+        except AcquireTimeout:
+            return answer
+
+    async def _wait_for(self, cost: int, booked: Booked) -> None:
+        if booked.allowance.retry_after <= 0.0:
+            return
+        try:
+            await self._engine.world.pause(booked.allowance.retry_after)
+        except GeneratorExit:
+            self._engine.behind(lambda rate: self._give_back(rate, cost, booked), self._rate)
+            raise
+        except BaseException:
+            await self._engine.world.shielded(self._give_back(self._rate, cost, booked))
+            raise
+
+    async def _give_back(self, rate: Rate, cost: int, booked: Booked) -> None:
+        await self._engine.backend.unthrottle(self._key, rate, cost=cost, until=booked.until, within=1.0)
+
+    async def _book(self, cost: int, patience: float) -> Booked:
+        engine = self._engine
+        engine.must_be_open()
+        booked, _ = await engine.insist(
+            lambda within: engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within),
+            engine.now() + engine.patience,
+        )
+        return booked
+
+    def _check(self, cost: int) -> None:
+        if whole(cost, "cost", 1) > self._rate.burst:
+            raise ValueError(f"cost {cost} is more than limiter {self._name!r} gives at once: {self._rate.burst}")
+
+    def __repr__(self) -> str:
+        return f"{self._name!r} one each {say(self._rate.interval / NANO)}, burst {self._rate.burst}"
