@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, eventually
 
 pytestmark = pytest.mark.slow
 
-LOCK_FIELDS = {"name", "locked", "waiters", "holders"}
+LOCK_FIELDS = {"name", "locked", "waiters", "queue", "holders"}
 HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata"}
 
 
@@ -65,12 +65,21 @@ def test_show_tells_everything_about_one_lock(shell: Shell) -> None:
         assert json.loads(shell("show", "x", "--json").stdout).keys() == LOCK_FIELDS
 
 
+def test_show_names_those_who_wait_first_in_line_first(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("x"):
+        for number in (1, 2):
+            shell.start("run", "--holder", f"waiter\x9b-{number}", "x", "--", "true")
+            eventually(lambda: locks.inspect("x").waiters == number, "a waiter")  # noqa: B023
+        lines = shell("show", "x").stdout.splitlines()
+        assert lines[-3:] == ["  waiters   2", "            1. waiter\\x9b-1", "            2. waiter\\x9b-2"]
+
+
 def test_show_of_a_free_lock_says_free(shell: Shell) -> None:
     done = shell("show", "x")
     assert (done.returncode, done.stdout) == (0, "x: free\n  waiters   0\n")
     assert shell("show", "x", "--check").returncode == 1
     free = json.loads(shell("show", "x", "--json").stdout)
-    assert free == {"name": "x", "locked": False, "waiters": 0, "holders": []}
+    assert free == {"name": "x", "locked": False, "waiters": 0, "queue": [], "holders": []}
 
 
 def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:

@@ -112,7 +112,8 @@ def _for_people(info: LockInfo) -> LockInfo:
     holders = (
         who._replace(holder=unmistakable(who.holder), claim_id=unmistakable(who.claim_id)) for who in info.holders
     )
-    return info._replace(name=unmistakable(info.name), holders=tuple(holders))
+    queue = tuple(map(unmistakable, info.queue))
+    return info._replace(name=unmistakable(info.name), holders=tuple(holders), queue=queue)
 
 
 def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
@@ -149,7 +150,9 @@ def _in_full(info: LockInfo, now: float) -> str:
             f"  claim     {who.claim_id}",
             *([f"  metadata  {_metadata(who)}"] if who.metadata is not None else []),
         ]
-    return "\n".join([*lines, f"  waiters   {info.waiters}"])
+    lines.append(f"  waiters   {info.waiters}")
+    lines += [f"            {place}. {who}" for place, who in enumerate(info.queue, 1)]
+    return "\n".join(lines)
 
 
 def _told_broken(before: LockInfo, now: float) -> str:
