@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
+from holdfast.errors import Unsupported
 
 Opener = Callable[[SplitResult, World, Clock | None], Backend]
 
@@ -78,4 +79,13 @@ def _refuse_extras(parts: SplitResult) -> None:
         raise ValueError(f"{parts.scheme}:// takes no options, but {parts.geturl()!r} has some")
 
 
-_OPENERS: dict[str, Opener] = {"memory": _memory, "sqlite": _sqlite}
+def _redis(parts: SplitResult, world: World, clock: Clock | None) -> Backend:
+    try:
+        from holdfast.backends.redis import RedisBackend
+        from holdfast.drivers.redis import open_driver
+    except ImportError as error:
+        raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
+    return RedisBackend(open_driver(parts.geturl(), world, clock))
+
+
+_OPENERS: dict[str, Opener] = {"memory": _memory, "sqlite": _sqlite, "redis": _redis}

@@ -52,4 +52,10 @@ BACKENDS = (
         records=_sqlite_records,
         can=frozenset({"fork", "processes"}),
     ),
+    Row(
+        "redis",
+        url=lambda folder: "redis://127.0.0.1:6399/2",
+        records=lambda folder: 0,
+        can=frozenset({"fork", "processes"}),
+    ),
 )

@@ -57,7 +57,7 @@ class MemoryBackend:
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # asked before, and the answer was lost
                 return self._grant_again(resource, holder, claim, now)
-            if claim.terms.mode == SHARED:
+            if claim.terms.mode == SHARED and claim.id not in resource.queue:
                 self._refuse_other_limits(resource, claim)
             if self._fits(resource, claim):
                 resource.queue.pop(claim.id, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 LOOK_ALL = "*"  # more wake-ups came than the socket can queue: every waiter of this process looks
@@ -25,6 +26,16 @@ class Mailbox:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.setblocking(False)
         self.socket.bind(_sockaddr(self.address))
+        self.broken = False
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return (self.socket,)
+
+    def ring(self) -> None:
+        """Send ourselves a message that names nobody."""
+        with suppress(OSError):
+            self.socket.sendto(b"", _sockaddr(self.address))
 
     def read(self) -> list[str]:
         """The claims that were named since the last reading."""

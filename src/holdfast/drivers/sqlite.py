@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
-from holdfast.drivers.datagrams import Sender
+from holdfast.drivers.datagrams import Sender, open_mailbox
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.wakes import BlockingWakes, Wakes
 from holdfast.errors import BackendUnavailable
@@ -285,7 +285,7 @@ _MEANINGS = {
 
 def open_driver(path: Path, prepare: Prepare, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
-    blocking = BlockingSqlite(path, prepare, BlockingWakes(clock), clock)
+    blocking = BlockingSqlite(path, prepare, BlockingWakes(clock, open_mailbox), clock)
     if world.blocking:
         return blocking
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from holdfast._model import Claim
 from holdfast._time import say
 from holdfast._worlds import Clock, drive
-from holdfast._worlds.asyncio_ import AsyncioSignal, call_in
+from holdfast._worlds.asyncio_ import call_in
 from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, open_mailbox
+from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
 from holdfast.errors import BackendUnavailable
 
@@ -113,58 +114,34 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
         answer.set_exception(error)
 
 
-class AsyncioWakes:
+class AsyncioWakes(AsyncioSeats):
     """The loop itself reads the mailbox."""
 
     def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
+        super().__init__(clock)
         self._mailbox: Mailbox | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # where the mailbox is read
-        self._seats: dict[str, AsyncioSignal] = {}  # by claim
 
     @property
     def address(self) -> str:
         return self._mailbox.address if self._mailbox is not None else ""
 
     def read_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-        if loop is not self._loop:
-            if self._loop is not None and not self._loop.is_closed():
-                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
-            self._loop = loop
-            if self._mailbox is not None:  # from an earlier loop, which is closed
-                loop.add_reader(self._mailbox.socket, self._read)
+        if self.is_new(loop) and self._mailbox is not None:  # from an earlier loop, which is closed
+            loop.add_reader(self._mailbox.socket, self._read)
         return loop
 
     def expect(self, claim: Claim) -> str:
-        assert self._loop is not None  # whoever waits has asked, and was asked in a loop
+        self.seat(claim)
         if self._mailbox is None:
             self._mailbox = open_mailbox()
-            if self._mailbox is not None:
+            if self._mailbox is not None and self._loop is not None:
                 call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
-        if claim.id not in self._seats:
-            self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
         return self.address
-
-    def expects(self, claim: Claim) -> bool:
-        return claim.id in self._seats
-
-    def forget(self, claim: Claim) -> None:
-        self._seats.pop(claim.id, None)
 
     def _read(self) -> None:
         if self._mailbox is not None:
             for claim in self._mailbox.read():
                 self.wake(claim)
-
-    def wake(self, claim: str) -> None:
-        chosen = list(self._seats.values()) if claim == LOOK_ALL else [self._seats.get(claim)]
-        for seat in chosen:
-            if seat is not None:
-                seat.set()
-
-    async def wait(self, claim: Claim, seconds: float) -> bool:
-        seat = self._seats.get(claim.id)
-        return seat is None or await seat.wait(seconds)
 
     def close(self) -> None:
         mailbox, self._mailbox = self._mailbox, None
@@ -179,5 +156,4 @@ class AsyncioWakes:
         if self._mailbox is not None:
             self._mailbox.socket.close()
         self._mailbox = None
-        self._loop = None
-        self._seats = {}
+        self.get_up()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
-from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender, open_mailbox
+from holdfast.drivers.datagrams import LOOK_ALL
 
 
 class Wakes(Protocol):
@@ -51,6 +52,28 @@ class Wakes(Protocol):
     def after_fork(self) -> None: ...
 
 
+class Postbox(Protocol):
+    """Where wake-ups arrive."""
+
+    address: str
+    broken: bool  # none arrive any more: another one is needed
+
+    @property
+    def sockets(self) -> Sequence[socket.socket]:
+        """Readable when there is something to read."""
+        ...
+
+    def read(self) -> list[str]:
+        """The claims that were named since the last reading."""
+        ...
+
+    def ring(self) -> None:
+        """Let whoever sleeps at the sockets look up."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class _Seat:
     __slots__ = ("gate", "woken")
 
@@ -69,15 +92,16 @@ class BlockingWakes:
     takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
     """
 
-    def __init__(self, clock: Clock | None) -> None:
+    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Postbox | None] | None) -> None:
+        """`open_mailbox` is called when the first waiter is expected; without one, somebody has to `move_in`."""
         self._clock = clock
         self._now: Callable[[], float] = clock.now if clock is not None else boot_now
-        self._sender = Sender()
+        self._open = open_mailbox
         self._reset()
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._mailbox: Mailbox | None = None
+        self._mailbox: Postbox | None = None
         self._seats: dict[str, _Seat] = {}  # by claim: everybody who may be woken
         self._followers: dict[str, _Seat] = {}  # those who sleep now, besides the leader
         self._leader: str | None = None  # the claim of whoever sleeps at the mailbox
@@ -89,8 +113,8 @@ class BlockingWakes:
 
     def expect(self, claim: Claim) -> str:
         with self._mutex:
-            if self._mailbox is None:
-                self._mailbox = open_mailbox()
+            if self._mailbox is None and self._open is not None:
+                self._mailbox = self._open()
             if claim.id not in self._seats:
                 self._seats[claim.id] = _Seat()
             return self.address
@@ -116,7 +140,16 @@ class BlockingWakes:
             seat.open()
 
     def _ring(self) -> None:
-        self._sender.send(self.address, "")
+        mailbox = self._mailbox
+        if mailbox is not None:
+            mailbox.ring()
+
+    def move_in(self, mailbox: Postbox) -> None:
+        """From now on wake-ups arrive there."""
+        with self._mutex:
+            self._mailbox = mailbox
+            if self._leader is None and self._followers:
+                next(iter(self._followers.values())).open()
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         seat = self._seats.get(claim.id)
@@ -150,13 +183,17 @@ class BlockingWakes:
         if mailbox is None:
             return
         poll = select.poll()
-        poll.register(mailbox.socket, select.POLLIN)
+        for one in mailbox.sockets:
+            poll.register(one, select.POLLIN)
         while not seat.woken:
             self._sleep_at(poll, until - self._now())
-            for claim in mailbox.read():
-                with self._mutex:
+            claims = mailbox.read()
+            with self._mutex:
+                for claim in claims:
                     self._mark(claim)
-            if self._now() >= until:
+                if mailbox.broken:
+                    self._put_away()
+            if mailbox.broken or self._now() >= until:
                 return
 
     def _sleep_at(self, poll: select.poll, seconds: float) -> None:
@@ -205,12 +242,10 @@ class BlockingWakes:
         if self._mailbox is not None:
             self._mailbox.close()
             self._mailbox = None
-        self._sender.close()
 
     def after_fork(self) -> None:
         """The mailbox is the parent's; only our copy of it is closed."""
         if self._mailbox is not None:
-            self._mailbox.socket.close()
-        self._sender.close()
-        self._sender = Sender()
+            for socket in self._mailbox.sockets:
+                socket.close()
         self._reset()

@@ -114,7 +114,8 @@ class Stage(ABC):
 
         def open_faulty(world: World, _: Clock | None) -> Backend:
             self._watch(world)
-            made.append(self._open(world, store_clock, **(capabilities or {})))
+            # The store follows the client's own clock, so there is no drift unless a story is about it.
+            made.append(self._open(world, store_clock, **{"drift": 0.0, **(capabilities or {})}))
             return made[-1]
 
         options.setdefault("namespace", self.namespace)

@@ -1,0 +1,20 @@
+-- KEYS  1 the cell: hash of v value, n version, f fence, w writer   ARGV  1 writer   2 "1" if there is a value   3 value
+--       4 if_version or ""   5 fence or ""   See `_values.decide`.
+local stored = redis.call('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
+local last, fence = tonumber(stored[2] or 0), tonumber(stored[3] or 0)
+local version = stored[1] and last or 0
+if stored[4] == ARGV[1] then return { 'written', version, fence } end
+if ARGV[5] ~= '' and tonumber(ARGV[5]) < fence then return { 'stale', version, fence } end
+if ARGV[4] ~= '' and tonumber(ARGV[4]) ~= version then return { 'conflict', version, fence } end
+if ARGV[5] ~= '' then fence = tonumber(ARGV[5]) end
+if ARGV[2] == '0' then
+  redis.call('DEL', KEYS[1])
+  if last > 0 then  -- what is written here later goes on above that version
+    redis.call('HSET', KEYS[1], 'n', string.format('%.0f', last))
+    redis.call('PEXPIRE', KEYS[1], FORGET)
+  end
+  return { 'written', 0, fence }
+end
+redis.call('HSET', KEYS[1], 'v', ARGV[3], 'n', string.format('%.0f', last + 1), 'f', string.format('%.0f', fence), 'w', ARGV[1])
+redis.call('PERSIST', KEYS[1])
+return { 'written', last + 1, fence }

@@ -1,0 +1,56 @@
+"""Where the waiting tasks of one `AsyncLocks` sleep.
+
+Decides: how a wake-up for a claim finds its task.
+Leaves to each technology's driver: how wake-ups arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast._model import Claim
+from holdfast._worlds import Clock
+from holdfast._worlds.asyncio_ import AsyncioSignal
+from holdfast.drivers.datagrams import LOOK_ALL
+
+
+class AsyncioSeats:
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose tasks wait
+        self._seats: dict[str, AsyncioSignal] = {}  # by claim
+
+    def is_new(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether this is another loop than last time. Raises RuntimeError while that one lives."""
+        if loop is self._loop:
+            return False
+        if self._loop is not None and not self._loop.is_closed():
+            raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+        self._loop = loop
+        return True
+
+    def get_up(self) -> None:
+        """Nobody sits here any more: this is the child of a fork."""
+        self._loop = None
+        self._seats = {}
+
+    def seat(self, claim: Claim) -> None:
+        assert self._loop is not None  # whoever waits has asked, and was asked in a loop
+        if claim.id not in self._seats:
+            self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
+
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
+
+    def forget(self, claim: Claim) -> None:
+        self._seats.pop(claim.id, None)
+
+    def wake(self, claim: str) -> None:
+        chosen = list(self._seats.values()) if claim == LOOK_ALL else [self._seats.get(claim)]
+        for seat in chosen:
+            if seat is not None:
+                seat.set()
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        seat = self._seats.get(claim.id)
+        return seat is None or await seat.wait(seconds)
