@@ -37,6 +37,7 @@ class _Line(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._heard_at = 0.0
         self.transport: Any = None
+        self._connection: Any = None
         self.alive = False
 
     async def connect(self, within: float) -> None:
@@ -85,7 +86,7 @@ class _Line(asyncio.Protocol):
                 waiting.set_result(answer)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.alive = False
+        self._let_go()
         unanswered, self._unanswered = self._unanswered, deque()
         for waiting in unanswered:
             if not waiting.done():
@@ -94,7 +95,13 @@ class _Line(asyncio.Protocol):
     def close(self) -> None:
         if self.transport is not None and not self._loop.is_closed():
             self.transport.abort()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self.alive = False
+        if self._connection is not None:  # it has nothing to close any more
+            self._connection._reader = self._connection._writer = None
+            self._connection = None
 
 
 class _WakeLine(_Line):
