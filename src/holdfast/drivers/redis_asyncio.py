@@ -41,11 +41,24 @@ class _Line(asyncio.Protocol):
         self.alive = False
 
     async def connect(self, within: float) -> None:
-        """Raises BackendUnavailable. redis-py does the handshake; from then on the connection is ours."""
+        """Raises BackendUnavailable. Cancelled, it goes on by itself and then closes: redis-py swallows cancellations."""
+        handshake = self._loop.create_task(self._shake_hands(within))
+        try:
+            await asyncio.shield(handshake)
+        except asyncio.CancelledError:
+            handshake.add_done_callback(self._close_after)
+            raise
+
+    def _close_after(self, handshake: asyncio.Task[None]) -> None:
+        if not handshake.cancelled():
+            handshake.exception()  # nobody asks for it any more
+        self.close()
+
+    async def _shake_hands(self, within: float) -> None:
+        """redis-py does it; from then on the connection is ours."""
         connection = self._endpoint.make_async(within)
         try:
-            async with asyncio.timeout(within):
-                await connection.connect()
+            await connection.connect()
         except (redis.RedisError, OSError, TimeoutError) as error:
             transient = not isinstance(error, redis.AuthenticationError)
             raise self._endpoint.unavailable(f"cannot be connected to: {error}", transient=transient) from error
