@@ -24,7 +24,7 @@ import holdfast.aio
 import holdfast.errors
 import holdfast.sync
 import holdfast.testing
-from holdfast._faces import aio_primitives, sync_primitives
+from holdfast._faces import aio_manager, aio_primitives, sync_manager, sync_primitives
 
 SOURCE = Path(holdfast.__file__).parent
 LONGEST_FILE = 500
@@ -53,7 +53,8 @@ ROOMS: dict[str, set[str]] = {
     "_faces": _BELOW_FACES,
     "sync": _BELOW_FACES | {"_faces"},
     "aio": _BELOW_FACES | {"_faces"},
-    "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine"},
+    "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
+    "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine", "fencing"},
     "testing": _BELOW_FACES | _FACES | {"backends", "drivers"},
     "cli": _BELOW_FACES | _FACES,
     "__main__": {"cli"},
@@ -362,9 +363,12 @@ def test_every_file_says_what_it_decides() -> None:
 def test_both_faces_offer_the_same() -> None:
     assert differences(_face(holdfast.sync), holdfast.aio) == []
     assert differences(_face(sync_primitives), _face(aio_primitives)) == []
+    assert differences(sync_manager, aio_manager) == []
 
 
-@pytest.mark.parametrize("module", [holdfast, holdfast.aio, holdfast.errors], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [holdfast, holdfast.aio, holdfast.errors, holdfast.fencing], ids=lambda module: module.__name__
+)
 def test_everything_public_is_explained(module: ModuleType) -> None:
     assert undocumented(module) == []
 

@@ -28,11 +28,13 @@ from holdfast.errors import (
 from holdfast.sync import Lease, Lock, Locks, connect
 
 if TYPE_CHECKING:
-    from holdfast import aio
+    from holdfast import aio, fencing
+    from holdfast._faces.sync_manager import DistributedLock, get_distributed_lock
     from holdfast._faces.sync_primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
     from holdfast.engine.order import LockOrderWarning
     from holdfast.primitives.cell import Versioned
     from holdfast.primitives.election import Leadership
+    from holdfast.primitives.manager import LockResult
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "BackendUnavailable",
     "Cell",
     "Conflict",
+    "DistributedLock",
     "Election",
     "HolderInfo",
     "Leadership",
@@ -52,6 +55,7 @@ __all__ = [
     "LockError",
     "LockInfo",
     "LockOrderWarning",
+    "LockResult",
     "Locks",
     "MultiLease",
     "MultiLock",
@@ -64,14 +68,19 @@ __all__ = [
     "__version__",
     "aio",
     "connect",
+    "fencing",
+    "get_distributed_lock",
 ]
 
-# What takes time to import and not everybody needs: only its users wait for it.
+# What takes time to import and not everybody needs: only its users wait for it. "" is a module of that name.
 _LATER = {
     "aio": "",
+    "fencing": "",
     "LockOrderWarning": "holdfast.engine.order",
     "Versioned": "holdfast.primitives.cell",
     "Leadership": "holdfast.primitives.election",
+    "LockResult": "holdfast.primitives.manager",
+    **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "holdfast._faces.sync_manager"),
     **dict.fromkeys(
         ("Cell", "Election", "Limiter", "MultiLease", "MultiLock", "RWLock"), "holdfast._faces.sync_primitives"
     ),
@@ -83,6 +92,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     import importlib
 
-    if name == "aio":
-        return importlib.import_module("holdfast.aio")
+    if not _LATER[name]:
+        return importlib.import_module(f"holdfast.{name}")
     return getattr(importlib.import_module(_LATER[name]), name)

@@ -41,12 +41,12 @@ def book(until: int, now: float, rate: Rate, cost: int, patience: float) -> Book
 
     With `patience` the permits are taken now and may be used after `retry_after` seconds.
     """
-    now_ns = int(now * NANO)
+    now_ns = round(now * NANO)  # cut off, a moment that is told could turn out to be a nanosecond too early
     full = rate.interval * rate.burst
     start = max(until, now_ns)
     after = start + rate.interval * cost
     early = after - full - now_ns  # by how much it comes too early
-    if early > int(min(patience, 1e9) * NANO):
+    if early > round(min(patience, 1e9) * NANO):
         left = max(0, full - (start - now_ns)) // rate.interval
         return Booked(Allowance(False, left, early / NANO), until)
     left = max(0, full - (after - now_ns)) // rate.interval

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast._connect import open_backend
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
+from holdfast._faces.aio_open import open_locks
 from holdfast._model import LockInfo
-from holdfast._time import Seconds, length
-from holdfast._worlds import Clock, drive
-from holdfast._worlds.asyncio_ import AsyncioWorld
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine.core import PATIENCE, Engine, lock_order
-from holdfast.engine.process import adopt
-from holdfast.errors import LockError
+from holdfast._time import Seconds
+from holdfast._worlds import Clock
+from holdfast.engine.core import PATIENCE
 from holdfast.observe.events import Events
 from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
+    from holdfast._faces.aio_manager import DistributedLock as DistributedLock
+    from holdfast._faces.aio_manager import get_distributed_lock as get_distributed_lock
     from holdfast._faces.aio_primitives import (
         AsyncCell,
         AsyncElection,
@@ -35,6 +31,14 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 __all__ = ["AsyncLease", "AsyncLock", "AsyncLocks", "connect"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("DistributedLock", "get_distributed_lock"):
+        raise AttributeError(f"module 'holdfast.aio' has no attribute {name!r}")
+    from holdfast._faces import aio_manager
+
+    return getattr(aio_manager, name)
 
 
 class AsyncLocks:
@@ -183,7 +187,7 @@ class AsyncLocks:
         """
         from holdfast.primitives.decorators import async_locked
 
-        return async_locked(self.lock, name, lease_as, {**options, "wait": 0}, skip=True, default=default)
+        return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
 
     async def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
@@ -227,23 +231,6 @@ def connect(
     clock: Clock | None = None,
 ) -> AsyncLocks:
     """As `holdfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
-    world = AsyncioWorld(clock)
-    engine = Engine(
-        open_backend(url_or_client, world, clock),
-        world,
-        lease_type=AsyncLease,
-        holder=holder,
-        patience=length(patience, "patience"),
-        order=lock_order(debug),
+    return AsyncLocks(
+        open_locks(url_or_client, holder=holder, namespace=namespace, patience=patience, debug=debug, clock=clock)
     )
-    adopt(engine, partial(_release_without_loop, url_or_client, clock))
-    return AsyncLocks(LocksLogic(engine, namespace))
-
-
-def _release_without_loop(url_or_client: object, clock: Clock | None, engine: Engine) -> None:
-    """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
-    twin = open_backend(url_or_client, ThreadWorld(clock), clock)
-    with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
-        for held in list(engine.keeper.leases.values()):
-            drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
-    drive(twin.close())

@@ -6,14 +6,12 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast._connect import open_backend
 from holdfast._faces.sync_lock import Lease, Lock
+from holdfast._faces.sync_open import open_locks
 from holdfast._model import LockInfo
-from holdfast._time import Seconds, length
+from holdfast._time import Seconds
 from holdfast._worlds import Clock, drive
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine.core import PATIENCE, Engine, lock_order
-from holdfast.engine.process import adopt
+from holdfast.engine.core import PATIENCE
 from holdfast.observe.events import Events
 from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
@@ -171,7 +169,7 @@ class Locks:
         """
         from holdfast.primitives.decorators import locked
 
-        return locked(self.lock, name, lease_as, {**options, "wait": 0}, skip=True, default=default)
+        return locked(self.lock, name, lease_as, options, skip=True, default=default)
 
     def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
@@ -222,19 +220,6 @@ def connect(
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
     """
-    world = ThreadWorld(clock)
-    engine = Engine(
-        open_backend(url_or_client, world, clock),
-        world,
-        lease_type=Lease,
-        holder=holder,
-        patience=length(patience, "patience"),
-        order=lock_order(debug),
+    return Locks(
+        open_locks(url_or_client, holder=holder, namespace=namespace, patience=patience, debug=debug, clock=clock)
     )
-    locks = LocksLogic(engine, namespace)
-    adopt(engine, _close)
-    return Locks(locks)
-
-
-def _close(engine: Engine) -> None:
-    drive(engine.close(within=1.0))

@@ -18,7 +18,7 @@ from holdfast.backends.memory_store import shared_store
 class Row(NamedTuple):
     scheme: str  # as in holdfast.connect()
     url: Callable[[Path], str]  # of one story's store, from an empty folder of its own
-    records: Callable[[Path], int]  # how many records of names that store keeps
+    records: Callable[[Path], int]  # how many records of names and limiters that store keeps
     can: frozenset[str]  # see holdfast.testing.contract.needs
 
 
@@ -30,13 +30,15 @@ def _memory_name(folder: Path) -> str:
 
 
 def _memory_records(folder: Path) -> int:
-    return len(shared_store(_memory_name(folder)).resources)
+    store = shared_store(_memory_name(folder))
+    return len(store.resources) + len(store.limiters)
 
 
 def _sqlite_records(folder: Path) -> int:
     with closing(sqlite3.connect(folder / "locks.db")) as db:
-        (records,) = db.execute("SELECT count(*) FROM claims WHERE key != ''").fetchone()
-        return int(records)
+        tables = ("claims", "changes", "limiters")
+        counts = (db.execute(f"SELECT count(*) FROM {table} WHERE key != ''").fetchone() for table in tables)
+        return sum(int(count) for (count,) in counts)
 
 
 BACKENDS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, cast
 
@@ -141,7 +141,7 @@ class AsyncElection:
         """
         return await self._logic.run(on_elected, on_lost)
 
-    async def observe(self) -> AsyncIterator[Leadership]:
+    async def observe(self) -> AsyncGenerator[Leadership]:
         """Who leads now and each change from then on, vacancies too, as they happen. Ends with the `AsyncLocks`.
 
         Close it (`aclosing`), or leave the loop over it, when you have seen enough.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, cast
 
@@ -141,7 +141,7 @@ class Election:
         """
         return drive(self._logic.run(on_elected, on_lost))
 
-    def observe(self) -> Iterator[Leadership]:
+    def observe(self) -> Generator[Leadership]:
         """Who leads now and each change from then on, vacancies too, as they happen. Ends with the `Locks`.
 
         Close the iterator, or leave the loop over it, when you have seen enough.

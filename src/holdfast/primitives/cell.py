@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
 from holdfast._time import Seconds, full_jitter, length
-from holdfast._values import Write
+from holdfast._values import Stored, Write, Written
 from holdfast.engine.core import Engine
 from holdfast.errors import BackendUnavailable, Conflict, StaleFence
 from holdfast.primitives.names import whole
 
 LARGEST_VALUE = 1024 * 1024  # characters of JSON
+FOREVER = float("inf")
 
 
 class Versioned(NamedTuple):
@@ -36,32 +37,55 @@ class CellLogic:
         self._key = key
 
     async def read(self) -> Versioned:
-        engine = self._engine
-        engine.must_be_open()
-        until = engine.now() + engine.patience
-        stored, _ = await engine.insist(lambda _: engine.backend.read(self._key), until)
+        stored = await self._stored()
         return Versioned(None if stored.value is None else json.loads(stored.value), stored.version)
 
     async def write(self, value: Any, if_version: int | None, fence: int | None) -> int:
-        return await self._do(
-            Write(new_claim_id(), _text(value), _number(if_version, "if_version"), _number(fence, "fence", 1))
-        )
+        write = Write(new_claim_id(), _text(value), _number(if_version, "if_version"), _number(fence, "fence", 1))
+        if if_version is not None:
+            return await self._do(write)
+        # Even a write over anything names the version it is over. Else one whose reply was lost could be done a second
+        # time, over what somebody has made of the first since then.
+        return await self._over_what_is_there(lambda stored: _ready(write._replace(if_version=stored.version)))
 
     async def delete(self, if_version: int | None) -> None:
-        await self._do(Write(new_claim_id(), None, _number(if_version, "if_version")))
+        write = Write(new_claim_id(), None, _number(if_version, "if_version"))
+        if if_version is not None:
+            await self._do(write)
+            return
+        attempt = 0
+        while version := (await self._stored()).version:  # 0: it is gone, whoever did it
+            written, failures = await self._ask(write._replace(if_version=version))
+            if written.outcome == "written":
+                return
+            if failures and written.version:
+                raise self._unknown(written.version)
+            attempt += 1
+            await self._engine.world.pause(full_jitter(attempt, self._engine.world.chance()))
 
     async def update(self, change: Callable[[Any], Any], wait: Seconds | None, fence: int | None) -> Versioned:
         """Read, change, write; again while others write in between. Raises Conflict after `wait` seconds of that."""
-        engine = self._engine
-        give_up_at = float("inf") if wait is None else engine.now() + length(wait, "wait", zero=True)
-        attempt = 0
-        while True:
-            before = await self.read()
-            value = change(before.value)
+        give_up_at = FOREVER if wait is None else self._engine.now() + length(wait, "wait", zero=True)
+        _number(fence, "fence", 1)
+        value: Any = None
+
+        async def changed(stored: Stored) -> Write:
+            nonlocal value
+            value = change(None if stored.value is None else json.loads(stored.value))
             if isinstance(value, Awaitable):
                 value = await value
+            return Write(new_claim_id(), _text(value), stored.version, fence)
+
+        version = await self._over_what_is_there(changed, give_up_at)
+        return Versioned(value, version)
+
+    async def _over_what_is_there(self, make: Callable[[Stored], Awaitable[Write]], give_up_at: float = FOREVER) -> int:
+        """Write what is made of the cell as it is, and make it anew while others write in between."""
+        engine, attempt = self._engine, 0
+        while True:
+            write = await make(await self._stored())
             try:
-                return Versioned(value, await self.write(value, before.version, fence))
+                return await self._do(write)
             except Conflict:
                 attempt += 1
                 pause = full_jitter(attempt, engine.world.chance())
@@ -70,21 +94,12 @@ class CellLogic:
                 await engine.world.pause(pause)
 
     async def _do(self, write: Write) -> int:
-        engine = self._engine
-        engine.must_be_open()
-        until = engine.now() + engine.patience
-        written, failures = await engine.insist(
-            lambda within: engine.backend.write(self._key, write, within=within), until
-        )
+        """Its version. Raises whatever became of it instead."""
+        written, failures = await self._ask(write)
         if written.outcome == "written":
             return written.version
         if failures:
-            # An earlier try may have gone through, and been overwritten since.
-            raise BackendUnavailable(
-                f"it is not known whether cell {self._name!r} was written: the reply was lost, and it has version "
-                f"{written.version} now",
-                name=self._name,
-            )
+            raise self._unknown(written.version)
         if written.outcome == "stale":
             raise StaleFence(
                 f"cell {self._name!r} was written with fence {written.fence}, so fence {write.fence} is out of date; "
@@ -100,8 +115,34 @@ class CellLogic:
             expected=write.if_version,
         )
 
+    def _unknown(self, version: int) -> BackendUnavailable:
+        """An earlier try may have gone through, and been overwritten since."""
+        return BackendUnavailable(
+            f"it is not known whether cell {self._name!r} was written: the reply was lost, and it has version "
+            f"{version} now",
+            name=self._name,
+        )
+
+    async def _ask(self, write: Write) -> tuple[Written, int]:
+        """What became of it, and how often it went unanswered before."""
+        engine = self._engine
+        engine.must_be_open()
+        return await engine.insist(
+            lambda within: engine.backend.write(self._key, write, within=within), engine.now() + engine.patience
+        )
+
+    async def _stored(self) -> Stored:
+        engine = self._engine
+        engine.must_be_open()
+        stored, _ = await engine.insist(lambda _: engine.backend.read(self._key), engine.now() + engine.patience)
+        return stored
+
     def __repr__(self) -> str:
         return repr(self._name)
+
+
+async def _ready(write: Write) -> Write:
+    return write
 
 
 def _text(value: Any) -> str:

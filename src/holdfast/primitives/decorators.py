@@ -2,6 +2,8 @@
 
 Decides: which kinds of function can be decorated in which world, and how a name is made of a call's arguments.
 Leaves to the lock beneath: everything else.
+
+Whatever can be known to be wrong is refused when decorating, not when called: a call may come at three in the morning.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 import string
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
+from holdfast.engine.lease import Lease
 from holdfast.errors import AcquireTimeout
 
 F = TypeVar("F", bound=Callable[..., Any])
+Wrap = Callable[["_Plan"], Callable[..., Any]]
+
+_KINDS_OF_METHOD = (staticmethod, classmethod)  # what they hold is decorated, so that either order of decorators works
 
 
 class _Plan(NamedTuple):
@@ -22,13 +29,18 @@ class _Plan(NamedTuple):
 
     function: Callable[..., Any]
     make_lock: Callable[..., Any]  # `Locks.lock`, or its twin
-    name_of: Callable[[tuple[Any, ...], dict[str, Any]], str]
-    options: dict[str, Any]
+    template: str
+    signature: inspect.Signature
     lease_as: str | None
+    options: dict[str, Any]
     skip: bool  # instead of raising AcquireTimeout
+    default: Any  # what a skipped call returns
 
     def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.make_lock(self.name_of(args, kwargs), **self.options)
+        given = kwargs if self.lease_as is None else {**kwargs, self.lease_as: None}
+        bound = self.signature.bind(*args, **given)
+        bound.apply_defaults()
+        return self.make_lock(self.template.format(**bound.arguments), **self.options)
 
     def call(self, lease: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = kwargs if self.lease_as is None else {**kwargs, self.lease_as: lease}
@@ -46,15 +58,12 @@ def locked(
 ) -> Callable[[F], F]:
     """For functions and generators of the blocking world."""
 
-    def decorate(function: F) -> F:
-        _refuse_classes(function)
+    def wrap_of(function: Callable[..., Any]) -> Wrap:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"{_say(function)} is asynchronous; decorate it with the locks of holdfast.aio")
-        plan = _plan(make_lock, template, function, lease_as, options, skip)
-        wrap = _generator if inspect.isgeneratorfunction(function) else _function
-        return functools.wraps(function)(wrap(plan, default))  # type: ignore[return-value]
+        return _generator if inspect.isgeneratorfunction(function) else _function
 
-    return decorate
+    return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
 
 
 def async_locked(
@@ -68,150 +77,205 @@ def async_locked(
 ) -> Callable[[F], F]:
     """For coroutine functions and async generators."""
 
-    def decorate(function: F) -> F:
-        _refuse_classes(function)
-        is_generator = inspect.isasyncgenfunction(function)
-        if not is_generator and not inspect.iscoroutinefunction(function):
+    def wrap_of(function: Callable[..., Any]) -> Wrap:
+        if inspect.isasyncgenfunction(function):
+            return _async_generator
+        if not inspect.iscoroutinefunction(function):
             raise TypeError(f"{_say(function)} is not asynchronous; decorate it with the locks of holdfast.connect()")
-        plan = _plan(make_lock, template, function, lease_as, options, skip)
-        wrap = _async_generator if is_generator else _coroutine_function
-        return functools.wraps(function)(wrap(plan, default))  # type: ignore[return-value]
+        return _coroutine_function
+
+    return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
+
+
+def _decorator(
+    wrap_of: Callable[[Callable[..., Any]], Wrap],
+    make_lock: Callable[..., Any],
+    template: str,
+    lease_as: str | None,
+    options: dict[str, Any],
+    skip: bool,
+    default: Any,
+) -> Callable[[F], F]:
+    if skip and options.get("wait", 0) != 0:
+        raise ValueError(f"singleton skips instead of waiting, so wait={options['wait']!r} makes no sense with it")
+    options = {**options, "wait": 0} if skip else options
+
+    def decorate(function: Any) -> Any:
+        if isinstance(function, _KINDS_OF_METHOD):
+            return type(function)(decorate(function.__func__))
+        if inspect.isclass(function) or not callable(function):
+            raise TypeError(f"only functions can be decorated, not {function!r}")
+        wrap = wrap_of(function)
+        if default is not None and wrap in (_generator, _async_generator):
+            raise ValueError(f"{_say(function)} yields nothing when it is skipped, so it has no use for a default")
+        signature = inspect.signature(function)
+        plan = _Plan(function, make_lock, template, signature, lease_as, options, skip, default)
+        _check(plan)
+        return functools.wraps(function)(wrap(plan))
 
     return decorate
 
 
-def _function(plan: _Plan, default: Any) -> Callable[..., Any]:
+# The four kinds. `inside` tells a timeout of the lock from one that the body raises: that is never swallowed.
+
+
+def _function(plan: _Plan) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        lock = plan.lock(args, kwargs)
+        inside = False
         try:
-            lease = lock.__enter__()
+            with plan.lock(args, kwargs) as lease:
+                inside = True
+                return _done(plan.call(lease, args, kwargs), plan)
         except AcquireTimeout:
-            if plan.skip:
-                return default
-            raise
-        with _Entered(lock):
-            return plan.call(lease, args, kwargs)
+            if inside or not plan.skip:
+                raise
+            return plan.default
 
     return call
 
 
-def _generator(plan: _Plan, _: Any) -> Callable[..., Any]:
+def _done(answer: Any, plan: _Plan) -> Any:
+    """The answer itself. Raises TypeError for a coroutine: it would run when the lock is gone."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise TypeError(f"{_say(plan.function)} gave a coroutine; decorate it with the locks of holdfast.aio")
+    return answer
+
+
+def _generator(plan: _Plan) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        lock = plan.lock(args, kwargs)
+        inside = False
         try:
-            lease = lock.__enter__()
+            with plan.lock(args, kwargs) as lease:
+                inside = True
+                return (yield from plan.call(lease, args, kwargs))
         except AcquireTimeout:
-            if plan.skip:
-                return None
-            raise
-        with _Entered(lock):
-            return (yield from plan.call(lease, args, kwargs))
+            if inside or not plan.skip:
+                raise
+            return None
 
     return call
 
 
-def _coroutine_function(plan: _Plan, default: Any) -> Callable[..., Any]:
+def _coroutine_function(plan: _Plan) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
-        lock = plan.lock(args, kwargs)
+        inside = False
         try:
-            lease = await lock.__aenter__()
+            async with plan.lock(args, kwargs) as lease:
+                inside = True
+                return await plan.call(lease, args, kwargs)
         except AcquireTimeout:
-            if plan.skip:
-                return default
-            raise
-        async with _Entered(lock):
-            return await plan.call(lease, args, kwargs)
+            if inside or not plan.skip:
+                raise
+            return plan.default
 
     return call
 
 
-def _async_generator(plan: _Plan, _: Any) -> Callable[..., Any]:
-    async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        lock = plan.lock(args, kwargs)
+def _async_generator(plan: _Plan) -> Callable[..., Any]:
+    async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+        inside = False
         try:
-            lease = await lock.__aenter__()
+            async with plan.lock(args, kwargs) as lease:
+                inside = True
+                async with aclosing(plan.call(lease, args, kwargs)) as body:  # what it does at its end, too
+                    step = functools.partial(body.asend, None)
+                    alone = lease._depth == 1
+                    while True:
+                        try:
+                            item = await _step(lease, step, alone)
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step = functools.partial(body.asend, (yield item))
+                        except GeneratorExit:
+                            return  # and not raised on: so the release is awaited
+                        except BaseException as error:
+                            step = functools.partial(body.athrow, error)
         except AcquireTimeout:
-            if plan.skip:
-                return
-            raise
-        async with _Entered(lock):
-            async for item in plan.call(lease, args, kwargs):
-                yield item
+            if inside or not plan.skip:
+                raise
 
     return call
 
 
-class _Entered:
-    """The rest of a `with` whose beginning is over, so that only the lock's own timeout is taken for one."""
+async def _step(lease: Lease, step: Callable[[], Awaitable[Any]], alone: bool) -> Any:
+    """Run a generator up to its next item, cancelled if the lease is lost meanwhile.
 
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: Any) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *exc: Any) -> None:
-        self._lock.__exit__(*exc)
-
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *exc: Any) -> None:
-        await self._lock.__aexit__(*exc)
+    Only that long: between two items the task runs code that is not the generator's, and a cancellation there would
+    never turn into the LeaseLost that tells of it. So a loss between two items is raised by the next step.
+    """
+    if not alone:
+        return await step()  # entered again: the `with` around it is cancelled
+    if lease.lost:
+        lease.check()
+    guard = lease._guard = lease._engine.world.guard()
+    try:
+        item = await step()
+    except BaseException as error:
+        lease._guard = None
+        if guard.close(type(error)):
+            raise lease._not_held() from error
+        raise
+    lease._guard = None
+    guard.close(None)
+    return item
 
 
 # Names
 
 
-def _plan(
-    make_lock: Callable[..., Any],
-    template: str,
-    function: Callable[..., Any],
-    lease_as: str | None,
-    options: dict[str, Any],
-    skip: bool,
-) -> _Plan:
+class _Anything:
+    """Stands for any argument when a template is tried out."""
+
+    def __getattr__(self, _: str) -> _Anything:
+        return self
+
+    def __getitem__(self, _: object) -> _Anything:
+        return self
+
+    def __format__(self, _: str) -> str:
+        return "x"
+
+
+def _check(plan: _Plan) -> None:
     """Raises ValueError for whatever could only go wrong at a call."""
-    signature = inspect.signature(function)
-    if lease_as is not None and lease_as not in signature.parameters:
-        raise ValueError(f"{_say(function)} has no parameter {lease_as!r} to be given the lease")
-    fields = _fields(template)
-    known = [name for name in signature.parameters if name != lease_as]
-    for field in fields:
+    parameters, template = plan.signature.parameters, plan.template
+    if plan.lease_as is not None:
+        _check_lease_as(plan, plan.lease_as)
+    known = [name for name in parameters if name != plan.lease_as]
+    for field in _fields(template):
         if field not in known:
-            raise ValueError(
-                f"{template!r} names {field!r}, but {_say(function)} has only {', '.join(known) or 'none'}"
-            )
-    make_lock(template if fields else template.format(), **options)  # made for nothing, but refused now and not later
-
-    def name_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        given = kwargs if lease_as is None else {**kwargs, lease_as: None}
-        bound = signature.bind(*args, **given)
-        bound.apply_defaults()
-        return template.format(**bound.arguments)
-
-    return _Plan(function, make_lock, name_of, options, lease_as, skip)
+            named = f"names {field!r}" if field and not field.isdigit() else "has a field without a name"
+            has = f"has only {', '.join(known)}" if known else "has no parameters"
+            raise ValueError(f"{template!r} {named}, but {_say(plan.function)} {has}")
+    try:
+        name = template.format(**dict.fromkeys(known, _Anything()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{template!r} is no template for a name: {error}") from None
+    plan.make_lock(name, **plan.options)  # made for nothing, but refused now and not later
 
 
-def _fields(template: str) -> set[str]:
-    """The parameters that a template names."""
+def _check_lease_as(plan: _Plan, lease_as: str) -> None:
+    parameter = plan.signature.parameters.get(lease_as)
+    if parameter is None:
+        raise ValueError(f"{_say(plan.function)} has no parameter {lease_as!r} to be given the lease")
+    if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+        raise ValueError(f"{lease_as!r} of {_say(plan.function)} cannot be given by its name, so not the lease either")
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The parameters that a template names, in its format specifications too."""
     if not isinstance(template, str):
         raise ValueError(f"a lock name must be a string, not {template!r}")
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"{template!r} is no template for a name: {error}") from None
-    return {_first(field) for _, field, _, _ in parsed if field is not None}
-
-
-def _first(field: str) -> str:
-    """Of "order.id" or "args[0]" the part that must be a parameter."""
-    return field.split(".")[0].split("[")[0]
-
-
-def _refuse_classes(function: Any) -> None:
-    if inspect.isclass(function) or not callable(function):
-        raise TypeError(f"only functions can be decorated, not {function!r}")
+    for _, field, spec, _ in parsed:
+        if field is not None:
+            yield field.split(".")[0].split("[")[0]
+            yield from _fields(spec or "")
 
 
 def _say(function: Any) -> str:

@@ -11,27 +11,29 @@ only when nobody waits for them.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable
+from contextlib import suppress
 
 from holdfast._time import Seconds, length, say
 from holdfast._values import NANO, Allowance, Booked, Rate
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
-from holdfast.errors import AcquireTimeout
+from holdfast.errors import AcquireTimeout, LeaseLost, LockError
 from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.names import positive, whole
 
 FOREVER = float("inf")
+FASTEST = 1e300  # so that any whole number can be divided by
+LONGEST = 2.0**61  # nanoseconds: what a store can count, with room for the time that it is
 
 
 def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
     """Raises ValueError for a rate that makes no sense."""
     burst = 1 if burst is None else whole(burst, "burst", 1)
-    interval = math.ceil(
-        length(per, "per") * NANO / positive(rate, "rate")
-    )  # rounded so that the rate is never exceeded
-    if interval * burst > 2**62:
+    spacing = length(per, "per") * NANO / min(positive(rate, "rate"), FASTEST)
+    if burst > LONGEST or spacing * burst > LONGEST:
         raise ValueError(f"{burst} at {rate:g} in {say(length(per, 'per'))} is too slow to be counted")
-    return Rate(max(1, interval), burst)
+    return Rate(max(1, math.ceil(spacing)), burst)  # rounded so that the rate is never exceeded
 
 
 class LimiterLogic:
@@ -46,26 +48,28 @@ class LimiterLogic:
 
     async def try_acquire(self, cost: int) -> Allowance:
         self._check(cost)
-        return (await self._book(cost, 0.0)).allowance
+        return (await self._book(cost)).allowance
 
     async def acquire(self, cost: int, timeout: Seconds | None) -> Allowance:
         """Allowed, once its turn has come; not allowed if that is not within `timeout`, and then nothing is taken."""
         self._check(cost)
         now = self._engine.now
         give_up_at = FOREVER if timeout is None else now() + length(timeout, "timeout", zero=True)
-        answer = (await self._book(cost, 0.0)).allowance
+        answer = (await self._book(cost)).allowance
         if answer.allowed or now() + answer.retry_after > give_up_at:
             return answer
         left = None if timeout is None else max(0.0, give_up_at - now())
         try:
-            async with LockLogic(self._engine, self._turn._replace(wait=left)):
-                booked = await self._book(cost, max(0.0, give_up_at - now()))
-                if booked.allowance.allowed:
+            async with LockLogic(self._engine, self._turn._replace(wait=left)) as turn:
+                turn._guard = None  # to lose the turn, as by a long pause, takes nothing from what was booked
+                booked = await self._book(cost, give_up_at)
+                answer = booked.allowance
+                if answer.allowed:
                     await self._wait_for(cost, booked)
-                    return booked.allowance._replace(retry_after=0.0)
-                return booked.allowance
-        except AcquireTimeout:
-            return answer
+                    answer = answer._replace(retry_after=0.0)
+        except (AcquireTimeout, LeaseLost):
+            pass
+        return answer
 
     async def _wait_for(self, cost: int, booked: Booked) -> None:
         if booked.allowance.retry_after <= 0.0:
@@ -80,15 +84,19 @@ class LimiterLogic:
             raise
 
     async def _give_back(self, rate: Rate, cost: int, booked: Booked) -> None:
-        await self._engine.backend.unthrottle(self._key, rate, cost=cost, until=booked.until, within=1.0)
+        with suppress(LockError):  # then it is lost to all; what interrupted us is what the caller must hear of
+            await self._engine.backend.unthrottle(self._key, rate, cost=cost, until=booked.until, within=1.0)
 
-    async def _book(self, cost: int, patience: float) -> Booked:
+    async def _book(self, cost: int, give_up_at: float = 0.0) -> Booked:
+        """Permits for now, or for some moment until then."""
         engine = self._engine
         engine.must_be_open()
-        booked, _ = await engine.insist(
-            lambda within: engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within),
-            engine.now() + engine.patience,
-        )
+
+        def ask(within: float) -> Awaitable[Booked]:
+            patience = max(0.0, give_up_at - engine.now())  # a try that went unanswered has used some of it
+            return engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within)
+
+        booked, _ = await engine.insist(ask, engine.now() + engine.patience)
         return booked
 
     def _check(self, cost: int) -> None:

@@ -1,0 +1,50 @@
+"""From a URL to what asyncio's faces stand on: an engine in the world of asyncio, looked after at fork and exit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from holdfast._connect import open_backend
+from holdfast._faces.aio_lock import AsyncLease
+from holdfast._time import Seconds, length
+from holdfast._worlds import Clock, drive
+from holdfast._worlds.asyncio_ import AsyncioWorld
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.engine.core import Engine, lock_order
+from holdfast.engine.process import adopt
+from holdfast.errors import LockError
+from holdfast.primitives.locks import LocksLogic
+
+
+def open_locks(
+    url_or_client: object,
+    *,
+    holder: str | None,
+    namespace: str,
+    patience: Seconds,
+    debug: bool | None,
+    clock: Clock | None,
+) -> LocksLogic:
+    """See `holdfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    world = AsyncioWorld(clock)
+    engine = Engine(
+        open_backend(url_or_client, world, clock),
+        world,
+        lease_type=AsyncLease,
+        holder=holder,
+        patience=length(patience, "patience"),
+        order=lock_order(debug),
+    )
+    locks = LocksLogic(engine, namespace)
+    adopt(engine, partial(_release_without_loop, url_or_client, clock))
+    return locks
+
+
+def _release_without_loop(url_or_client: object, clock: Clock | None, engine: Engine) -> None:
+    """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
+    twin = open_backend(url_or_client, ThreadWorld(clock), clock)
+    with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
+        for held in list(engine.keeper.leases.values()):
+            drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
+    drive(twin.close())

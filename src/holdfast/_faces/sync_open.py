@@ -1,0 +1,40 @@
+"""From a URL to what the blocking faces stand on: an engine in the world of threads, looked after at fork and exit."""
+
+from __future__ import annotations
+
+from holdfast._connect import open_backend
+from holdfast._faces.sync_lock import Lease
+from holdfast._time import Seconds, length
+from holdfast._worlds import Clock, drive
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.engine.core import Engine, lock_order
+from holdfast.engine.process import adopt
+from holdfast.primitives.locks import LocksLogic
+
+
+def open_locks(
+    url_or_client: object,
+    *,
+    holder: str | None,
+    namespace: str,
+    patience: Seconds,
+    debug: bool | None,
+    clock: Clock | None,
+) -> LocksLogic:
+    """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    world = ThreadWorld(clock)
+    engine = Engine(
+        open_backend(url_or_client, world, clock),
+        world,
+        lease_type=Lease,
+        holder=holder,
+        patience=length(patience, "patience"),
+        order=lock_order(debug),
+    )
+    locks = LocksLogic(engine, namespace)
+    adopt(engine, _close)
+    return locks
+
+
+def _close(engine: Engine) -> None:
+    drive(engine.close(within=1.0))

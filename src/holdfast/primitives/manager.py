@@ -1,0 +1,300 @@
+"""A manager of locks by name: acquired in one place, released in another. A thin layer over `LocksLogic`.
+
+Decides: what a name that this manager already holds means to it, and what is told to whom does not get one.
+Leaves to the engine: waiting, keeping and losing.
+
+The manager is the holder, whatever thread or task asks. So a second acquire of what it holds extends it, and callers
+that ask for one name at the same time go one after another: the second finds what the first has got.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from holdfast._model import Busy, HolderInfo, LockInfo
+from holdfast._time import Seconds, length, say
+from holdfast._worlds import Signal, World
+from holdfast.engine.acquire import acquire
+from holdfast.engine.lease import Lease, Request
+from holdfast.errors import BackendUnavailable, LeaseLost, NotHeld
+from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.locks import LocksLogic
+from holdfast.primitives.names import valid
+
+M = TypeVar("M")
+
+FEW: Final = 64  # leases that may have ended unseen before they are looked for
+
+
+class LockResult(NamedTuple):
+    """What became of an acquire. True if it was acquired: `if locks.acquire("x"): …`."""
+
+    acquired: bool
+    lock: LockInfo | None = None  # ours if acquired, else who was in the way; waiters are counted only then
+    error: str | None = None  # why it was not acquired, for people to read
+
+    @property
+    def fence(self) -> int | None:
+        """The fence of what was acquired; None if it was not."""
+        return self.lock.holders[0].fence if self.acquired and self.lock is not None else None
+
+    def __bool__(self) -> bool:
+        return self.acquired
+
+
+class ManagerLogic:
+    """Everything a manager does, for both worlds."""
+
+    def __init__(self, locks: LocksLogic) -> None:
+        self.locks = locks
+        self._held: dict[str, Lease] = {}  # by name: taken by `acquire`, and not known to have ended
+        self._sweep_at = FEW
+        self._turns = _Turns(locks.engine.world)
+
+    @property
+    def holder_id(self) -> str:
+        return self.locks.engine.holder
+
+    async def acquire(
+        self,
+        name: str,
+        timeout_seconds: Seconds,
+        blocking: bool,
+        blocking_timeout_seconds: Seconds | None,
+        metadata: Any,
+    ) -> LockResult:
+        started = self.locks.engine.now()
+        request = self._lock(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata, renew=False).request
+        answer = await self._try(request)
+        if isinstance(answer, Busy) and request.wait != 0:
+            answer = await self._wait(request, started)
+        if isinstance(answer, Busy):
+            return await self._refused(request, answer, started)
+        return LockResult(True, _told(answer))
+
+    async def _try(self, request: Request) -> Lease | Busy:
+        """Extend it if this manager holds it, else ask for it once."""
+        name = request.terms.name
+        turns = await self._take_turn(name)
+        try:
+            return await self._extend_or_ask(request, 0.0)
+        finally:
+            turns.give(name)
+
+    async def _wait(self, request: Request, started: float) -> Lease | Busy:
+        """One caller stands in the queue for all of this manager that wait for the name."""
+        turns, what = self._turns_here(), ("waiting for", request.terms.name)
+        if await turns.take(what, self._left(request, started)):
+            try:
+                answer = await self._extend_or_ask(request, self._left(request, started))
+            finally:
+                turns.give(what)
+            if not isinstance(answer, Busy):
+                return answer
+        return await self._try(request)  # another caller of this manager may have been luckier
+
+    def _left(self, request: Request, started: float) -> float | None:
+        return None if request.wait is None else max(0.0, started + request.wait - self.locks.engine.now())
+
+    async def _extend_or_ask(self, request: Request, wait: float | None) -> Lease | Busy:
+        lease = self._held.get(request.terms.name)
+        if lease is not None:
+            if lease._state == "releasing":
+                await lease._release()  # the last try went unanswered
+            if await self._extended(lease, request.terms.ttl):
+                return lease
+        return await acquire(self.locks.engine, request, wait, self._adopt)
+
+    def _lock(
+        self,
+        name: str,
+        timeout_seconds: Seconds,
+        blocking: bool,
+        blocking_timeout_seconds: Seconds | None,
+        metadata: Any,
+        *,
+        renew: bool,
+    ) -> LockLogic:
+        """Raises ValueError, in the words of the caller, for what makes no sense."""
+        can = self.locks.engine.backend.capabilities
+        ttl = length(timeout_seconds, "timeout_seconds", least=can.min_ttl, most=can.max_ttl)
+        wait: float | None = None
+        if blocking_timeout_seconds is not None:
+            wait = length(blocking_timeout_seconds, "blocking_timeout_seconds", zero=True)
+        return self.locks.lock(name, ttl=ttl, wait=wait if blocking else 0.0, renew=renew, metadata=metadata)
+
+    def _adopt(self, lease: Lease) -> None:
+        # It has no owner: whoever knows its name may release it, so no thread waits for itself.
+        self._held[lease.name] = lease
+        if len(self._held) > self._sweep_at:
+            for ended in [lease for lease in list(self._held.values()) if not lease.held]:
+                self._forget(ended)
+            self._sweep_at = FEW + 2 * len(self._held)
+
+    def _forget(self, lease: Lease) -> None:
+        if self._held.get(lease.name) is lease:
+            self._held.pop(lease.name, None)
+
+    async def _extended(self, lease: Lease, seconds: Seconds) -> bool:
+        try:
+            return await lease._extend(seconds)
+        except (LeaseLost, NotHeld):
+            self._forget(lease)
+            return False
+
+    async def _refused(self, request: Request, busy: Busy, started: float) -> LockResult:
+        name = request.terms.name
+        info = await self.locks.inspect(name)
+        holder = info.holders[0].holder if info.holders else busy.holder
+        is_held = f"held by {holder!r}" if holder else "not free"
+        if request.wait != 0:
+            is_held = f"still {is_held} after {say(self.locks.engine.now() - started)}"
+        return LockResult(False, info, f"lock {name!r} is {is_held}")
+
+    async def extend(self, name: str, seconds: Seconds) -> bool:
+        lease = self._held.get(valid(name))
+        can = self.locks.engine.backend.capabilities
+        wanted = length(seconds, "seconds", least=can.min_ttl, most=can.max_ttl)
+        return lease is not None and await self._extended(lease, wanted)
+
+    async def release(self, name: str) -> bool:
+        turns = await self._take_turn(valid(name))
+        try:
+            lease = self._held.get(name)
+            if lease is None:
+                return False
+            freed = await lease._release()
+            self._forget(lease)  # not before: what could not be asked can be asked again
+            return freed
+        finally:
+            turns.give(name)
+
+    async def release_all(self) -> int:
+        """How many were released. Each is tried; then the first error is raised, if there was one."""
+        released, problem = 0, None
+        for name in list(self._held):
+            try:
+                released += await self.release(name)
+            except Exception as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return released
+
+    def scope(
+        self,
+        name: str,
+        timeout_seconds: Seconds,
+        blocking: bool,
+        blocking_timeout_seconds: Seconds | None,
+        metadata: Any,
+    ) -> LockLogic:
+        return self._lock(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata, renew=True)
+
+    async def with_lock(self, scope: LockLogic, work: Callable[[], Any]) -> Any:
+        """Refuses work that would go on after the lock is gone."""
+        blocking = self.locks.engine.world.blocking
+        if blocking and inspect.iscoroutinefunction(work):
+            raise TypeError("with_lock() takes a plain function here; use holdfast.aio for coroutines")
+        async with scope:
+            answer = work()
+            if not blocking:
+                return await answer if isinstance(answer, Awaitable) else answer
+            if inspect.iscoroutine(answer):
+                answer.close()
+                raise TypeError("what with_lock() was given gave a coroutine; use holdfast.aio for those")
+            return answer
+
+    async def close(self) -> None:
+        await self.locks.close()
+        self._held.clear()
+
+    async def _take_turn(self, name: str) -> _Turns:
+        """To try or release it: that is one request, so whoever has the turn gives it back soon."""
+        turns = self._turns_here()
+        if await turns.take(name, self.locks.engine.patience):
+            return turns
+        raise BackendUnavailable(
+            f"lock {name!r} was not asked for: the backend has not answered others who asked for it here", name=name
+        )
+
+    def _turns_here(self) -> _Turns:
+        if self._turns.pid != os.getpid():  # those who had a turn, or waited for one, are the parent's
+            self._turns = _Turns(self.locks.engine.world)
+        return self._turns
+
+    def __repr__(self) -> str:
+        return f"{self.locks!r}, by name: {sorted(self._held)}"
+
+
+class _Turns:
+    """One caller at a time for each thing, first come first served."""
+
+    def __init__(self, world: World) -> None:
+        self.pid = os.getpid()
+        self._world = world
+        self._mutex = threading.Lock()
+        self._lines: dict[Hashable, deque[Signal]] = {}  # a line, though empty, for each turn that is taken
+
+    async def take(self, what: Hashable, wait: float | None) -> bool:
+        """Whether the turn came within `wait` seconds; None waits for as long as it takes."""
+        signal = self._world.signal()
+        with self._mutex:
+            line = self._lines.get(what)
+            if line is None:
+                self._lines[what] = deque()
+                return True
+            line.append(signal)
+        try:
+            woken = await signal.wait(wait)
+        except BaseException:
+            if not self._left(what, signal):
+                self.give(what)  # it came at the same moment, and nobody is here to take it
+            raise
+        return woken or not self._left(what, signal)
+
+    def _left(self, what: Hashable, signal: Signal) -> bool:
+        """Leave the line; False if the turn has come."""
+        with self._mutex:
+            line = self._lines.get(what, ())
+            if signal not in line:
+                return False
+            self._lines[what].remove(signal)
+            return True
+
+    def give(self, what: Hashable) -> None:
+        """To the next in line."""
+        with self._mutex:
+            line = self._lines[what]
+            if not line:
+                del self._lines[what]
+                return
+            following = line.popleft()
+        following.set()
+
+
+def _told(lease: Lease) -> LockInfo:
+    """Without asking again: an answer that got lost would leave a lock that nobody knows of."""
+    facts = (lease.holder, lease.claim_id, lease.fence, lease.mode, lease.acquired_at, lease.expires_at, lease.metadata)
+    return LockInfo(lease.name, (HolderInfo(*facts),))
+
+
+def the_same(asked: object, made_for: object, manager: M) -> M:
+    """The one manager. Raises ValueError if it was made for something else than what is asked for now."""
+    if asked is None or asked is made_for or asked == made_for:
+        return manager
+    raise ValueError(f"the one manager was made for {_shown(made_for)}, not for {_shown(asked)}; close() it first")
+
+
+def _shown(url_or_client: object) -> str:
+    if url_or_client is None:
+        return "the default URL"
+    if not isinstance(url_or_client, str):
+        return f"a {type(url_or_client).__name__}"
+    scheme, _, rest = url_or_client.partition("://")
+    return repr(f"{scheme}://{rest.rpartition('@')[2]}")  # without its password

@@ -1,0 +1,132 @@
+"""Limiters, cells and elections shared by real processes, some of which are killed."""
+
+from __future__ import annotations
+
+import signal
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator
+from queue import Queue
+from threading import Thread
+
+import pytest
+
+import holdfast
+from holdfast._time import boot_now
+from tests.adversity.actor import Actor
+from tests.adversity.worker import Worker
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Actor]
+Employ = Callable[..., list[Worker]]
+
+SOON = 0.5  # seconds: much less than any timer that could have done it instead
+
+
+@pytest.fixture
+def employ(url: str) -> Iterator[Employ]:
+    """Start so many processes on the test's store, and let them begin together."""
+    workers: list[Worker] = []
+
+    def employ(number: int, job: str, *numbers: float) -> list[Worker]:
+        employed = [Worker(url, job, *numbers) for _ in range(number)]
+        workers.extend(employed)
+        for worker in employed:
+            worker.begin()
+        return employed
+
+    yield employ
+    for worker in workers:
+        worker.close()
+
+
+def test_six_processes_never_get_more_than_the_rate_in_any_window(employ: Employ) -> None:
+    rate, burst, seconds = 200, 10, 2.0
+    workers = employ(6, "take_permits", rate, burst, seconds)
+    shares = [[(before, after) for before, after in worker.line()] for worker in workers]
+    permits = [permit for share in shares for permit in share]
+    assert excess(permits, rate, burst) <= 0
+    assert len(permits) > 0.6 * rate * seconds  # else the limit was never put to the test
+    assert sum(bool(share) for share in shares) == 6
+
+
+def excess(permits: list[tuple[float, float]], rate: float, burst: int) -> float:
+    """By how much the worst window from before one permit to after another has too many; each was given in between."""
+    worst = float("-inf")
+    ends: list[float] = []  # of the permits that began in the window
+    for begin, end in sorted(permits, reverse=True):
+        insort(ends, end)
+        for last in ends:
+            given = bisect_right(ends, last)
+            worst = max(worst, given - burst - (last - begin) * rate - 1e-6)
+    return worst
+
+
+def test_the_judge_of_windows_finds_one_permit_too_many() -> None:
+    even = [(at / 10, at / 10) for at in range(30)]
+    assert excess([*even, (1.0, 1.0)], rate=10, burst=2) <= 0
+    assert excess([*even, (1.0, 1.0), (1.5, 1.5)], rate=10, burst=2) > 0.9
+
+
+def test_processes_that_increment_a_cell_lose_nothing(employ: Employ, locks: holdfast.Locks) -> None:
+    workers, times = 4, 250
+    versions = [version for worker in employ(workers, "increment", times) for version in worker.rest()]
+    assert sorted(versions) == list(range(1, workers * times + 1))  # each version was written by one of them
+    assert locks.cell("count").read() == (workers * times, workers * times)
+
+
+@pytest.mark.parametrize("after", [1, 20, 60])
+def test_a_kill_in_the_middle_of_an_update_loses_nothing(employ: Employ, locks: holdfast.Locks, after: int) -> None:
+    workers = employ(3, "increment", 1_000_000)
+    told = [[worker.line() for _ in range(after)] for worker in workers]
+    for worker in workers:
+        worker.kill()
+    confirmed = [version for seen, worker in zip(told, workers, strict=True) for version in seen + worker.rest()]
+    value, version = locks.cell("count").read()
+    assert value == version
+    assert len(set(confirmed)) == len(confirmed) <= value <= len(confirmed) + 3  # one unconfirmed each, at most
+    assert locks.cell("count").update(lambda count: count + 1) == (value + 1, version + 1)
+
+
+def test_an_observer_in_another_process_is_told_of_the_leaders_death_and_of_the_next(
+    start: Start, locks: holdfast.Locks
+) -> None:
+    leader, follower = start(), start()
+    first = leader.ask("acquire", name="lead", ttl=2)["fence"]
+    changes = locks.election("lead").observe()
+    assert next(changes).term == first
+    follower.tell("acquire", name="lead")
+    leader.signal(signal.SIGKILL)
+    assert next(changes) == (None, first)
+    second = follower.expect()["fence"]
+    told = next(changes)
+    assert told.term == second > first
+    assert told.leader == follower.ask("inspect", name="lead")["holders"][0]["holder"]
+    follower.ask("release")
+    assert next(changes) == (None, second)
+    changes.close()
+
+
+def test_an_observer_in_another_process_is_woken_and_not_by_its_timer(start: Start, url: str) -> None:
+    leader = start()
+    told: Queue[tuple[holdfast.Leadership, float]] = Queue()
+
+    def observe() -> None:
+        for change in locks.election("lead").observe():
+            told.put((change, boot_now()))
+
+    with holdfast.connect(url) as locks:
+        observer = Thread(target=observe)
+        observer.start()
+        assert told.get()[0].vacant
+        for _ in range(5):
+            elected = leader.ask("acquire", name="lead")
+            change, at = told.get()
+            assert change.term == elected["fence"]
+            assert at - elected["at"] < SOON
+            resigned = leader.ask("release")
+            change, at = told.get()
+            assert change == (None, elected["fence"])
+            assert at - resigned["at"] < SOON
+    observer.join(SOON)  # it ends with its `Locks`
+    assert not observer.is_alive()

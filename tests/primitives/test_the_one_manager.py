@@ -1,0 +1,187 @@
+"""The process's one manager, and the loop's: made once, whoever asks first, and what a fork leaves of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import DistributedLock, get_distributed_lock
+from holdfast._faces import aio_manager, sync_manager
+
+
+@pytest.fixture(autouse=True)
+def no_one_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.setattr(sync_manager, "_the_one", None)
+    yield
+    if sync_manager._the_one is not None:
+        sync_manager._the_one[1].close()
+
+
+def in_a_child(work: str) -> None:
+    """Let the child of a fork of a fresh process do it."""
+    code = f"import os, sys\nimport holdfast\n{work}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# In a process
+
+
+def test_everybody_gets_the_same_one() -> None:
+    manager = get_distributed_lock()
+    assert isinstance(manager, DistributedLock)
+    assert manager.acquire("a")
+    assert get_distributed_lock().release("a") is True
+
+
+def test_threads_that_ask_first_at_once_get_the_same_one() -> None:
+    barrier = threading.Barrier(8)
+
+    def ask(_: int) -> DistributedLock:
+        barrier.wait()
+        return get_distributed_lock()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(ask, range(8)))) == 1
+
+
+def test_it_is_where_the_environment_says(tmp_path: Path) -> None:
+    get_distributed_lock().acquire("a")
+    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+        assert [info.name for info in locks.list()] == ["a"]
+
+
+def test_another_url_is_refused_as_long_as_it_is_open() -> None:
+    manager = get_distributed_lock("memory://one")
+    assert get_distributed_lock("memory://one") is get_distributed_lock() is manager
+    with pytest.raises(ValueError, match=r"made for 'memory://one', not for 'redis://host'; close\(\) it first"):
+        get_distributed_lock("redis://user:secret@host")
+    manager.close()
+    other = get_distributed_lock("memory://another")
+    assert other is not manager
+    assert other.acquire("a")
+
+
+def test_a_bad_url_is_not_remembered() -> None:
+    with pytest.raises(ValueError, match="unknown scheme"):
+        get_distributed_lock("gopher://host")
+    assert get_distributed_lock().acquire("a")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_it_too_and_holds_nothing_of_what_its_parent_does() -> None:
+    in_a_child("""
+manager = holdfast.get_distributed_lock()
+assert manager.acquire("a")
+mine = manager.holder_id
+from holdfast._faces import sync_manager
+sync_manager._mutex.acquire()  # as if another thread were about to make it
+manager._logic._turns._lines["b"] = __import__("collections").deque()  # or to ask for a name
+child = os.fork()
+if not child:
+    same = holdfast.get_distributed_lock()
+    answers = [
+        same is manager, same.holder_id != mine, not same.release("a"), not same.extend("a", 5),
+        same.release_all() == 0, same.acquire("a").error == f"lock 'a' is held by {mine!r}", same.acquire("b").acquired,
+    ]
+    same.close()
+    os._exit(0 if all(answers) else 1 + answers.index(False))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "an answer was wrong"
+sync_manager._mutex.release()
+assert manager.release("a")
+""")
+
+
+@pytest.mark.slow
+def test_what_is_left_at_exit_is_released(tmp_path: Path) -> None:
+    in_a_child("holdfast.get_distributed_lock().acquire('a', 3600)")
+    in_a_child("""
+import asyncio
+async def main(): await holdfast.aio.get_distributed_lock().acquire('b', 3600)
+asyncio.run(main())
+""")
+    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+        assert locks.list() == []
+
+
+def test_one_that_is_dropped_while_it_holds_something_says_so() -> None:
+    manager = DistributedLock("memory://dropped")
+    manager.acquire("a")
+    with pytest.warns(ResourceWarning, match="while holding"):
+        del manager
+
+
+def test_a_manager_that_could_not_be_made_is_dropped_in_silence() -> None:
+    with pytest.raises(ValueError, match="holder"):
+        DistributedLock("memory://", holder_id="")
+
+
+def test_a_manager_is_a_context_manager() -> None:
+    with DistributedLock("memory://context", holder_id="me", namespace="shop") as manager:
+        assert manager.acquire("a")
+        assert "'a'" in repr(manager)
+    with holdfast.connect("memory://context", namespace="shop") as locks:
+        assert locks.list() == []
+
+
+def test_with_lock_refuses_work_that_would_go_on_without_the_lock() -> None:
+    async def work() -> int:
+        return 1
+
+    with DistributedLock("memory://context") as manager:
+        with pytest.raises(TypeError, match=r"holdfast\.aio"):
+            _ = manager.with_lock("a", work)
+        with pytest.raises(TypeError, match="gave a coroutine"):
+            _ = manager.with_lock("a", lambda: work())
+
+
+# In an event loop
+
+
+def test_each_event_loop_has_one() -> None:
+    async def ask() -> tuple[aio_manager.DistributedLock, aio_manager.DistributedLock]:
+        manager = holdfast.aio.get_distributed_lock()
+        assert isinstance(manager, holdfast.aio.DistributedLock)
+        async with manager:
+            assert await manager.acquire("a")
+            return manager, holdfast.aio.get_distributed_lock()
+
+    first, again = asyncio.run(ask())
+    other, _ = asyncio.run(ask())
+    assert first is again
+    assert first is not other
+
+
+def test_the_one_of_a_closed_loop_is_forgotten() -> None:
+    async def ask() -> None:
+        assert await holdfast.aio.get_distributed_lock().acquire("a")
+        assert await holdfast.aio.get_distributed_lock().release("a")
+
+    for _ in range(3):
+        asyncio.run(ask())
+    assert len(aio_manager._ones) == 1
+
+
+def test_a_loop_too_refuses_another_url() -> None:
+    async def ask() -> None:
+        async with holdfast.aio.get_distributed_lock("memory://one"):
+            with pytest.raises(ValueError, match="made for 'memory://one'"):
+                holdfast.aio.get_distributed_lock("memory://another")
+
+    asyncio.run(ask())
+
+
+def test_without_a_loop_there_is_none() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        holdfast.aio.get_distributed_lock()

@@ -1,0 +1,77 @@
+"""The pure decisions behind limiters and cells: when a permit is to be had, which write goes through, which pause."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast._time import full_jitter
+from holdfast._values import NANO, NOTHING, Rate, Stored, Write, Written, book, decide
+
+RATES = st.builds(Rate, interval=st.integers(1, 10**10), burst=st.integers(1, 20))
+
+
+@given(
+    rate=RATES,
+    asks=st.lists(st.tuples(st.integers(0, 3 * 10**10), st.integers(1, 20), st.sampled_from((0, 1, 60)))),
+)
+def test_no_stretch_of_time_has_more_than_the_bound(rate: Rate, asks: list[tuple[int, int, int]]) -> None:
+    """Counted from when each permit may be used; times are whole nanoseconds, so the bound is exact."""
+    now, until = 0, 0
+    uses: list[tuple[int, int]] = []  # when, and how many
+    for passed, cost, patience in asks:
+        now += passed
+        cost = min(cost, rate.burst)
+        booked = book(until, now / NANO, rate, cost, patience)
+        if booked.allowance.allowed:
+            uses.append((now + round(booked.allowance.retry_after * NANO), cost))
+            until = booked.until
+        else:
+            assert booked.until == until
+            assert booked.allowance.retry_after > patience
+    for first, (begin, _) in enumerate(uses):
+        taken = 0
+        for at, cost in uses[first:]:
+            taken += cost
+            assert (taken - rate.burst) * rate.interval <= at - begin
+
+
+@given(rate=RATES, until=st.integers(0, 10**12), now=st.integers(0, 10**12), cost=st.integers(1, 20))
+def test_retry_after_is_when_it_is_allowed_and_not_a_nanosecond_earlier(
+    rate: Rate, until: int, now: int, cost: int
+) -> None:
+    cost = min(cost, rate.burst)
+    answer = book(until, now / NANO, rate, cost, 0.0).allowance
+    if not answer.allowed:
+        then = now + round(answer.retry_after * NANO)
+        assert not book(until, (then - 1) / NANO, rate, cost, 0.0).allowance.allowed
+        assert book(until, then / NANO, rate, cost, 0.0).allowance.allowed
+
+
+@given(rate=RATES, until=st.integers(0, 10**12), now=st.integers(0, 10**12), cost=st.integers(1, 20))
+def test_remaining_is_what_can_be_had_at_once(rate: Rate, until: int, now: int, cost: int) -> None:
+    booked = book(until, now / NANO, rate, min(cost, rate.burst), 0.0)
+    left = booked.allowance.remaining
+    assert left == 0 or book(booked.until, now / NANO, rate, left, 0.0).allowance.allowed
+    assert left == rate.burst or not book(booked.until, now / NANO, rate, left + 1, 0.0).allowance.allowed
+
+
+def test_full_jitter_is_anywhere_between_nothing_and_an_exponential_backoff() -> None:
+    assert [full_jitter(attempt, 0.0) for attempt in (1, 5, 1000)] == [0.0, 0.0, 0.0]
+    almost = 1.0 - 2.0**-53
+    longest = [full_jitter(attempt, almost) for attempt in range(1, 40)]
+    assert longest == sorted(longest)
+    assert [round(pause, 6) for pause in longest[:4]] == [0.01, 0.02, 0.04, 0.08]
+    assert max(longest) < 1.0
+    assert full_jitter(3, 0.5) * 2 == full_jitter(3, 1.0)
+
+
+def test_a_write_is_decided_by_its_id_then_its_fence_then_its_version() -> None:
+    stored = Stored('"a"', version=4, fence=7, writer="w")
+    assert decide(stored, Write("w", '"a"', if_version=3, fence=1)) == Written("written", 4, 7)  # a repeat
+    assert decide(stored, Write("x", '"b"', if_version=3, fence=6)) == Written("stale", 4, 7)
+    assert decide(stored, Write("x", '"b"', if_version=3, fence=7)) == Written("conflict", 4, 7)
+    assert decide(stored, Write("x", '"b"', if_version=4, fence=7)) is None
+    assert decide(stored, Write("x", '"b"')) is None
+    assert decide(NOTHING, Write("x", '"b"', if_version=0)) is None
+    assert decide(NOTHING, Write("x", '"b"', if_version=1)) == Written("conflict", 0, 0)
