@@ -196,8 +196,8 @@ class RedisBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
-        moment = "" if now is None else _moment(int(now() * NANO))
-        wait = int(min(patience, 1e6) * NANO)
+        moment = "" if now is None else _moment(round(now() * NANO))
+        wait = round(min(patience, 1e6) * NANO)
         args = (moment, rate.interval, rate.burst, cost, wait)
         allowed, left, early, until = await self._driver.run(
             script("throttle"), (f"{_tagged(key)}:limit",), args, within

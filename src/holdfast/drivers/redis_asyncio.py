@@ -184,13 +184,13 @@ class AsyncioRedis:
 
     def _reset(self) -> None:
         self._line: _Line | None = None
-        self._connecting: asyncio.Lock | None = None
+        self._connecting = asyncio.Lock()
         self._closed = False
 
     async def expect(self, claim: Claim, within: float) -> str:
         if not self.wakes.address:
             loop = asyncio.get_running_loop()
-            self.wakes.is_new(loop)
+            self._belong_to(loop)
             await self.wakes.subscribe(loop, within)
         return self.wakes.expect(claim)
 
@@ -241,16 +241,18 @@ class AsyncioRedis:
     async def _connected(self, loop: asyncio.AbstractEventLoop, within: float) -> _Line:
         if self._closed:
             raise self._endpoint.unavailable("was let go of: this AsyncLocks is closed", transient=False)
-        if self.wakes.is_new(loop):
-            self._line = None
-            self._connecting = asyncio.Lock()
-        assert self._connecting is not None
+        self._belong_to(loop)
         async with self._connecting:
             if self._line is None or not self._line.alive:
                 line = _Line(self._endpoint, loop)
                 await line.connect(within)
                 self._line = line
             return self._line
+
+    def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.wakes.is_new(loop):
+            self._line = None
+            self._connecting = asyncio.Lock()
 
     async def close(self) -> None:
         self._closed = True
