@@ -164,7 +164,7 @@ class MemoryBackend:
                 resource.end(claim.id)
                 if resource.queue:
                     resource.expire(now)  # what is over must not stand in the way of the hand-over
-                    resource.hand_over(now, heir)
+                    resource.hand_over(now, heir if alive else "")
             if resource.unused:
                 del store.resources[claim.terms.key]
             return alive

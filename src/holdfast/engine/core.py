@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast._ids import default_holder
-from holdfast._model import EXCLUSIVE, PRESENCE, SHARED, Claim, Grant, Renewal
+from holdfast._model import PRESENCE, SHARED, Claim, Grant, Renewal
 from holdfast._time import Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
@@ -69,10 +69,10 @@ class Engine:
 
     def must_not_wait_for_itself(self, claim: Claim) -> None:
         """Raises SelfDeadlock if whoever asks holds what it would wait for."""
-        name, key, mode = claim.terms.name, claim.terms.key, claim.terms.mode
+        name, key, limit = claim.terms.name, claim.terms.key, claim.terms.limit
         for lease in self.held_by(self.world.owner()):
             terms = lease._claim.terms
-            if terms.key == key and EXCLUSIVE in (terms.mode, mode):
+            if terms.key == key and None in (terms.limit, limit):  # one may hold several permits of a semaphore
                 raise SelfDeadlock(
                     f"lock {name!r} is held by this very {'thread' if self.world.blocking else 'task'} "
                     f"(fence {lease._fence}), which would wait for itself without end; "
@@ -142,7 +142,7 @@ class Engine:
 
     async def downgrade(self, lease: Lease) -> None:
         """Share it from now on, with nobody else in between."""
-        claim = Claim(lease._claim.id, lease._claim.terms._replace(mode=SHARED, limit=None))
+        claim = Claim(lease._claim.id, lease._claim.terms._replace(mode=SHARED, limit=None, ttl=lease._ttl))
         asked_at = self.now()
 
         def ask(within: float) -> Awaitable[object]:
@@ -165,12 +165,14 @@ class Engine:
         self.keeper.notice(lease)
         if lease._request.reentrant:
             self.let_go(lease)
+        # Asked before, or by somebody else who waits for the answer now: then that may have freed it, but not time.
+        again = lease._state == "releasing" and self.now() < lease._deadline
         if not lease._move("release"):
             return False
         try:
             if self.backend.capabilities.instant:
-                return await self._release(lease, heir)
-            return await self.world.shielded(self._release(lease, heir))
+                return await self._release(lease, heir, again)
+            return await self.world.shielded(self._release(lease, heir, again))
         except Exception:
             raise
         except BaseException as interrupt:
@@ -191,19 +193,18 @@ class Engine:
         except RuntimeError:  # no loop runs any more
             work.close()
 
-    async def _release(self, lease: Lease, heir: str) -> bool:
+    async def _release(self, lease: Lease, heir: str, asked_before: bool) -> bool:
         linger = self.linger(lease) if lease._request.min_hold else 0.0
         try:
             within = lease._deadline - self.now()  # afterwards it has ended by itself
             within = self.patience if within > self.patience else max(0.02, within)
             freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
-            asked_before = False
         except BackendUnavailable as error:
             freed, asked_before = await self._release_again(lease, linger, heir, error), True
         if freed or asked_before:  # asked before: an earlier try that went unanswered has freed it
-            lease._move("freed")
+            told = lease._move("freed") and self.events.wanted()
             self.keeper.forget(lease)
-            if self.events.wanted():
+            if told:
                 self.tell_lease("released", lease)
             return True
         self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")

@@ -13,16 +13,19 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from holdfast._model import EXCLUSIVE, Claim
+from holdfast._model import Claim
+from holdfast.engine.lease import Lease
 from holdfast.observe.events import logger
 
 if TYPE_CHECKING:
     from holdfast.engine.core import Engine
 
 MOST: Final = 10_000  # pairs that are remembered; the oldest go first
-_HERE: Final = os.path.dirname(os.path.dirname(__file__))
+_HERE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 Place = tuple[str, str]  # a store and a key in it
 
@@ -32,83 +35,100 @@ class LockOrderWarning(UserWarning):
 
 
 class LockOrder:
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._mutex = threading.Lock()
         self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, and where
+        self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, in words
         self._pairs: dict[tuple[Place, Place], None] = {}  # the same in order of their first time
 
     def asked(self, engine: Engine, claim: Claim, wait: float | None) -> None:
         """Somebody asks. Warns if that can end in a deadlock."""
-        wanted, where = _place(engine, claim), _caller()
+        wanted, name, caller = _place(engine, claim), claim.terms.name, _caller()
+        asks = f"{name!r} is asked for at {caller.f_code.co_filename}:{caller.f_lineno}"
+        for held, lease in self._held_here(engine):
+            if held == wanted:
+                # A try does not wait, and one may hold several permits of a semaphore.
+                if wait != 0 and None in (lease._claim.terms.limit, claim.terms.limit):
+                    _warn(caller, f"{asks} by somebody who holds it already")
+                continue
+            step = f"{asks} while {lease.name!r} is held"
+            back = self._note(held, wanted, step)
+            if back:
+                _warn(caller, f"{step}, but {', and '.join(back)}: whoever do so can wait for each other for ever")
+
+    def _held_here(self, engine: Engine) -> Iterable[tuple[Place, Lease]]:
+        """What whoever asks holds, through any `Locks`."""
         with self._mutex:
             self._engines.add(engine)
             engines = list(self._engines)
-        mine = [(other, lease) for other in engines for lease in _held_here(other)]
-        for other, lease in mine:
-            held = _place(other, lease._claim)
-            if held == wanted:
-                if wait != 0 and EXCLUSIVE in (lease.mode, claim.terms.mode):
-                    _warn(f"{claim.terms.name!r} is asked for at {where} by somebody who holds it already")
+        for other in engines:
+            try:
+                owner = other.world.owner()
+            except RuntimeError:  # it lives in an event loop, and none runs here
                 continue
-            inverted = self._note(held, wanted, where)
-            if inverted is not None:
-                _warn(
-                    f"{claim.terms.name!r} is asked for at {where} while {lease.name!r} is held, "
-                    f"and the other way round at {inverted}: two who do both can wait for each other for ever"
-                )
+            for lease in other.held_by(owner):
+                yield _place(other, lease._claim), lease
 
-    def _note(self, held: Place, wanted: Place, where: str) -> str | None:
-        """Remember the pair; where the opposite order was seen, if it was."""
+    def _note(self, held: Place, wanted: Place, step: str) -> list[str]:
+        """Remember the pair; the steps that were seen to lead the other way, if it is new and there are any."""
         with self._mutex:
             if (held, wanted) in self._pairs:
-                return None  # told before, or in order
-            inverted = self._path(wanted, held)
+                return []  # told before, or in order
+            back = self._way(wanted, held)
             self._pairs[held, wanted] = None
-            self._after.setdefault(held, {})[wanted] = where
-            while len(self._pairs) > MOST:
-                first, then = next(iter(self._pairs))
-                del self._pairs[first, then]
-                del self._after[first][then]
-                if not self._after[first]:
-                    del self._after[first]
-            return inverted
+            self._after.setdefault(held, {})[wanted] = step
+            while len(self._pairs) > self._most:
+                self._forget(*next(iter(self._pairs)))
+            return back
 
-    def _path(self, start: Place, end: Place) -> str | None:
-        """Where the first step was taken on a way from `start` to `end`, if there is one."""
-        seen, ahead = {start}, [(then, where) for then, where in self._after.get(start, {}).items()]
-        while ahead:
-            here, first_step = ahead.pop()
-            if here == end:
-                return first_step
-            if here not in seen:
-                seen.add(here)
-                ahead += [(then, first_step) for then in self._after.get(here, {})]
-        return None
+    def _forget(self, held: Place, wanted: Place) -> None:
+        del self._pairs[held, wanted]
+        del self._after[held][wanted]
+        if not self._after[held]:
+            del self._after[held]
 
-
-def _held_here(engine: Engine) -> list:  # type: ignore[type-arg]
-    try:
-        return list(engine.held_by(engine.world.owner()))
-    except RuntimeError:  # its loop is not the one that runs here
-        return []
+    def _way(self, start: Place, end: Place) -> list[str]:
+        """The shortest way from one to the other, step by step; empty if there is none."""
+        came: dict[Place, tuple[Place, str]] = {}  # from where, and by which step
+        ahead = [start]
+        for here in ahead:  # grows meanwhile
+            if end in came:
+                break
+            for then, step in self._after.get(here, {}).items():
+                if then not in came:
+                    came[then] = here, step
+                    ahead.append(then)
+        steps: list[str] = []
+        here = end
+        while here != start and here in came:
+            here, step = came[here]
+            steps.insert(0, step)
+        return steps
 
 
 def _place(engine: Engine, claim: Claim) -> Place:
     return repr(engine.backend), claim.terms.key
 
 
-def _caller() -> str:
-    """The line outside this package that asks."""
+def _caller() -> FrameType:
+    """Who asks, outside this package."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return frame
 
 
-def _warn(text: str) -> None:
+def _warn(caller: FrameType, text: str) -> None:
     logger.warning("lock order: %s", text)
-    warnings.warn(text, LockOrderWarning, stacklevel=2)
+    warnings.warn_explicit(
+        text,
+        LockOrderWarning,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        module=caller.f_globals.get("__name__"),
+        registry=caller.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 ORDER: Final = LockOrder()

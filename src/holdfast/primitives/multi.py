@@ -7,32 +7,37 @@ Leaves to the engine: each single lease.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from holdfast._model import Busy
+from holdfast._model import Busy, Claim
 from holdfast._time import Seconds, say
 from holdfast._worlds import Guard
-from holdfast.engine.acquire import acquire
+from holdfast.engine.acquire import FOREVER, acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
 from holdfast.primitives.lock import wait_for
 
+Missed = tuple[str, Busy]  # the name that was not to be had, and who was in the way
+
 
 class _OneGuard:
     """Over the one body that several leases protect: only the first loss interrupts it."""
 
-    __slots__ = ("_guard", "_interrupted")
+    __slots__ = ("_guard", "_interrupted", "_mutex")
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, mutex: threading.Lock) -> None:
         self._guard = guard
+        self._mutex = mutex
         self._interrupted = False
 
     def interrupt(self) -> None:
-        if not self._interrupted:
-            self._interrupted = True
+        with self._mutex:
+            before, self._interrupted = self._interrupted, True
+        if not before:
             self._guard.interrupt()
 
     def close(self, exc_type: type[BaseException] | None) -> bool:
@@ -42,13 +47,14 @@ class _OneGuard:
 class MultiLease:
     """One lease over several names. It is held while all of them are, and lost as soon as one is."""
 
-    __slots__ = ("_engine", "_guard", "_leases", "_on_lost", "_owner")
+    __slots__ = ("_engine", "_guard", "_home", "_leases", "_on_lost", "_owner")
 
     def __init__(self, engine: Engine, on_lost: Callable[[Any], object] | None) -> None:
         self._engine = engine
         self._on_lost = on_lost
         self._leases: list[Lease] = []  # in the order in which they were taken
-        self._guard: Guard | None = None
+        self._home: MultiLogic | None = None  # the lock object that it was taken through, once it has all of them
+        self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._owner: object = engine.world.owner()
 
     @property
@@ -117,30 +123,37 @@ class MultiLease:
         return True
 
     async def _release(self) -> bool:
-        """The last taken first. Every one is let go of, whatever becomes of the others."""
-        freed, error = True, None
-        for lease in reversed(self._leases):
-            try:
-                freed = await self._engine.release(lease) and freed
-            except LockError as problem:
-                error = problem
-        if error is not None:
-            raise error
+        freed = await self._end()
+        if self._home is not None:
+            self._home.let_go_of(self)
         return freed
 
-    async def _undo(self, closing: bool) -> None:
-        """It never reached anybody."""
-        for lease in reversed(self._leases):
-            if closing and not self._engine.world.blocking:
-                self._engine.behind(self._engine.release, lease)
-            else:
-                with suppress(LockError):
-                    await self._engine.release(lease)
+    async def _end(self, behind: bool = False) -> bool:
+        """End every one of them, the last taken first, whatever becomes of the others.
+
+        `behind` is for where nothing can be awaited. A backend that did not answer once is not waited for again:
+        the rest is done behind then too. An interrupt or a cancellation goes on when all are seen to.
+        """
+        engine = self._engine
+        freed, problem = True, None
+        for lease in self._leases[::-1]:
+            if behind:
+                engine.behind(engine.release, lease)
+                continue
+            try:
+                freed = await engine.release(lease) and freed
+            except BaseException as error:
+                behind = isinstance(error, LockError | GeneratorExit)
+                problem = error if problem is None or isinstance(problem, LockError) else problem
+        if problem is not None:
+            raise problem
+        return freed
 
     async def _one_is_lost(self, _: Lease) -> None:
         """Then none is worth keeping."""
-        with suppress(LockError):
-            await self._release()
+        self._engine.behind(type(self)._end, self)  # not here: a backend that hangs must not hold up the telling
+        if self._home is None:
+            return  # it never reached anybody
         on_lost, self._on_lost = self._on_lost, None  # told once, though others may be lost too
         if on_lost is not None:
             answer = on_lost(self)
@@ -168,89 +181,137 @@ class MultiLogic:
         self._current: list[MultiLease] = []  # oldest first
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> MultiLease | None:
-        answer = await self._take(wait_for(blocking, timeout, self._wait), None)
-        return answer if isinstance(answer, MultiLease) else None
+        answer = await self._take(wait_for(blocking, timeout, self._wait), entering=False)
+        if answer.__class__ is tuple:  # not isinstance(): nothing is called between the grant and the caller
+            return None
+        return answer  # type: ignore[return-value]
 
     async def enter(self) -> MultiLease:
         started = self.engine.now()
-        answer = await self._take(self._wait, _OneGuard(self.engine.world.guard()))
-        if isinstance(answer, MultiLease):
-            return answer
-        name, busy = answer
-        waited = self.engine.now() - started
-        held_by = f"held by {busy.holder!r}" if busy.holder else "not free"
-        raise AcquireTimeout(
-            f"lock {name!r} is still {held_by} after {say(waited)}; none of {self.names} is kept",
-            name=name,
-            waited=waited,
-            holder=busy.holder,
-        )
+        answer = await self._take(self._wait, entering=True)
+        if answer.__class__ is tuple:
+            raise self._timed_out(*answer, self.engine.now() - started)
+        return answer  # type: ignore[return-value]
 
-    async def _take(self, wait: float | None, guard: Guard | None) -> MultiLease | tuple[str, Busy]:
+    def _timed_out(self, name: str, busy: Busy, waited: float) -> AcquireTimeout:
+        held_by = f"held by {busy.holder!r}" if busy.holder else "not free"
+        text = f"lock {name!r} is still {held_by} after {say(waited)}; none of {self.names} is kept"
+        return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
+
+    async def _take(self, wait: float | None, entering: bool) -> MultiLease | Missed:
         engine = self.engine
         engine.must_be_open()
-        multi = self._lease_type(engine, self._on_lost)
-        give_up_at = None if wait is None else engine.now() + wait
-        closing = False
-        try:
+        if wait is None:  # before an earlier name is waited for, perhaps for long, only to find that it was in vain
             for request in self._requests:
-                asked = request._replace(terms=request.terms._replace(holder=engine.holder), on_lost=multi._one_is_lost)
-                left = None if give_up_at is None else max(0.0, give_up_at - engine.now())
-                answer = await acquire(engine, asked, left, multi._adopt)
-                if isinstance(answer, Busy):
-                    await multi._undo(closing)
-                    return request.terms.name, answer
-            self._believe(multi, guard)
-            return multi
-        except BaseException as error:
-            await multi._undo(isinstance(error, GeneratorExit))
-            raise
+                engine.must_not_wait_for_itself(Claim("", request.terms))
+        give_up_at = FOREVER if wait is None else engine.now() + wait
+        while True:
+            multi = self._lease_type(engine, self._on_lost)
+            try:
+                missed = await self._take_each(multi, give_up_at)
+                if missed is None and self._hand_out(multi, entering):
+                    return multi
+                await self._undo(multi)
+            except BaseException as error:
+                await self._undo(multi, error)
+                raise
+            if missed is None and engine.now() >= give_up_at:
+                missed = next(lease.name for lease in multi._leases if lease.lost), Busy(0, 0.0)
+            if missed is not None:
+                return missed  # else an early one was lost while a later one was waited for: begin again
 
-    def _believe(self, multi: MultiLease, guard: Guard | None) -> None:
-        multi._guard = guard
+    async def _take_each(self, multi: MultiLease, give_up_at: float) -> Missed | None:
+        engine = self.engine
+        for request in self._requests:
+            asked = request._replace(terms=request.terms._replace(holder=engine.holder), on_lost=multi._one_is_lost)
+            left = None if give_up_at == FOREVER else max(0.0, give_up_at - engine.now())
+            answer = await acquire(engine, asked, left, multi._adopt)
+            if isinstance(answer, Busy):
+                return request.terms.name, answer
+            if multi.lost:
+                break
+        return None
+
+    def _hand_out(self, multi: MultiLease, entering: bool) -> bool:
+        """It is the caller's from now on, unless one of them is lost already."""
+        engine = self.engine
+        guard = _OneGuard(engine.world.guard(), engine.mutex) if entering else None
         for lease in multi._leases:
-            lease._guard = guard
-        multi.check()  # an early one may have been lost while a later one was waited for
-        self._current.append(multi)
+            engine.keeper.notice(lease)
+        with engine.mutex:  # no lease changes its state meanwhile: a loss comes before and is not told, or after and is
+            if any(lease._state != "held" for lease in multi._leases):
+                return False
+            multi._home = self
+            multi._guard = guard
+            for lease in multi._leases:
+                lease._guard = guard
+            self._current.append(multi)
+        return True
+
+    async def _undo(self, multi: MultiLease, error: BaseException | None = None) -> None:
+        """Leave nothing behind; after a GeneratorExit nothing can be awaited."""
+        engine = self.engine
+        multi._guard = None
+        self.let_go_of(multi)
+        closing = isinstance(error, GeneratorExit) and not engine.world.blocking
+        with suppress(LockError):
+            await multi._end(behind=closing and not engine.backend.capabilities.instant)
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if one was lost and nothing else went wrong."""
-        multi = self._find(entered=True)
-        if multi is None:
-            return
-        guard, multi._guard = multi._guard, None
+        multi = None
+        try:
+            multi = self._find(entered=True)
+            if multi is None:
+                return
+            ours = self._close_guard(multi, exc)
+            await self._end(multi, exc)
+            lost = next((lease for lease in multi._leases if lease._state == "lost"), None)
+            if lost is not None:
+                if exc is None or ours:
+                    raise lost._not_held() from exc
+                exc.add_note(f"also: {lost._not_held()}")
+        except Exception:
+            raise
+        except BaseException as interrupt:  # what it cut short is done before it goes on
+            multi = multi or self._find(entered=True)
+            if multi is not None:
+                await self._undo(multi, interrupt)
+            raise
+
+    def _close_guard(self, multi: MultiLease, exc: BaseException | None) -> bool:
+        """The body is over. True if it was ended by the loss and by nothing else."""
+        guard = multi._guard
         for lease in multi._leases:
             lease._guard = None
-        ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
-        try:
-            await self._end(multi, exc)
-        finally:
-            self._current.remove(multi)
-        lost = next((lease for lease in multi._leases if lease._state == "lost"), None)
-        if lost is not None:
-            if exc is None or ours:
-                raise lost._not_held() from exc
-            exc.add_note(f"also: {lost._not_held()}")
+        return guard is not None and guard.close(None if exc is None else type(exc))
 
     async def _end(self, multi: MultiLease, exc: BaseException | None) -> None:
-        if isinstance(exc, GeneratorExit) and not self.engine.world.blocking:
-            await multi._undo(closing=True)
+        if isinstance(exc, GeneratorExit):
+            await self._undo(multi, exc)
             return
         try:
-            await multi._release()
+            await multi._end()
         except LockError as error:
+            # The body ran under the locks, and they end by themselves: not worth spoiling its result.
             if exc is not None:
                 exc.add_note(f"also: {error}")
+        multi._guard = None
+        self.let_go_of(multi)
 
     async def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
         multi = self._find(entered=False)
         if multi is None:
             raise NotHeld(f"{self.names} are not held through this object; nothing was released")
-        if multi._guard is None:
-            self._current.remove(multi)
         if not await multi._release():
             multi.check()
+
+    def let_go_of(self, multi: MultiLease) -> None:
+        """It is over; but inside a `with` it stays until that is left, which then ends nobody else's."""
+        if multi._guard is None:
+            with suppress(ValueError):
+                self._current.remove(multi)
 
     async def locked(self) -> bool:
         """Whether anybody holds one of the names."""
@@ -267,9 +328,7 @@ class MultiLogic:
     def _find(self, *, entered: bool) -> MultiLease | None:
         """The caller's last one, or else anybody's."""
         owner = self.engine.world.owner()
-        fitting = [multi for multi in self._current if (multi._guard is not None) == entered] or (
-            [] if entered else self._current
-        )
+        fitting = [multi for multi in self._current if multi._guard is not None or not entered]
         mine = [multi for multi in fitting if multi._owner is owner]
         return (mine or fitting or [None])[-1]  # type: ignore[list-item]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast import aio, sync
 from holdfast._model import LockInfo
+from holdfast.testing.awaited_primitives import AwaitedPrimitives
 from holdfast.testing.faults import FaultyBackend
 
 
@@ -20,9 +21,9 @@ async def _settle(answer: Any) -> Any:
 
 
 class AwaitedLease:
-    """A lease of either world; what it tells is the lease's own."""
+    """A lease of either world, over one name or several; what it tells is the lease's own."""
 
-    def __init__(self, raw: sync.Lease | aio.AsyncLease) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
 
     async def extend(self, ttl: Any = None) -> bool:
@@ -30,6 +31,10 @@ class AwaitedLease:
 
     async def release(self) -> bool:
         return bool(await _settle(self.raw.release()))
+
+    async def downgrade(self) -> None:
+        answer = await _settle(self.raw.downgrade())
+        assert answer is None  # so that only an exception can tell of a failure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
@@ -39,7 +44,9 @@ class AwaitedLease:
 
 
 class AwaitedLock:
-    def __init__(self, raw: sync.Lock | aio.AsyncLock) -> None:
+    """What `lock`, `semaphore`, `read`, `write` or `all` gives in either world."""
+
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
 
     async def acquire(self, blocking: bool = True, timeout: Any = None) -> AwaitedLease | None:
@@ -61,17 +68,35 @@ class AwaitedLock:
 
     async def __aenter__(self) -> AwaitedLease:
         raw = self.raw
-        return AwaitedLease(raw.__enter__() if isinstance(raw, sync.Lock) else await raw.__aenter__())
+        return AwaitedLease(raw.__enter__() if hasattr(raw, "__enter__") else await raw.__aenter__())
 
     async def __aexit__(self, *exc: Any) -> None:
         raw = self.raw
-        if isinstance(raw, sync.Lock):
+        if hasattr(raw, "__exit__"):
             raw.__exit__(*exc)
         else:
             await raw.__aexit__(*exc)
 
 
-class AwaitedLocks:
+class AwaitedMultiLock(AwaitedLock):
+    @property
+    def names(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = self.raw.names
+        return names
+
+
+class AwaitedRWLock:
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def read(self) -> AwaitedLock:
+        return AwaitedLock(self.raw.read())
+
+    def write(self) -> AwaitedLock:
+        return AwaitedLock(self.raw.write())
+
+
+class AwaitedLocks(AwaitedPrimitives):
     """The `Locks` of either world, and the faults of its backend."""
 
     def __init__(self, raw: sync.Locks | aio.AsyncLocks, faults: FaultyBackend) -> None:
@@ -84,6 +109,15 @@ class AwaitedLocks:
 
     def lock(self, name: str, **options: Any) -> AwaitedLock:
         return AwaitedLock(self.raw.lock(name, **options))
+
+    def semaphore(self, name: str, limit: Any, **options: Any) -> AwaitedLock:
+        return AwaitedLock(self.raw.semaphore(name, limit, **options))
+
+    def rwlock(self, name: str, **options: Any) -> AwaitedRWLock:
+        return AwaitedRWLock(self.raw.rwlock(name, **options))
+
+    def all(self, *names: Any, **options: Any) -> AwaitedMultiLock:
+        return AwaitedMultiLock(self.raw.all(*names, **options))
 
     async def inspect(self, name: str) -> LockInfo:
         info: LockInfo = await _settle(self.raw.inspect(name))

@@ -39,6 +39,16 @@ from holdfast.testing.contract.p11_process_manners import ProcessManners  # noqa
 from holdfast.testing.contract.p12_bad_input_is_refused import BadInputIsRefused  # noqa: E402
 from holdfast.testing.contract.s02_public_names import PublicNames  # noqa: E402
 from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule  # noqa: E402
+from holdfast.testing.contract.s05_semaphores import Semaphores  # noqa: E402
+from holdfast.testing.contract.s06_read_write_locks import ReadWriteLocks  # noqa: E402
+from holdfast.testing.contract.s07_several_names import SeveralNames  # noqa: E402
+from holdfast.testing.contract.s07_several_names_end import SeveralNamesEnd  # noqa: E402
+from holdfast.testing.contract.s08_no_waiting_for_oneself import NoWaitingForOneself  # noqa: E402
+from holdfast.testing.contract.s09_elections import Elections  # noqa: E402
+from holdfast.testing.contract.s09_elections_observed import ObservedElections  # noqa: E402
+from holdfast.testing.contract.s10_rate_limits import RateLimits  # noqa: E402
+from holdfast.testing.contract.s10_rate_limits_waiting import WaitingForRateLimits  # noqa: E402
+from holdfast.testing.contract.s11_optimistic_cells import OptimisticCells  # noqa: E402
 from holdfast.testing.contract.story import Promise, needs, on_the_real_clock  # noqa: E402
 
 PROMISES: tuple[type[Promise], ...] = (
@@ -57,7 +67,21 @@ PROMISES: tuple[type[Promise], ...] = (
 )
 """The twelve promises, in order."""
 
-CHAPTERS: tuple[type[Promise], ...] = (*PROMISES, PublicNames, OneAdmissionRule)
+CHAPTERS: tuple[type[Promise], ...] = (
+    *PROMISES,
+    PublicNames,
+    OneAdmissionRule,
+    Semaphores,
+    ReadWriteLocks,
+    SeveralNames,
+    SeveralNamesEnd,
+    NoWaitingForOneself,
+    Elections,
+    ObservedElections,
+    RateLimits,
+    WaitingForRateLimits,
+    OptimisticCells,
+)
 """The whole contract."""
 
 
