@@ -93,7 +93,7 @@ class Resource:
             return "again"
         others = [hold.claim for hold in self.held] + [waiter.claim for waiter in self.queue]
         limits = [c.terms.limit for c in others if c.terms.mode == SHARED and c != claim]
-        if claim.terms.mode == SHARED and limits and limits[0] != claim.terms.limit:
+        if claim.terms.mode == SHARED and self.waiter(claim) is None and limits and limits[0] != claim.terms.limit:
             return "mismatch"
         if self.may_have(claim):
             return "granted"

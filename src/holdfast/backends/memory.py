@@ -57,7 +57,7 @@ class MemoryBackend:
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # asked before, and the answer was lost
                 return self._grant_again(resource, holder, claim, now)
-            if claim.terms.mode == SHARED:
+            if claim.terms.mode == SHARED and claim.id not in resource.queue:
                 self._refuse_other_limits(resource, claim)
             if self._fits(resource, claim):
                 resource.queue.pop(claim.id, None)
@@ -175,6 +175,9 @@ class MemoryBackend:
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is not None:
+                asleep = resource.queue.get(claim.id) or resource.observers.get(claim.id)
+                if asleep is not None:
+                    asleep.signal.set()  # should it still wait, it looks up
                 resource.forget_observer(claim.id)
                 waiting = resource.queue.pop(claim.id, None)
                 held = resource.holders.get(claim.id)

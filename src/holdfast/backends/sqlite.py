@@ -86,7 +86,7 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     mine = scene.find(id)
     if mine is not None and not mine.waiting:  # asked before, and the answer was lost
         return _grant_again(t, scene, mine, claim)
-    if terms.mode == SHARED:
+    if terms.mode == SHARED and not waits:
         _refuse_other_limits(t, claim)
     if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
         return _grant(t, claim, counter, mine.place, scene)

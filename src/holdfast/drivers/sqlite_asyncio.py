@@ -149,7 +149,9 @@ class AsyncioWakes:
         return claim.id in self._seats
 
     def forget(self, claim: Claim) -> None:
-        self._seats.pop(claim.id, None)
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            seat.set()
 
     def _read(self) -> None:
         if self._mailbox is not None:

@@ -132,6 +132,7 @@ class Observer:
         self._claim = claim
         self._after = 0  # the number of the last change that we know of
         self._untold: deque[Leadership] = deque()
+        engine.waiting[claim.id] = claim  # so that a `Locks` that closes ends it
         self._last: Leadership | None = None
 
     async def next(self) -> Leadership | None:
@@ -164,5 +165,6 @@ class Observer:
         return sight
 
     async def close(self) -> None:
+        self._engine.waiting.pop(self._claim.id, None)
         if not self._engine.closed:
             await self._engine.abandon(self._claim)
