@@ -282,7 +282,7 @@ def test_a_backend_answers_as_the_reference_does(machine: type[Machine]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 400), (SqliteMachine, 120)])
+@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 250), (SqliteMachine, 120)])
 def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine], runs: int) -> None:
     run_machine(machine, runs)
 

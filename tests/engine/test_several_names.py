@@ -20,6 +20,8 @@ from tests.engine.hooked import hooked
 from tests.engine.test_cancellation import CancelAt, suspend
 from tests.engine.test_interrupts import InterruptAt, sweep
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b", "c")
 AsyncStory = Callable[[AsyncLocks], Awaitable[None]]
 Story = Callable[[Locks], None]

@@ -87,7 +87,10 @@ class Backend(Protocol):
         ...
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
-        """Give permits back, if `until` is still all that is booked."""
+        """Give permits back, if `until` is still all that is booked.
+
+        Sent once and never repeated: a second time it could give back what another has booked up to the same moment.
+        """
         ...
 
     async def read(self, key: str) -> Stored: ...

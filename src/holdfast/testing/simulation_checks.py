@@ -50,13 +50,12 @@ class _Name:
         self.given_up = 0  # waiters that left since the last grant
         self.gone = 0  # those of them that a fault had touched, so that they may have been reserved for and not come
 
-    def other_limits(self, claim: Claim, now: float, waiting: bool) -> set[int | None]:
-        """Limits of those who share the name, or wait to, other than the claim's."""
+    def limits(self, claim: Claim, now: float, waiting: bool) -> set[int | None]:
+        """Limits of the others who share the name, or wait to."""
         others = {id: held for id, held in self.held.items() if self.ends.get(id, 0.0) > now}
         if waiting:
             others |= {id: waiter.claim for id, waiter in self.queue.items()}
-        limits = {other.terms.limit for id, other in others.items() if id != claim.id and other.terms.mode == SHARED}
-        return limits - {claim.terms.limit}
+        return {other.terms.limit for id, other in others.items() if id != claim.id and other.terms.mode == SHARED}
 
     def free_since(self, now: float) -> float | None:
         latest = max(self.ends.values(), default=now)
@@ -92,7 +91,7 @@ class LogReader:
     def _acquire(self, step: Step, claim: Claim) -> Iterator[str]:
         name = self.names[claim.terms.key]
         if isinstance(step.answer, LimitMismatch):
-            if not name.other_limits(claim, step.now, waiting=True):
+            if not name.limits(claim, step.now, waiting=True) - {claim.terms.limit}:
                 yield f"{step.time:.6f}: {claim.id} was refused, though nobody has another limit: {step.answer}"
             return
         if not isinstance(step.answer, Grant):
@@ -140,9 +139,9 @@ class LogReader:
         name.ends = {id: min(end, step.now) for id, end in name.ends.items()}
 
     def _two_limits(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
-        """All who share a name have one limit."""
-        others = name.other_limits(claim, step.now, waiting=False)
-        if claim.terms.mode == SHARED and others:
+        """Who comes while others share the name has their limit; a writer may become a reader while others wait."""
+        others = name.limits(claim, step.now, waiting=False)
+        if claim.terms.mode == SHARED and claim.id not in name.queue and others and claim.terms.limit not in others:
             yield f"{step.time:.6f}: {claim.id} with limit {claim.terms.limit} was let in beside limits {others}"
 
     def _out_of_order(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
