@@ -1,4 +1,4 @@
-"""What holds for every test: stories that start processes are slow, signals mean what they usually mean."""
+"""What holds for every test: which are left out of the quick loop, and that signals mean what they usually mean."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         story = getattr(item, "function", None)
-        if "processes" in getattr(story, "needs", ()):
+        if "processes" in getattr(story, "needs", ()) or _is_told_again(item.nodeid):
             item.add_marker(pytest.mark.slow)
+
+
+def _is_told_again(test: str) -> bool:
+    """The quick loop hears each story in each world once, on memory, the simulated one with its first seed.
+
+    What SQLite answers to the verbs is held against the reference there by a Hypothesis machine.
+    """
+    chapter, _, told = test.partition("[")
+    return "_sqlite::" in chapter or told.startswith(("simulated-1", "simulated-2"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -82,6 +82,14 @@ class Written(NamedTuple):
     fence: int
 
 
+def after(stored: Stored, write: Write, last_deleted: int) -> Stored:
+    """What the cell holds after a write that goes through; `last_deleted` is the highest version that was deleted."""
+    fence = max(stored.fence, write.fence or 0)
+    if write.value is None:
+        return Stored(fence=fence)
+    return Stored(write.value, (stored.version or last_deleted) + 1, fence, write.id)
+
+
 def decide(stored: Stored, write: Write) -> Written | None:
     """Why the write does not go through, or that it already has; None if it is to be done."""
     if stored.writer == write.id:

@@ -30,15 +30,28 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-__all__ = ["AsyncLease", "AsyncLock", "AsyncLocks", "connect"]
+__all__ = [
+    "AsyncCell",
+    "AsyncElection",
+    "AsyncLease",
+    "AsyncLimiter",
+    "AsyncLock",
+    "AsyncLocks",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
+    "AsyncRWLock",
+    "DistributedLock",
+    "connect",
+    "get_distributed_lock",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("DistributedLock", "get_distributed_lock"):
+    if name not in __all__:
         raise AttributeError(f"module 'holdfast.aio' has no attribute {name!r}")
-    from holdfast._faces import aio_manager
+    from holdfast._faces import aio_manager, aio_primitives  # only now: not everybody needs them
 
-    return getattr(aio_manager, name)
+    return getattr(aio_manager if hasattr(aio_manager, name) else aio_primitives, name)
 
 
 class AsyncLocks:

@@ -1,15 +1,16 @@
 """A second telling of the model, as small as it can be, to hold the backends against.
 
 A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others, none
-of them exclusive; what is reserved counts as held; nobody fits past an older waiter. Written from the design, not from
-the memory backend.
+of them exclusive; what is reserved counts as held; nobody fits past an older waiter. Each beginning and each end of a
+hold is a change, and an observer hears of all of them. Written from the design, not from the memory backend.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from holdfast._model import GRACE, PRESENCE, SHARED, Claim
+from holdfast._model import GRACE, PATROL, PRESENCE, SHARED, Claim
 
 
 @dataclass
@@ -28,14 +29,22 @@ class Waits:
     late: bool = False  # did not come while it was reserved
 
 
+class Event(NamedTuple):
+    fence: int
+    holder: str | None  # None: it ended
+
+
 @dataclass
 class Resource:
     held: list[Held] = field(default_factory=list)
     queue: list[Waits] = field(default_factory=list)
+    history: list[Event] = field(default_factory=list)  # all that ever happened
+    watched_until: dict[str, float] = field(default_factory=dict)  # by claim id: when an observer is given up
 
     def settle(self, now: float, heir: str = "") -> None:
         """What time does: holds and waiters end, reservations lapse, and whoever fits is reserved for."""
-        self.held = [hold for hold in self.held if hold.until > now]
+        self._end([hold for hold in self.held if hold.until <= now])
+        self.watched_until = {id: until for id, until in self.watched_until.items() if until > now}
         self.queue = [waiter for waiter in self.queue if waiter.gone_at > now]
         for waiter in self.queue:
             if waiter.reserved_until and waiter.reserved_until <= now:
@@ -47,6 +56,10 @@ class Resource:
             if not self._room_for(waiter.claim):
                 break
             waiter.reserved_until = now + GRACE
+
+    def _end(self, over: list[Held]) -> None:
+        self.held = [hold for hold in self.held if hold not in over]
+        self.history += [Event(hold.fence, None) for hold in over]
 
     def _room_for(self, claim: Claim) -> bool:
         inside = [hold.claim for hold in self.held] + [w.claim for w in self.queue if w.reserved_until]
@@ -94,6 +107,7 @@ class Resource:
     def granted(self, claim: Claim, now: float, fence: int) -> None:
         self.queue = [w for w in self.queue if w.claim != claim]
         self.held.append(Held(claim, fence, now + claim.terms.ttl))
+        self.history.append(Event(fence, claim.terms.holder))
 
     def renew(self, claim: Claim, now: float, ttl: float) -> bool:
         hold = self.holder(claim)
@@ -118,10 +132,25 @@ class Resource:
     def abandon(self, claim: Claim, now: float) -> None:
         hold = self.holder(claim)
         if hold is not None:
-            self.held.remove(hold)
+            self._end([hold])
+        self.watched_until.pop(claim.id, None)
         self.queue = [w for w in self.queue if w.claim != claim]
         self.settle(now)
 
     def broken(self, now: float) -> None:
-        self.held = []
+        self._end(self.held)
         self.settle(now)
+
+    def observe(self, claim: Claim, known: int | None, now: float) -> list[Event] | None:
+        """What happened since it heard of so many changes; None if it has to begin with what is true now."""
+        watched = claim.id in self.watched_until
+        self.watched_until[claim.id] = now + PRESENCE
+        return self.history[known:] if watched and known is not None else None
+
+    def as_it_is(self) -> list[Event]:
+        return [Event(hold.fence, hold.claim.terms.holder) for hold in self.held if not hold.lingers] or [
+            Event(0, None)
+        ]
+
+    def look_again_in(self, now: float) -> float:
+        return min([PATROL, *(hold.until - now for hold in self.held)])

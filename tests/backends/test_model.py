@@ -11,7 +11,14 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from holdfast._connect import open_backend
 from holdfast._ids import new_claim_id
@@ -21,7 +28,7 @@ from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends.base import Backend
 from holdfast.errors import LimitMismatch
 from holdfast.testing.clock import FakeClock
-from tests.backends.reference import Resource
+from tests.backends.reference import Event, Resource
 
 KEYS = ("a", "b")
 HOLDERS = ("us", "them")
@@ -33,6 +40,15 @@ def claim_of(
     key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, ttl: float = 10.0, holder: str = "us"
 ) -> Claim:
     return Claim(new_claim_id(), Terms(key, key, holder, ttl, mode, limit))
+
+
+class Observer:
+    """What one observer has been told."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.heard = [(0, -1)]  # for each answer: its last number, and how many changes of the name were over by then
+        self.unheard = 0  # changes there were when it was last told
 
 
 class Machine(RuleBasedStateMachine):
@@ -47,6 +63,10 @@ class Machine(RuleBasedStateMachine):
         self.model: defaultdict[str, Resource] = defaultdict(Resource)
         self.claims: list[Claim] = []
         self.last_fence = 0
+        self.observers: list[Observer] = []
+        self.attentive: list[Observer] = []
+        self.numbers: dict[tuple[str, int], int] = {}  # by key and place in its history: each change has one number
+        self.last_number = 0
 
     def teardown(self) -> None:
         drive(self.backend.close())
@@ -98,6 +118,14 @@ class Machine(RuleBasedStateMachine):
         claim = self._some(which)
         if not self.model[claim.terms.key].lingers(claim):
             self._acquire(claim, enqueue)
+
+    def _called(self) -> list[Claim]:
+        return [each.claim for resource in self.model.values() for each in resource.queue if each.reserved_until]
+
+    @precondition(lambda self: self._called())
+    @rule()
+    def whoever_is_called_comes(self) -> None:
+        self._acquire(self._called()[0], True)
 
     @precondition(lambda self: self.claims)
     @rule(
@@ -151,6 +179,58 @@ class Machine(RuleBasedStateMachine):
         assert {was.claim_id for was in before.holders} == {hold.claim.id for hold in self.model[key].held}
         self.model[key].broken(self.clock.now())
 
+    @initialize(keys=st.sampled_from([(), KEYS[:1], KEYS]))
+    def choose_what_is_watched_all_the_time(self, keys: tuple[str, ...]) -> None:
+        """Not always all: a backend may take a shorter way where nobody watches."""
+        self.attentive = [Observer(claim_of(key)) for key in keys]
+
+    @invariant()
+    def an_attentive_observer_misses_nothing(self) -> None:
+        for observer in self.attentive:
+            self._observe(observer, -1)
+
+    @rule(key=st.sampled_from(KEYS))
+    def begin_to_observe(self, key: str) -> None:
+        self.observers.append(Observer(claim_of(key)))
+        self._observe(self.observers[-1], 0)
+
+    @precondition(lambda self: self.observers)
+    @rule(which=st.integers(0, 20), answer=st.sampled_from([-1, -1, -1, -1, -2, 0]))
+    def observe(self, which: int, answer: int) -> None:
+        """Mostly after the last answer; if that was lost after the one before; or from the beginning."""
+        self._observe(self.observers[which % len(self.observers)], answer)
+
+    def _observe(self, observer: Observer, answer: int) -> None:
+        claim, resource, now = observer.claim, self.model[observer.claim.terms.key], self.clock.now()
+        after, known = observer.heard[max(answer, -len(observer.heard))]
+        if claim.id in resource.watched_until and len(resource.history) > observer.unheard:
+            assert drive(self.backend.wait(claim, 0.0)), "an observer is woken by each change"
+        expected = resource.observe(claim, known if after else None, now)
+        changes, retry_after = drive(self.backend.observe(claim, after=after, within=WITHIN))
+        told = [Event(change.fence, change.holder) for change in changes]
+        if expected is None:
+            assert told == resource.as_it_is()
+            (number,) = {change.number for change in changes}
+            assert number > self.last_number
+            observer.heard = [(0, -1), (number, len(resource.history))]
+        else:
+            assert told == expected
+            for place, change in enumerate(changes, known):
+                assert self.numbers.setdefault((claim.terms.key, place), change.number) == change.number
+            numbers = [change.number for change in changes]
+            assert [after, *numbers] == sorted({after, *numbers})
+            observer.heard.append((numbers[-1] if numbers else after, len(resource.history)))
+        self.last_number = max([self.last_number, *(change.number for change in changes)])
+        observer.unheard = len(resource.history)
+        assert retry_after == pytest.approx(resource.look_again_in(now), abs=1e-6)
+
+    @precondition(lambda self: self.observers)
+    @rule(which=st.integers(0, 20))
+    def stop_observing(self, which: int) -> None:
+        observer = self.observers.pop(which % len(self.observers))
+        self.model[observer.claim.terms.key].abandon(observer.claim, self.clock.now())
+        drive(self.backend.abandon(observer.claim, within=WITHIN))
+
     @rule(seconds=times)
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -184,7 +264,7 @@ class SqliteMachine(Machine):
     url = "sqlite:///{folder}/locks.db"
 
 
-def run(machine: type[Machine], runs: int) -> None:
+def run_machine(machine: type[RuleBasedStateMachine], runs: int) -> None:
     limits = settings(
         max_examples=runs,
         stateful_step_count=40,
@@ -198,13 +278,13 @@ def run(machine: type[Machine], runs: int) -> None:
 
 @pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine])
 def test_a_backend_answers_as_the_reference_does(machine: type[Machine]) -> None:
-    run(machine, 20)
+    run_machine(machine, 20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 400), (SqliteMachine, 120)])
+@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 250), (SqliteMachine, 120)])
 def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine], runs: int) -> None:
-    run(machine, runs)
+    run_machine(machine, runs)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -275,3 +355,15 @@ def test_a_release_is_handed_over_though_another_hold_ended_by_time_and_nobody_l
     drive(store.release(long, linger=0.0, within=WITHIN))
     assert drive(store.wait(waiter, 0.0)), "it is woken, and need not look for itself"
     assert isinstance(ask(store, waiter), Grant)
+
+
+def test_whoever_no_longer_holds_names_no_heir(backend: tuple[Backend, FakeClock]) -> None:
+    store, clock = backend
+    holder, older, heir = claim_of("a", ttl=1), claim_of("a"), claim_of("a", holder="them")
+    ask(store, holder)
+    ask(store, older)
+    ask(store, heir)
+    clock.advance(2)  # and nobody looks
+    assert not drive(store.release(holder, linger=0.0, within=WITHIN, heir="them"))
+    assert isinstance(ask(store, heir), Busy)
+    assert isinstance(ask(store, older), Grant)

@@ -19,6 +19,9 @@ from tests.engine.hooked import hooked
 Story = Callable[[AsyncLocks], Awaitable[None]]
 
 
+pytestmark = pytest.mark.slow
+
+
 class CancelAt:
     """Awaits the work, and cancels the task that does so at its `points`-th suspensions."""
 

@@ -38,10 +38,11 @@ def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(t
             until(lambda: lease.remaining > 0.2)
 
 
-def test_whoever_waits_leaves_the_queue_when_its_locks_are_closed(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/locks.db"
-    with holdfast.connect(url) as others, others.lock("job"):
-        locks = holdfast.connect(url)
+@pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
+def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_path: Path, url: str) -> None:
+    url, clock = url.format(folder=tmp_path), FakeClock()  # which never moves
+    with holdfast.connect(url, clock=clock) as others, others.lock("job"):
+        locks = holdfast.connect(url, clock=clock)
         errors: list[BaseException] = []
 
         def wait() -> None:

@@ -26,6 +26,9 @@ from tests.engine.hooked import hooked
 Story = Callable[[Locks], None]
 
 
+pytestmark = pytest.mark.slow
+
+
 class InterruptAt:
     """A hook that raises KeyboardInterrupt at its `point`-th call in the main thread, and only then."""
 

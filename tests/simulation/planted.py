@@ -1,12 +1,13 @@
 """Bugs for the simulation to find: each is one part of a run, made wrong at a seam of the engine or the backend.
 
-The first five are the classic ones. The others were ours, found by a seed, and are kept so that they stay found.
+The first five are the classic ones. The others were ours, found by a seed, and are kept so that they stay found. Those
+of everything but the plain lock are in `planted_primitives`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast._model import Busy, Claim, Grant, Renewal
 from holdfast.aio import AsyncLease
@@ -16,6 +17,14 @@ from holdfast.engine.keeper import Keeper
 from holdfast.engine.lease import Lease, Request
 from holdfast.testing.simulated_client import Parts
 from holdfast.testing.simulated_network import RemoteBackend
+
+
+class Bug(NamedTuple):
+    """The parts that are wrong, words of the check that must find it, and what a run must be about to show it."""
+
+    parts: Parts
+    words: str
+    about: str = ""
 
 
 class CountsFromTheReply(AsyncLease):
@@ -94,6 +103,18 @@ class ForgetsYoungerReservations(MemoryBackend):
         return super()._fits(resource, claim)
 
 
+class RefusesTheReserved(MemoryBackend):
+    """One that it is reserved for is refused when an older one, whose own reservation lapsed, is back."""
+
+    def _fits(self, resource: Any, claim: Claim) -> bool:
+        for waiter in resource.queue.values():
+            if waiter.claim.id == claim.id:
+                break
+            if not waiter.reserved and not waiter.lapsed:
+                return False
+        return super()._fits(resource, claim)
+
+
 class LeavesTheCancelledBehind(RemoteBackend):
     """Nothing is undone when an acquire is cancelled or out of time."""
 
@@ -101,14 +122,14 @@ class LeavesTheCancelledBehind(RemoteBackend):
         self.asking.pop(claim.id, None)
 
 
-# By name: the part that is wrong, and words of the check that must find it.
-PLANTED: dict[str, tuple[Parts, str]] = {
-    "count the ttl from the reply": (Parts(lease=CountsFromTheReply), "held together"),
-    "release without owner check": (Parts(server=ReleasesWhoeverHolds), "held together"),
-    "wake everybody": (Parts(server=WakesEverybody), "waiters of"),
-    "take a wake-up for a grant": (Parts(remote=TakesAWakeUpForAGrant), "held together"),
-    "give up renewing at the first error": (Parts(keeper=GivesUpRenewing), "failed renewals"),
-    "wait all the time for one renewal": (Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),
-    "forget younger reservations": (Parts(server=ForgetsYoungerReservations), "held together"),
-    "leave the cancelled behind": (Parts(remote=LeavesTheCancelledBehind), "left"),
+PLANTED: dict[str, Bug] = {
+    "count the ttl from the reply": Bug(Parts(lease=CountsFromTheReply), "held together"),
+    "release without owner check": Bug(Parts(server=ReleasesWhoeverHolds), "held together"),
+    "wake everybody": Bug(Parts(server=WakesEverybody), "waiters of"),
+    "take a wake-up for a grant": Bug(Parts(remote=TakesAWakeUpForAGrant), "held together"),
+    "give up renewing at the first error": Bug(Parts(keeper=GivesUpRenewing), "failed renewals"),
+    "wait all the time for one renewal": Bug(Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),
+    "forget younger reservations": Bug(Parts(server=ForgetsYoungerReservations), "held together"),
+    "refuse the reserved": Bug(Parts(server=RefusesTheReserved), "stood idle"),
+    "leave the cancelled behind": Bug(Parts(remote=LeavesTheCancelledBehind), "left"),
 }

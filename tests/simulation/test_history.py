@@ -55,6 +55,28 @@ def test_readers_may_hear_of_their_grants_in_another_order_than_they_were_made()
     assert judge([hold(0, 1, 3), hold(1, 3, 2, SHARED)])[0].startswith("fence went back")
 
 
+def downgraded(start: float, at: float, end: float, fence: int) -> list[Hold]:
+    before = hold(start, at, fence)._replace(claim_id=f"claim{fence}")
+    return [before, before._replace(start=at, end=end, mode=SHARED)]
+
+
+def test_a_writer_that_became_a_reader_goes_on_under_its_fence() -> None:
+    writer = downgraded(0, 2, 4, 1)
+    assert judge([*writer, hold(2.5, 3, 2, SHARED)]) == []
+    assert judge([*writer, hold(4, 5, 2)]) == []
+
+
+def test_nobody_comes_between_a_writer_and_the_reader_that_it_became() -> None:
+    writer = downgraded(0, 2, 4, 1)
+    assert judge([*writer, hold(1, 3, 2, SHARED)])[0].startswith("held together")
+    assert judge([*writer, hold(2, 3, 2)])[0].startswith("held together")
+
+
+def test_a_reader_with_the_fence_of_another_writer_is_found() -> None:
+    writer, reader = downgraded(0, 2, 4, 1)
+    assert judge([writer, reader._replace(claim_id="another")])[0].startswith("one fence twice")
+
+
 def test_a_hundred_thousand_holds_are_judged_in_no_time() -> None:
     started = time.monotonic()
     assert judge(hold(n, n + 1, n) for n in range(100_000)) == []

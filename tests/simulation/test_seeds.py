@@ -1,5 +1,6 @@
-"""A thousand runs of the real engine over a bad network: never two believers, fences grow, nothing is left behind,
-waiters are served in order, nothing is lost without need. A failing seed prints the command that replays it."""
+"""More than a thousand runs of the real engine over a bad network: never two believers, fences grow, nothing is left
+behind, waiters are served in order, nothing is lost without need; and the same for everything that is built on it. A
+failing seed prints the command that replays it."""
 
 from __future__ import annotations
 
@@ -8,33 +9,78 @@ from collections import Counter
 import pytest
 
 from holdfast.testing.simulation import main, simulate
+from holdfast.testing.simulation_plans import ABOUT
 from tests.simulation.planted import PLANTED
 
 BLOCK = 100
 SEEDS = 1000
 FAULTS = ("lost_request", "lost_reply", "reset", "late", "repeated", "slow", "lost_wake", "crash", "freeze", "cut_off")
 
+# A run in which nothing happens proves nothing: how much must have happened at least in a block of seeds.
+OF_EVERYTHING = {
+    "holds": 1500,
+    "wakes": 1000,
+    "cancelled": 100,
+    "losses": 50,
+    "semaphore_shared": 100,
+    "rwlock_shared": 50,
+    "rwlock_exclusive": 30,
+    "downgrades": 15,
+    "mismatches": 5,
+    "several": 50,
+    "several_given_up": 15,
+    "reigns": 100,
+    "changes_told": 300,
+    "permits": 60,
+    **dict.fromkeys(FAULTS, 50),
+}
+OF = {
+    "mutex": {"mutex_exclusive": 1000, "losses": 50},
+    "semaphore": {"semaphore_shared": 1500, "mismatches": 100, "losses": 80},
+    "rwlock": {"rwlock_shared": 800, "rwlock_exclusive": 400, "downgrades": 200},
+    "mixed": {"mixed_shared": 700, "mixed_exclusive": 400, "mismatches": 50},
+    "several": {"several": 500, "several_given_up": 400, "lost_together": 80, "cancelled": 150},
+    "election": {
+        "reigns": 1000,
+        "hand_overs": 200,
+        "heirs": 200,
+        "changes_told": 3000,
+        "vacancies_told": 1500,
+        "watched": 100,
+        "silent_watches": 3,
+        "losses": 50,
+    },
+    "limiter": {"permits": 700, "permits_refused": 1000, "given_back": 25, "lost_reply": 80},
+}
+
+
+def run(seeds: range, about: str, least: dict[str, int]) -> None:
+    total: Counter[str] = Counter()
+    for seed in seeds:
+        outcome = simulate(seed, about=about)
+        assert not outcome.wrong, str(outcome)
+        total += outcome.counts
+    assert {what: total[what] for what, times in least.items() if total[what] < times} == {}
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_whatever_happens_on_the_way_no_promise_breaks(first: int) -> None:
-    total: Counter[str] = Counter()
-    for seed in range(first, first + BLOCK):
-        outcome = simulate(seed)
-        assert not outcome.wrong, str(outcome)
-        total += outcome.counts
-    # A run in which nothing happens proves nothing.
-    assert total["holds"] > 1500
-    assert total["wakes"] > 1000
-    assert total["cancelled"] > 100
-    assert total["losses"] > 50
-    assert {kind: total[kind] for kind in FAULTS if total[kind] < 50} == {}
+    run(range(first, first + BLOCK), "", OF_EVERYTHING)
+
+
+def test_each_thing_to_contend_for_has_runs_of_its_own() -> None:
+    assert OF.keys() == set(ABOUT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("about", OF)
+def test_no_promise_breaks_where_all_contend_for_one_thing(about: str) -> None:
+    run(range(20_000, 20_000 + BLOCK), about, OF[about])
 
 
 def test_a_few_seeds_for_the_quick_loop() -> None:
-    for seed in range(10_000, 10_040):
-        outcome = simulate(seed)
-        assert not outcome.wrong, str(outcome)
+    run(range(10_000, 10_040), "", {})
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
@@ -45,8 +91,14 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
-    parts, _ = PLANTED["wake everybody"]
-    outcome = simulate(0, parts)
-    assert str(outcome).endswith("replay with: python -m holdfast.testing.simulation 0")
-    assert main(["0"], print) == 0, "the replay runs that seed, without the planted bug"
+    parts = PLANTED["wake everybody"].parts
+    assert str(simulate(0, parts)).endswith("replay with: python -m holdfast.testing.simulation 0")
+    told = str(simulate(0, parts, "election"))
+    assert told.endswith("replay with: python -m holdfast.testing.simulation 0 election")
+    assert main(["0", "election"], print) == 0, "the replay runs that seed, without the planted bug"
     assert capsys.readouterr().out.startswith("0 of 1 seeds failed")
+
+
+def test_a_replay_about_nothing_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["0", "elections"], print) == 2
+    assert "election, limiter, not 'elections'" in capsys.readouterr().out

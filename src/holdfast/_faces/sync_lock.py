@@ -33,7 +33,8 @@ class Lease(lease.Lease):
     def downgrade(self) -> None:
         """Share it from now on: other readers may enter, and no writer in between. Fence and lease stay the same.
 
-        Does nothing to a lease that is shared already. Raises LeaseLost if it is no longer ours.
+        Does nothing to a lease that is shared already. Raises LeaseLost if it is no longer ours. Raises
+        BackendUnavailable if the backend does not answer; others may then be in or not, and calling again settles it.
         """
         drive(self._downgrade())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._model import HolderInfo
@@ -67,7 +67,7 @@ class MultiLock:
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> MultiLease | None:
         """One lease over all names, or None if they were not all to be had in time; then none is kept."""
-        return cast("MultiLease | None", drive(self._logic.acquire(blocking, timeout)))
+        return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
 
     def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
@@ -78,7 +78,7 @@ class MultiLock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> MultiLease:
-        return cast("MultiLease", drive(self._logic.enter()))
+        return drive(self._logic.enter())  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -109,7 +109,7 @@ class Election:
 
     def campaign(self, timeout: Seconds | None = None) -> Lease | None:
         """Wait to be elected: the lease of the term, or None after `timeout`, by default the election's `wait`."""
-        return cast("Lease | None", drive(self._logic.campaign(timeout)))
+        return drive(self._logic.campaign(timeout))  # type: ignore[return-value]
 
     def resign(self) -> bool:
         """Step down; the next candidate is elected. False if this one does not lead."""
@@ -154,7 +154,7 @@ class Election:
             drive(observer.close())
 
     def __enter__(self) -> Lease:
-        return cast("Lease", drive(self._logic.enter()))
+        return drive(self._logic.enter())  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

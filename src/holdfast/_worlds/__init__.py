@@ -9,7 +9,7 @@ operation to its end in the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -70,6 +70,17 @@ class World(Protocol):
         ...
 
     def after_fork(self) -> None: ...
+
+
+async def settled(answer: Any, world: World) -> Any:
+    """What a function of the user's answered, awaited if it can be. Raises TypeError where nothing can be awaited."""
+    if not isinstance(answer, Awaitable):
+        return answer
+    if world.blocking:
+        if isinstance(answer, Coroutine):
+            answer.close()
+        raise TypeError("a coroutine function was given where nothing can be awaited; use it with holdfast.aio")
+    return await answer
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:

@@ -28,7 +28,7 @@ class Backend(Protocol):
         older waiter stands unserved. A claim that holds already gets its fence again and at least a fresh
         ttl; if it held alone and now asks to share, it shares from now on, and whoever fits beside it is next.
         A claim that waits already keeps its place; asking shows that it is alive.
-        Raises LimitMismatch if somebody shares the key, or waits to, under another limit.
+        Raises LimitMismatch if, when it comes, somebody shares the key, or waits to, under another limit.
         """
         ...
 
@@ -87,7 +87,10 @@ class Backend(Protocol):
         ...
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
-        """Give permits back, if `until` is still all that is booked."""
+        """Give permits back, if `until` is still all that is booked.
+
+        Sent once and never repeated: a second time it could give back what another has booked up to the same moment.
+        """
         ...
 
     async def read(self, key: str) -> Stored: ...

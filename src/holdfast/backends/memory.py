@@ -31,7 +31,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
-from holdfast._values import NOTHING, Booked, Rate, Stored, Write, Written, book, decide
+from holdfast._values import NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
 from holdfast._worlds import World
 from holdfast.backends.memory_store import Holder, MemoryStore, Observer, Resource, Waiter
 from holdfast.errors import LimitMismatch
@@ -46,7 +46,7 @@ class MemoryBackend:
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is None:
@@ -128,14 +128,14 @@ class MemoryBackend:
         return Busy(ahead, retry_after, holder.claim.terms.holder if holder else None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        with self._store.mutex:
+        with self._store.step():
             resource = self._store.resources.get(claim.terms.key)
             asleep = (resource.queue.get(claim.id) or resource.observers.get(claim.id)) if resource else None
         return asleep is None or await asleep.signal.wait(seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             return [self._renew(renewal, now) for renewal in batch]
 
@@ -149,7 +149,7 @@ class MemoryBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         store = self._store
-        with store.mutex:
+        with store.step():
             resource = store.resources.get(claim.terms.key)
             holder = resource.holders.get(claim.id) if resource else None
             if resource is None or holder is None or holder.ended:
@@ -164,17 +164,20 @@ class MemoryBackend:
                 resource.end(claim.id)
                 if resource.queue:
                     resource.expire(now)  # what is over must not stand in the way of the hand-over
-                    resource.hand_over(now, heir)
+                    resource.hand_over(now, heir if alive else "")
             if resource.unused:
                 del store.resources[claim.terms.key]
             return alive
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is not None:
+                asleep = resource.queue.get(claim.id) or resource.observers.get(claim.id)
+                if asleep is not None:
+                    asleep.signal.set()  # should it still wait, it looks up
                 resource.forget_observer(claim.id)
                 waiting = resource.queue.pop(claim.id, None)
                 held = resource.holders.get(claim.id)
@@ -186,7 +189,7 @@ class MemoryBackend:
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             resource = store.look_or_make(claim.terms.key, now)
             observer = resource.observers.get(claim.id)
@@ -207,13 +210,13 @@ class MemoryBackend:
 
     async def inspect(self, key: str) -> LockInfo:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             return self._info(key, store.look(key, now), now)
 
     async def list(self, prefix: str) -> list[LockInfo]:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             store.sweep(now)
             found = sorted(key for key in store.resources if key.startswith(prefix))
@@ -222,7 +225,7 @@ class MemoryBackend:
 
     async def break_(self, key: str) -> LockInfo:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             resource = store.look(key, now)
             before = self._info(key, resource, now)
@@ -253,7 +256,7 @@ class MemoryBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         store = self._store
-        with store.mutex:
+        with store.step():
             now = store.clock()
             store.sweep_limiters(now)
             booked = book(store.limiters.get(key, 0), now, rate, cost, patience)
@@ -263,33 +266,32 @@ class MemoryBackend:
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         store = self._store
-        with store.mutex:
+        with store.step():
             if store.limiters.get(key) == until:
                 store.limiters[key] = until - rate.interval * cost
 
     async def read(self, key: str) -> Stored:
-        with self._store.mutex:
+        with self._store.step():
             return self._store.cells.get(key, NOTHING)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         store = self._store
-        with store.mutex:
+        with store.step():
             stored = store.cells.get(key, NOTHING)
             outcome = decide(stored, write)
             if outcome is not None:
                 return outcome
-            fence = max(stored.fence, write.fence or 0)
+            written = after(stored, write, store.last_deleted)
             if write.value is None:
                 store.cells.pop(key, None)
                 store.last_deleted = max(store.last_deleted, stored.version)
-                return Written("written", 0, fence)
-            version = (stored.version or store.last_deleted) + 1
-            store.cells[key] = Stored(write.value, version, fence, write.id)
-            return Written("written", version, fence)
+            else:
+                store.cells[key] = written
+            return Written("written", written.version, written.fence)
 
     async def close(self) -> None:
         """The store is the process's; but whoever waits through us must hear of the end."""
-        with self._store.mutex:
+        with self._store.step():
             for resource in self._store.resources.values():
                 for asleep in resource.asleep():
                     if asleep.world is self._world:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 from holdfast._model import GRACE, KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_line
 from holdfast._time import boot_now, first_fence
 from holdfast._values import NANO, Stored
 from holdfast._worlds import Clock, World
+from holdfast.errors import BackendUnavailable
 
 
 class Holder:
@@ -173,13 +175,22 @@ class MemoryStore:
         self.clear()
 
     def clear(self) -> None:
-        self.mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self.resources: dict[str, Resource] = {}  # only names that are held, waited for or observed
         self.limiters: dict[str, int] = {}  # by key: up to when it is booked, in nanoseconds of the clock
         self.limiters_before = 64  # how many there were after the last sweep, and a few more
         self.cells: dict[str, Stored] = {}  # by key
         self.last_deleted = 0  # the highest version of a cell that was deleted
         self.sweep_at = self.fence + 64  # fence at which expired names that nobody asks for any more are swept out
+
+    def step(self) -> Any:
+        """Held for one verb. Raises BackendUnavailable in the middle of another of this very thread.
+
+        The garbage collector may end somebody's hold there, and a signal handler may do anything.
+        """
+        if self._mutex._is_owned():  # type: ignore[attr-defined]
+            raise BackendUnavailable("the memory store is in use by the code that was interrupted", transient=False)
+        return self._mutex
 
     def count(self) -> int:
         """A number that was never given out before: a fence, or the number of a change."""
@@ -207,13 +218,17 @@ class MemoryStore:
         """Names that are never used again cost nothing after a while, at no cost to speak of now."""
         for key in list(self.resources):
             self.look(key, now)
-        self.sweep_at = self.fence + 2 * len(self.resources) + 64
+        self._forget_limiters_at_rest(now)
+        self.sweep_at = self.fence + 2 * (len(self.resources) + len(self.limiters)) + 64
 
     def sweep_limiters(self, now: float) -> None:
-        """One that is booked up to a moment that has passed is as good as new, so it is forgotten."""
         if len(self.limiters) > 2 * self.limiters_before:
-            self.limiters = {key: until for key, until in self.limiters.items() if until > now * NANO}
-            self.limiters_before = len(self.limiters) + 64
+            self._forget_limiters_at_rest(now)
+
+    def _forget_limiters_at_rest(self, now: float) -> None:
+        """One that is booked up to a moment that has passed is as good as new."""
+        self.limiters = {key: until for key, until in self.limiters.items() if until > now * NANO}
+        self.limiters_before = len(self.limiters) + 64
 
 
 _stores: dict[str, MemoryStore] = {}

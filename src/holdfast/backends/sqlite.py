@@ -242,7 +242,7 @@ def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
         t.execute(ending, (t.now + linger, scene.key, mine.place))
     else:
         scene.end(mine)
-        scene.hand_over(heir)
+        scene.hand_over(heir if alive else "")
     return alive
 
 

@@ -10,6 +10,7 @@ import time
 from typing import Final, NoReturn
 
 from holdfast._time import first_fence
+from holdfast._values import NANO
 from holdfast.drivers.sqlite import Transaction
 from holdfast.errors import BackendUnavailable
 
@@ -156,3 +157,4 @@ def _sweep(t: Transaction) -> None:
         (t.now, t.now),
     )
     t.execute("DELETE FROM changes WHERE key NOT IN (SELECT key FROM claims WHERE waiting = 2)")
+    t.execute("DELETE FROM limiters WHERE until <= ?", (int(t.now * NANO),))

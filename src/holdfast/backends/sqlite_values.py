@@ -6,7 +6,7 @@ Leaves to `_values`: whether a permit is to be had, and whether a write goes thr
 
 from __future__ import annotations
 
-from holdfast._values import NANO, NOTHING, Booked, Rate, Stored, Write, Written, book, decide
+from holdfast._values import NANO, NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
 from holdfast.backends.sqlite_store import check_boot
 from holdfast.drivers.sqlite import Transaction
 
@@ -43,13 +43,12 @@ def write(t: Transaction, key: str, write: Write) -> Written:
     outcome = decide(stored, write)
     if outcome is not None:
         return outcome
-    fence = max(stored.fence, write.fence or 0)
+    written = after(stored, write, read(t, "").version)
     if write.value is None:
         _delete(t, key, stored.version)
-        return Written("written", 0, fence)
-    version = (stored.version or read(t, "").version) + 1
-    t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, write.value, version, fence, write.id))
-    return Written("written", version, fence)
+    else:
+        t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, *written))
+    return Written("written", written.version, written.fence)
 
 
 def _delete(t: Transaction, key: str, version: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,17 +68,15 @@ class Sender:
     """The sending end, one for each `Locks` that hands over."""
 
     def __init__(self) -> None:
+        self._mutex = threading.RLock()  # a signal handler may send too, in the middle of anything
         self._socket: socket.socket | None = None
 
     def send(self, address: str, claim: str) -> bool:
         """False if nobody lives at the address any more. What cannot be reached from here looks by itself."""
         if not address or (address.startswith("@") and not address.startswith(f"@{_NETWORK}/")):
             return True
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
         try:
-            self._socket.sendto(claim.encode(), _sockaddr(address))
+            self._open().sendto(claim.encode(), _sockaddr(address))
         except BlockingIOError:
             return True  # its queue is full: it will find that out when it reads, and look at everything
         except (ConnectionRefusedError, FileNotFoundError):
@@ -85,6 +84,16 @@ class Sender:
         except OSError:
             return True
         return True
+
+    def _open(self) -> socket.socket:
+        opened = self._socket
+        if opened is None:
+            with self._mutex:  # two threads that send for the first time share one
+                opened = self._socket
+                if opened is None:
+                    opened = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                    opened.setblocking(False)
+        return opened
 
     def close(self) -> None:
         if self._socket is not None:

@@ -43,7 +43,9 @@ class AsyncioSeats:
         return claim.id in self._seats
 
     def forget(self, claim: Claim) -> None:
-        self._seats.pop(claim.id, None)
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            seat.set()  # should it still wait, it looks up
 
     def wake(self, claim: str) -> None:
         chosen = list(self._seats.values()) if claim == LOOK_ALL else [self._seats.get(claim)]

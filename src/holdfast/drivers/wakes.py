@@ -37,7 +37,7 @@ class Wakes(Protocol):
         ...
 
     def forget(self, claim: Claim) -> None:
-        """No wake-up matters to it any more. Harmless if none was expected."""
+        """No wake-up matters to it any more; if it still waits, it looks up. Harmless if none was expected."""
         ...
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
@@ -125,7 +125,10 @@ class BlockingWakes:
     def forget(self, claim: Claim) -> None:
         if self._seats:
             with self._mutex:
+                self._mark(claim.id)
                 self._seats.pop(claim.id, None)
+                if self._leader == claim.id:
+                    self._ring()
 
     def wake(self, claim: str) -> None:
         with self._mutex:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+_living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
 
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
@@ -57,6 +60,7 @@ class Engine:
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
         self.closed = False
+        _living.add(self)
 
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
@@ -67,16 +71,26 @@ class Engine:
         """The leases that this thread or task has asked for and not let go of."""
         return (lease for lease in list(self.keeper.leases.values()) if lease._owner is owner and lease.held)
 
+    def _held_here(self) -> Iterator[Lease]:
+        """What this thread or task holds in this store, through whichever `Locks` of the process."""
+        store = repr(self.backend)
+        for engine in list(_living):
+            owner = None
+            with suppress(RuntimeError):  # there is no task where no loop runs
+                owner = engine.world.owner()
+            if owner is not None and (engine is self or repr(engine.backend) == store):
+                yield from engine.held_by(owner)
+
     def must_not_wait_for_itself(self, claim: Claim) -> None:
         """Raises SelfDeadlock if whoever asks holds what it would wait for."""
         name, key, limit = claim.terms.name, claim.terms.key, claim.terms.limit
-        for lease in self.held_by(self.world.owner()):
+        for lease in self._held_here():
             terms = lease._claim.terms
             if terms.key == key and None in (terms.limit, limit):  # one may hold several permits of a semaphore
                 raise SelfDeadlock(
                     f"lock {name!r} is held by this very {'thread' if self.world.blocking else 'task'} "
                     f"(fence {lease._fence}), which would wait for itself without end; "
-                    "give it a `wait`, make it reentrant, or release it first",
+                    "give it a `wait`, release it first, or make a `lock` reentrant",
                     name=name,
                 )
 
@@ -142,7 +156,14 @@ class Engine:
 
     async def downgrade(self, lease: Lease) -> None:
         """Share it from now on, with nobody else in between."""
+        if self.backend.capabilities.instant:
+            await self._downgrade(lease)
+        else:
+            await self.world.shielded(self._downgrade(lease))
+
+    async def _downgrade(self, lease: Lease) -> None:
         claim = Claim(lease._claim.id, lease._claim.terms._replace(mode=SHARED, limit=None, ttl=lease._ttl))
+        lease._claim = claim  # before sending: from then on others may be let in, whether an answer comes or not
         asked_at = self.now()
 
         def ask(within: float) -> Awaitable[object]:
@@ -157,7 +178,6 @@ class Engine:
             await self.abandon(claim)  # what was granted instead is not what its holder had
         if lease._state != "held":
             raise lease._not_held()
-        lease._claim = claim
         lease._renewed(asked_at, lease._ttl)
 
     async def release(self, lease: Lease, heir: str = "") -> bool:

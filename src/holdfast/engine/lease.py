@@ -229,7 +229,7 @@ class Lease:
 
     async def _downgrade(self) -> None:
         self.check()
-        if self.mode != SHARED:
+        if self._request.terms.mode != SHARED:  # again if asked again: the last answer may have been lost
             await self._engine.downgrade(self)
 
     async def _release(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from holdfast._ids import new_claim_id
 from holdfast._time import Seconds, full_jitter, length
 from holdfast._values import Stored, Write, Written
+from holdfast._worlds import settled
 from holdfast.engine.core import Engine
 from holdfast.errors import BackendUnavailable, Conflict, StaleFence
 from holdfast.primitives.names import whole
@@ -71,9 +72,8 @@ class CellLogic:
 
         async def changed(stored: Stored) -> Write:
             nonlocal value
-            value = change(None if stored.value is None else json.loads(stored.value))
-            if isinstance(value, Awaitable):
-                value = await value
+            before = None if stored.value is None else json.loads(stored.value)
+            value = await settled(change(before), self._engine.world)
             return Write(new_claim_id(), _text(value), stored.version, fence)
 
         version = await self._over_what_is_there(changed, give_up_at)

@@ -6,13 +6,15 @@ Leaves to the lock beneath: that there is one leader at most, and that it learns
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, HolderInfo, Sight
 from holdfast._time import Seconds
+from holdfast._worlds import settled
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import LeaseLost, LockError, NotHeld
@@ -101,15 +103,17 @@ class ElectionLogic:
 
     async def run(self, on_elected: Callable[[Any], Any], on_lost: Callable[[Any], object] | None) -> Any:
         """Campaign and call `on_elected`, again after each loss, until it comes to its end; then resign."""
+        lock = self._lock
+        if on_lost is not None and not callable(on_lost):
+            raise ValueError(f"on_lost must be callable, not {on_lost!r}")
         if on_lost is not None:
-            self._lock.request = self._request._replace(on_lost=on_lost)
+            lock = LockLogic(self.engine, self._request._replace(on_lost=on_lost))
         while True:
             lease = None
             try:
-                async with self._lock as lease:
+                async with lock as lease:
                     self._lease = lease
-                    answer = on_elected(lease)
-                    return await answer if isinstance(answer, Awaitable) else answer
+                    return await settled(on_elected(lease), self.engine.world)
             except LeaseLost:
                 if lease is None or not lease.lost:
                     raise  # of another lock: the caller's business
@@ -124,7 +128,7 @@ class ElectionLogic:
 class Observer:
     """Tells each change once, in order, and sleeps in between."""
 
-    __slots__ = ("_after", "_claim", "_engine", "_last", "_untold")
+    __slots__ = ("_after", "_claim", "_engine", "_last", "_process", "_untold")
 
     def __init__(self, engine: Engine, claim: Claim) -> None:
         engine.must_be_open()
@@ -132,11 +136,15 @@ class Observer:
         self._claim = claim
         self._after = 0  # the number of the last change that we know of
         self._untold: deque[Leadership] = deque()
+        self._process = os.getpid()
+        engine.waiting[claim.id] = claim  # so that a `Locks` that closes ends it
         self._last: Leadership | None = None
 
     async def next(self) -> Leadership | None:
         """The next change, as soon as there is one; None when the `Locks` is closed."""
         engine = self._engine
+        if self._process != os.getpid():  # in the child of a fork: what was ours is the parent's
+            self.__init__(engine, Claim(new_claim_id(), self._claim.terms))  # type: ignore[misc]
         while not engine.closed:
             while self._untold:
                 told = self._untold.popleft()
@@ -164,5 +172,6 @@ class Observer:
         return sight
 
     async def close(self) -> None:
-        if not self._engine.closed:
+        self._engine.waiting.pop(self._claim.id, None)
+        if not self._engine.closed and self._process == os.getpid():
             await self._engine.abandon(self._claim)

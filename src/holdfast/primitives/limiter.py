@@ -22,6 +22,7 @@ from holdfast.errors import AcquireTimeout, LeaseLost, LockError
 from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.names import positive, whole
 
+SHIELDED = 1.0  # seconds for which a booking that is under way puts off a cancellation, to be given back
 FOREVER = float("inf")
 FASTEST = 1e300  # so that any whole number can be divided by
 LONGEST = 2.0**61  # nanoseconds: what a store can count, with room for the time that it is
@@ -92,12 +93,25 @@ class LimiterLogic:
         engine = self._engine
         engine.must_be_open()
 
-        def ask(within: float) -> Awaitable[Booked]:
-            patience = max(0.0, give_up_at - engine.now())  # a try that went unanswered has used some of it
-            return engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within)
+        taken: list[Booked] = []
 
-        booked, _ = await engine.insist(ask, engine.now() + engine.patience)
-        return booked
+        async def ask(within: float) -> None:
+            patience = max(0.0, give_up_at - engine.now())  # a try that went unanswered has used some of it
+            within = min(within, SHIELDED)
+            taken.append(
+                await engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within)
+            )
+
+        def ask_shielded(within: float) -> Awaitable[None]:
+            return ask(within) if engine.backend.capabilities.instant else engine.world.shielded(ask(within))
+
+        try:
+            await engine.insist(ask_shielded, engine.now() + engine.patience)
+        except BaseException:
+            if taken and taken[0].allowance.allowed:  # cancelled while the answer was on its way
+                await engine.world.shielded(self._give_back(self._rate, cost, taken[0]))
+            raise
+        return taken[0]
 
     def _check(self, cost: int) -> None:
         if whole(cost, "cost", 1) > self._rate.burst:

@@ -52,8 +52,9 @@ class LocksLogic:
         """What is asked for each time. Raises ValueError for whatever makes no sense; nothing is sent."""
         if mode == SHARED:
             self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
+        name = valid(name)
         terms = Terms(
-            key=qualify(self.namespace, valid(name)),
+            key=qualify(self.namespace, name),
             name=name,
             holder=self.engine.holder if holder is None else valid(holder, "candidate"),
             ttl=self.engine.valid_ttl(ttl),
@@ -116,18 +117,22 @@ class LocksLogic:
         from holdfast.primitives.limiter import LimiterLogic, rate_of
 
         self.engine.must_be_able("limiters", self.engine.backend.capabilities.limiter)
-        turn = self._request(valid(name, "limiter name"), ttl=TURN)
-        turn = turn._replace(terms=turn.terms._replace(key=aside(turn.terms.key, "turn")))
+        name = valid(name, "limiter name")
+        turn = self._request(name, ttl=TURN)
+        mine = turn.terms._replace(key=aside(turn.terms.key, "turn"), name=f"{name} (a limiter's turn)")
+        turn = turn._replace(terms=mine)
         return LimiterLogic(self.engine, name, qualify(self.namespace, name), rate_of(rate, per, burst), turn)
 
     def cell(self, name: str) -> CellLogic:
         from holdfast.primitives.cell import CellLogic
 
         self.engine.must_be_able("cells", self.engine.backend.capabilities.cell)
-        return CellLogic(self.engine, name, qualify(self.namespace, valid(name, "cell name")))
+        name = valid(name, "cell name")
+        return CellLogic(self.engine, name, qualify(self.namespace, name))
 
     async def inspect(self, name: str) -> LockInfo:
-        key = qualify(self.namespace, valid(name))
+        name = valid(name)
+        key = qualify(self.namespace, name)
         self.engine.must_be_open()
         info = await self.engine.backend.inspect(key)
         return info._replace(name=name)
@@ -142,7 +147,8 @@ class LocksLogic:
 
     async def break_lock(self, name: str) -> LockInfo:
         engine = self.engine
-        key = qualify(self.namespace, valid(name))
+        name = valid(name)
+        key = qualify(self.namespace, name)
         engine.must_be_open()
         before = await engine.backend.break_(key)
         if engine.events.wanted():

@@ -11,15 +11,18 @@ from typing import Any
 
 LONGEST_NAME = 255
 LARGEST_METADATA = 16 * 1024
+DEEPEST_METADATA = 50
+LARGEST_NUMBER = 2**53  # what JSON, Lua and floats keep exactly
 DEFAULT_NAMESPACE = "holdfast"
 _SEPARATOR = "\x1f"  # cannot stand in a name, so no two names of two namespaces can meet
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def valid(name: str, what: str = "lock name") -> str:
-    """The name itself. Raises ValueError, saying what is wrong with it."""
+    """The name itself, as a plain string. Raises ValueError, saying what is wrong with it."""
     if not isinstance(name, str):
         raise ValueError(f"a {what} must be a string, not {name!r}")
+    name = str.__str__(name)  # an Enum, say, would format itself otherwise than it compares
     if not name:
         raise ValueError(f"a {what} must not be empty")
     if len(name) > LONGEST_NAME:
@@ -34,9 +37,11 @@ def valid(name: str, what: str = "lock name") -> str:
 
 
 def whole(value: object, what: str, least: int = 0) -> int:
-    """The number itself. Raises ValueError unless it is a whole number of at least `least`."""
+    """The number itself. Raises ValueError unless it is a whole number of at least `least` that a store can keep."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}")
+    if value > LARGEST_NUMBER:
+        raise ValueError(f"{what} must be at most {LARGEST_NUMBER}, not {value!r}")
     return value
 
 
@@ -61,7 +66,7 @@ def unqualify(namespace: str, key: str) -> str | None:
 
 def aside(key: str, purpose: str) -> str:
     """A key for something of our own that belongs to a name: no name can be filed under it, and no list shows it."""
-    return f"{key}{_SEPARATOR}{purpose}"
+    return f"{_SEPARATOR}{purpose}{_SEPARATOR}{key}"  # no namespace is empty
 
 
 def metadata_text(metadata: Any) -> str | None:
@@ -72,6 +77,22 @@ def metadata_text(metadata: Any) -> str | None:
         text = json.dumps(metadata, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"metadata must be JSON: {error}") from None
+    if _depth(metadata) > DEEPEST_METADATA:
+        raise ValueError(f"metadata must not be nested more than {DEEPEST_METADATA} deep")
     if len(text) > LARGEST_METADATA:
         raise ValueError(f"metadata must be at most {LARGEST_METADATA} characters of JSON; this has {len(text)}")
     return text
+
+
+def _depth(value: Any) -> int:
+    """How deep it is nested: whoever reads it needs as much of a stack."""
+    depth, level = 0, [value]
+    while level:
+        inner = [
+            list(one.values()) if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list | tuple)
+        ]
+        level = [part for one in inner for part in one]
+        depth += 1
+    return depth

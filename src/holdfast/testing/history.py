@@ -1,6 +1,7 @@
 """Judge a history of holds: did two ever believe that they held what only one may?
 
 Decides: whether believed holds exclude each other as their modes demand, and whether their fences grow in order.
+A hold that was downgraded is two: exclusive until then, shared from then on, with one fence and one claim id.
 Leaves to whoever records: reading one clock that all holders share, and ending a hold at the first of: release
 called, deadline reached, loss told, broken by an operator.
 
@@ -27,6 +28,7 @@ class Hold(NamedTuple):
     end: float
     mode: Mode = EXCLUSIVE
     limit: int | None = None
+    claim_id: str = ""  # the same for what is one hold: one that was downgraded goes on under its fence
 
     def __str__(self) -> str:
         return (
@@ -83,7 +85,7 @@ def _fences_out_of_order(holds: list[Hold]) -> Iterator[str]:
     for hold in holds:
         before = highest if hold.mode == EXCLUSIVE else highest_exclusive
         twin = seen.setdefault(hold.fence, hold)
-        if twin is not hold:
+        if twin is not hold and not _goes_on(twin, hold):
             yield f"one fence twice: {hold} — and: {twin}"
         elif before is not None and hold.fence < before.fence:
             yield f"fence went back: {hold} — after: {before}"
@@ -91,3 +93,9 @@ def _fences_out_of_order(holds: list[Hold]) -> Iterator[str]:
             highest = hold
         if hold.mode == EXCLUSIVE and (highest_exclusive is None or hold.fence > highest_exclusive.fence):
             highest_exclusive = hold
+
+
+def _goes_on(before: Hold, hold: Hold) -> bool:
+    """A writer that became a reader."""
+    downgraded = before.mode == EXCLUSIVE and hold.mode != EXCLUSIVE and before.end <= hold.start
+    return downgraded and before.claim_id == hold.claim_id != ""

@@ -1,24 +1,33 @@
-"""A simulated client: one machine with one engine, what it is asked to do, and what it believes.
+"""A simulated client: one machine with one engine, and everything that can be made from it.
 
-Decides: how the parts of a run are put together. Leaves to `simulation`: what is asked, and what goes wrong.
+Decides: how the parts of a run are put together. Leaves to `simulation_jobs`: what is done with them. Leaves to
+`simulation`: what goes wrong.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from holdfast._model import Mode, Terms
+from holdfast._faces.aio_primitives import AsyncElection, AsyncLimiter, AsyncMultiLease, AsyncMultiLock
+from holdfast._model import Terms
+from holdfast._values import Rate
 from holdfast.aio import AsyncLease, AsyncLock
 from holdfast.backends.memory import MemoryBackend
 from holdfast.engine.core import Engine
 from holdfast.engine.keeper import Keeper
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
+from holdfast.primitives.election import ElectionLogic
+from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.lock import LockLogic
-from holdfast.testing.history import Hold
+from holdfast.primitives.locks import TURN
+from holdfast.primitives.multi import MultiLogic
+from holdfast.primitives.names import aside
 from holdfast.testing.simulated import SimulatedWorld, Task
 from holdfast.testing.simulated_network import Network, RemoteBackend
+from holdfast.testing.simulation_plans import Plan
 
 
 class Parts(NamedTuple):
@@ -28,42 +37,13 @@ class Parts(NamedTuple):
     keeper: type[Keeper] = Keeper
     remote: type[RemoteBackend] = RemoteBackend
     server: type[MemoryBackend] = MemoryBackend
+    multi: type[MultiLogic] = MultiLogic
+    multi_lease: type[AsyncMultiLease] = AsyncMultiLease
+    election: type[ElectionLogic] = ElectionLogic
+    limiter: type[LimiterLogic] = LimiterLogic
 
 
 SOUND = Parts()
-
-
-class Plan(NamedTuple):
-    """One job: what it asks for, and what it does with it."""
-
-    name: str
-    mode: Mode
-    limit: int | None
-    ttl: float
-    wait: float | None
-    renew: bool
-    min_hold: float
-    body: float  # seconds of work under the lock
-    style: str  # "with", "acquire", "extend", "break"
-    cancel_after: int | None  # at which suspension it is cancelled
-
-
-class Belief:
-    """A hold as its holder saw it."""
-
-    def __init__(self, client: Client, lease: AsyncLease, plan: Plan) -> None:
-        self.client, self.lease, self.plan = client, lease, plan
-        self.start = client.world.simulation.time
-        self.end = float("inf")
-
-    def over(self) -> None:
-        self.end = min(self.end, self.client.world.simulation.time)
-
-    def hold(self, broken: dict[str, float]) -> Hold:
-        deadline = self.client.world.true_time(self.lease._deadline)
-        end = min(self.end, deadline, broken.get(self.lease.claim_id, deadline))
-        plan = self.plan
-        return Hold(plan.name, self.lease.holder, self.lease.fence, self.start, end, plan.mode, plan.limit)
 
 
 class Client:
@@ -73,21 +53,36 @@ class Client:
         start = network.random.uniform(0.0, 1e6)
         self.world = SimulatedWorld(network.simulation, name, rate=network.some_rate(), start=start)
         self.network = network
+        self.parts = parts
         self._lost = lost  # called with each loss that the engine tells of
         self.backend = parts.remote(network, self.world)
         self.engine = Engine(self.backend, self.world, lease_type=parts.lease, holder=name, patience=2.0)
         self.engine.keeper = parts.keeper(self.engine)
         self.engine.events.listen(self._hear)
-        self.claim_of: dict[Task, str] = {}  # the last claim that a job asked with
+        self.claims_of: defaultdict[Task, list[str]] = defaultdict(list)  # all claims that a job asked with
+
+    def _request(self, plan: Plan, name: str, holder: str | None = None) -> Request:
+        terms = Terms(name, name, holder or self.engine.holder, plan.ttl, plan.mode, plan.limit)
+        return Request(terms, wait=plan.wait, renew=plan.renew, min_hold=plan.min_hold, named=holder is not None)
 
     def lock(self, plan: Plan) -> AsyncLock:
-        terms = Terms(plan.name, plan.name, self.engine.holder, plan.ttl, plan.mode, plan.limit)
-        request = Request(terms, wait=plan.wait, renew=plan.renew, min_hold=plan.min_hold)
-        return AsyncLock(LockLogic(self.engine, request))
+        return AsyncLock(LockLogic(self.engine, self._request(plan, plan.name)))
+
+    def all(self, plan: Plan) -> AsyncMultiLock:
+        requests = [self._request(plan, name) for name in plan.names]
+        return AsyncMultiLock(self.parts.multi(self.engine, self.parts.multi_lease, requests, None))
+
+    def election(self, plan: Plan, candidate: str) -> AsyncElection:
+        request = self._request(plan, plan.name, candidate)._replace(renew=True)
+        return AsyncElection(self.parts.election(self.engine, request))
+
+    def limiter(self, name: str, rate: Rate) -> AsyncLimiter:
+        turn = Request(Terms(aside(name, "turn"), name, self.engine.holder, TURN))
+        return AsyncLimiter(self.parts.limiter(self.engine, name, name, rate, turn))
 
     def _hear(self, event: Event) -> None:
         if event.kind == "asked" and self.world.simulation.running is not None:
-            self.claim_of[self.world.simulation.running] = event.claim_id
+            self.claims_of[self.world.simulation.running].append(event.claim_id)
         elif event.kind == "lost":
             self._lost(self, event)
 

@@ -1,7 +1,8 @@
 """Simulated runs of the real engine, each decided by its seed: `python -m holdfast.testing.simulation 1234`.
 
-Decides: what the clients do, and when a machine crashes, freezes or is cut off.
-Leaves to `simulated_network`: the fate of messages. Leaves to `simulation_checks` and `history`: the judgement.
+Decides: who the clients are, and when a machine crashes, freezes or is cut off.
+Leaves to `simulation_plans` and `simulation_jobs`: what the clients do. Leaves to `simulated_network`: the fate of
+messages. Leaves to `simulation_checks`, `simulation_sights` and `history`: the judgement.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ import sys
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from holdfast._model import EXCLUSIVE, PRESENCE, SHARED
-from holdfast.aio import AsyncLease, AsyncLock
-from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
+from holdfast._model import PRESENCE
+from holdfast.errors import LimitMismatch
 from holdfast.observe.events import Event
 from holdfast.testing.history import judge
 from holdfast.testing.simulated import Simulation, Task
-from holdfast.testing.simulated_client import SOUND, Belief, Client, Parts, Plan
+from holdfast.testing.simulated_client import SOUND, Client, Parts
 from holdfast.testing.simulated_network import NO_FAULTS, Faults, Network
-from holdfast.testing.simulation_checks import LogReader, Loss, needless_losses
+from holdfast.testing.simulation_checks import HOP, LogReader, Loss, kept_the_rest, needless_losses
+from holdfast.testing.simulation_jobs import Jobs
+from holdfast.testing.simulation_plans import ABOUT, LONGEST_TTL, Plan, Subject, some_plan, some_rate, subjects
+from holdfast.testing.simulation_record import Record
+from holdfast.testing.simulation_sights import Sights, bookings, over_the_rate, terms_grow, uses_without_permit
 
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05)
 HORIZON = 600.0  # virtual seconds in which every client must have done its work
-LONGEST_TTL = 5.0
 
 
 class Outcome(NamedTuple):
     seed: int
+    about: str  # "": a mutex and something else
     wrong: list[str]  # what must never be; empty if all is well
     counts: Counter[str]  # holds, losses, and faults of each kind
     trace: tuple[tuple[float, str, str], ...]  # when whose request of which kind arrived, to tell runs apart
@@ -37,7 +40,7 @@ class Outcome(NamedTuple):
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {dict(sorted(self.counts.items()))}", *self.wrong[:10]]
         if self.wrong:
-            lines.append(f"replay with: python -m holdfast.testing.simulation {self.seed}")
+            lines.append(f"replay with: python -m holdfast.testing.simulation {self.seed} {self.about}".rstrip())
         return "\n".join(lines)
 
 
@@ -52,9 +55,11 @@ class Worker:
         while self.jobs:
             self.jobs -= 1
             await client.world.pause(run.random.choice((0.0, 0.01, 0.3, 1.0)) * run.random.random())
-            plan = run.plan()
-            task = client.world.task(run.job(client, plan), "job")
+            plan = run.plan(run.random.choice(run.subjects))
+            task = client.world.task(run.jobs.do(client, plan), "job")
             task.cancel_after = plan.cancel_after
+            if plan.cancel_in is not None:
+                run.simulation.later(plan.cancel_in, task._cancel_now, client.world)
             await task.finished()
             run.job_done(client, task)
 
@@ -62,18 +67,20 @@ class Worker:
 class Run:
     """One seed."""
 
-    def __init__(self, seed: int, parts: Parts = SOUND) -> None:
-        self.seed, self.parts = seed, parts
+    def __init__(self, seed: int, parts: Parts = SOUND, about: str = "") -> None:
+        self.seed, self.parts, self.about = seed, parts, about
         self.simulation = Simulation(seed)
         self.random = self.simulation.random
         self.heat = self.random.choice((0.0, 0.5, 1.0, 1.0, 2.0))  # how bad things are; 0 is a run without faults
         self.network = Network(self.simulation, USUAL.times(self.heat), parts.server)
-        self.names = self._names()
-        self.beliefs: list[Belief] = []
-        self.losses: list[Loss] = []
+        self.subjects = subjects(self.random, about)
+        self.rate = some_rate(self.random)
+        self.record = Record()
+        self.jobs = Jobs(self.simulation, self.record, self.rate)
+        self.reader = LogReader(self.network.excused)
         self.disturbed_until: dict[str, float] = {}  # by client: when it was last frozen or cut off
-        self.wrong: list[str] = []
-        self.counts: Counter[str] = Counter()
+        self.lost_claims: set[str] = set()  # ids, of leases that never reached anybody too
+        self.watching: list[Task] = []
         self.clients = [self._client(f"client{n}") for n in range(self.random.randint(2, 4))]
         self.workers = {
             Worker(self, self.random.randint(3, 12)): client
@@ -84,96 +91,55 @@ class Run:
     def _client(self, name: str) -> Client:
         return Client(self.network, name, self.parts, self.lost)
 
-    def _names(self) -> list[tuple[str, int | None]]:
-        kinds = [("mutex", None), ("semaphore", self.random.randint(2, 3)), ("rwlock", None), ("mixed", 2)]
-        return [kinds[0], *self.random.sample(kinds, self.random.randint(0, 1))]
+    def plan(self, subject: Subject) -> Plan:
+        plan = some_plan(self.random, subject, self.heat, self.rate)
+        return plan if self.heat or plan.style != "break" else plan._replace(style="with")
 
-    def plan(self) -> Plan:
-        pick = self.random.choice
-        name, limit = pick(self.names)
-        shared = name == "semaphore" or (name != "mutex" and self.random.random() < 0.6)
-        ttl = pick((1.0, 2.0, 3.0, LONGEST_TTL))
-        return Plan(
-            name,
-            SHARED if shared else EXCLUSIVE,
-            limit if shared else None,
-            ttl,
-            wait=pick((None, None, 0.0, 0.2, 2.0, 20.0)),
-            renew=self.random.random() < 0.8,
-            min_hold=pick((0.0, 0.0, 0.0, 0.5)),
-            body=pick((0.0, 0.01, 0.2, ttl / 2, ttl * 2)) * self.random.random(),
-            style=pick(("with",) * 6 + ("acquire", "acquire", "extend", "break")),
-            cancel_after=self.random.randint(1, 10) if self.random.random() < 0.15 * self.heat else None,
-        )
+    # What is noticed on the way
 
-    # What a job does
-
-    async def job(self, client: Client, plan: Plan) -> None:
-        lock = client.lock(plan)
-        try:
-            if plan.style == "break" and self.heat:
-                await client.backend.break_(plan.name)
-            elif plan.style == "acquire":
-                await self._by_hand(client, plan, lock)
-            else:
-                await self._with(client, plan, lock)
-        except (AcquireTimeout, BackendUnavailable, LeaseLost) as error:
-            self.counts[type(error).__name__] += 1
-
-    async def _with(self, client: Client, plan: Plan, lock: AsyncLock) -> None:
-        async with lock as lease:
-            belief = self._believe(client, lease, plan)
-            try:
-                await client.world.pause(plan.body / 2)
-                if plan.style == "extend":
-                    await lease.extend(plan.ttl * 1.5)
-                await client.world.pause(plan.body / 2)
-            finally:
-                belief.over()
-        if lease.lost:
-            self.wrong.append(f"{self.simulation.time:.6f}: a `with` ended well although {lease!r} was lost")
-
-    async def _by_hand(self, client: Client, plan: Plan, lock: AsyncLock) -> None:
-        lease = await lock.acquire()
-        if lease is not None:
-            belief = self._believe(client, lease, plan)
-            try:
-                await client.world.pause(plan.body)
-            finally:
-                belief.over()
-                with suppress(BackendUnavailable):  # else it would take the place of a cancellation
-                    await lease.release()
-
-    def _believe(self, client: Client, lease: AsyncLease, plan: Plan) -> Belief:
-        belief = Belief(client, lease, plan)
-        self.beliefs.append(belief)
-        return belief
+    def _wrong(self, text: str) -> None:
+        self.record.wrong.append(f"{self.simulation.time:.6f}: {text}")
 
     def lost(self, client: Client, event: Event) -> None:
-        for belief in reversed(self.beliefs):
-            if belief.lease.claim_id == event.claim_id:
-                if belief.end < self.simulation.time and event.claim_id in self.network.excused:
-                    return  # its release was under way for too long
-                belief.over()
-                deadline = client.world.true_time(belief.lease._deadline)
-                now, ttl, renews = self.simulation.time, belief.lease.ttl, belief.plan.renew
-                self.losses.append(Loss(now, client.world.name, event.claim_id, ttl, renews, deadline, event.detail))
-                return
+        self.lost_claims.add(event.claim_id)
+        belief = self.record.belief(event.claim_id)
+        if belief is None:
+            return
+        if belief.end < self.simulation.time and event.claim_id in self.network.excused:
+            return  # its release was under way for too long
+        belief.over()
+        lease = belief.lease
+        for other in self.record.beliefs:
+            if belief.together is not None and other.together is belief.together:
+                other.over()
+        if belief.together is not None and belief.together.held:
+            self._wrong(f"{belief.together!r} is held without {lease!r}")
+        deadline = client.world.true_time(lease._deadline)
+        now, renews, together = self.simulation.time, belief.plan.renew, belief.together
+        rest = tuple(each.claim_id for each in together._leases if each is not lease) if together else ()
+        self.record.losses.append(
+            Loss(now, client.world.name, event.claim_id, lease.ttl, renews, deadline, event.detail, rest)
+        )
 
     def job_done(self, client: Client, task: Task) -> None:
-        id = client.claim_of.pop(task, "")
+        ids = set(client.claims_of.pop(task, ()))
         if task.cancelled_at is not None:
-            self.counts["cancelled"] += 1
+            self.record.counts["cancelled"] += 1
             if not isinstance(task.error, CancelledError):
-                self.wrong.append(f"{self.simulation.time:.6f}: the cancellation of {task!r} was swallowed")
+                self._wrong(f"the cancellation of {task!r} was swallowed")
         elif task.error is not None:
-            self.wrong.append(f"{self.simulation.time:.6f}: {task!r} died of {task.error!r}")
-        lost = any(loss.claim_id == id for loss in self.losses)
-        if not lost and id not in self.network.excused:
-            for key, resource in self.network.server.store.resources.items():
-                holder = resource.holders.get(id)
-                if id in resource.queue or (holder is not None and not holder.ended):
-                    self.wrong.append(f"{self.simulation.time:.6f}: {task!r} left {id} behind in {key!r}")
+            self._wrong(f"{task!r} died of {task.error!r}")
+        if ids.isdisjoint(self.network.excused):
+            self._left_behind(task, ids)
+        else:  # of several names the rest is then let go of in the background
+            self.simulation.later(2 * HOP, lambda: self._left_behind(task, ids), client.world)
+
+    def _left_behind(self, task: Task, ids: set[str]) -> None:
+        ids = ids - self.network.excused - self.lost_claims
+        for key, resource in self.network.server.store.resources.items():
+            for id in ids & (resource.queue.keys() | resource.holders.keys()):
+                if id in resource.queue or not resource.holders[id].ended:
+                    self._wrong(f"{task!r} left {id} behind in {key!r}")
 
     # What goes wrong with machines
 
@@ -208,6 +174,7 @@ class Run:
         self.simulation.later(self.random.uniform(0.0, 2 * LONGEST_TTL), lambda: self._boot(successor))
 
     def _boot(self, client: Client) -> None:
+        self._watch(client)
         for worker, machine in list(self.workers.items()):
             if machine is client:  # else this one has crashed too, and another goes on
                 self._start(worker, client)
@@ -228,16 +195,23 @@ class Run:
     def _working(self) -> bool:
         return bool(self.workers)
 
+    def _watch(self, client: Client) -> None:
+        for subject in self.subjects:
+            if subject.kind == "election" and not client.world.crashed and self.random.random() < 0.6:
+                self.watching.append(client.world.task(self.jobs.watch(client, self.plan(subject)), "watcher"))
+
     def go(self) -> Outcome:
         try:
             for worker, client in list(self.workers.items()):
                 self._start(worker, client)
+            for client in list(self.clients):
+                self._watch(client)
             self.simulation.later(0.5, self.nemesis)
             while self._working() and self.simulation.time < HORIZON:
                 self.simulation.run(self.simulation.time + 5.0)
             self._calm()
             trace = tuple((step.time, step.client, step.verb) for step in self.network.server.log)
-            return Outcome(self.seed, [*self.wrong, *self._judge()], self._count(), trace)
+            return Outcome(self.seed, self.about, [*self.record.wrong, *self._judge()], self._count(), trace)
         finally:
             self.simulation.close()
             for client in self.clients:
@@ -247,16 +221,34 @@ class Run:
         """No new faults, and nobody asks for anything: time alone must clear away what is left."""
         self.network.faults = NO_FAULTS
         self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL + PRESENCE) + 10.0)
+        for task in self.watching:
+            task.cancel()
+        self.simulation.run(self.simulation.time + 1.1 * PRESENCE if self.watching else self.simulation.time)
 
     def _judge(self) -> Iterator[str]:
-        network, server = self.network, self.network.server
-        breaks = [step for step in server.log if step.verb == "break_"]
+        network, log, record = self.network, self.network.server.log, self.record
+        breaks = [step for step in log if step.verb == "break_"]
         broken = {was.claim_id: step.time for step in reversed(breaks) for was in step.answer.holders}
-        yield from judge(belief.hold(broken) for belief in self.beliefs)
-        yield from LogReader(network.excused).read(server.log)
-        yield from needless_losses(self.losses, network.record, broken, self._undisturbed)
+        yield from judge(record.holds(broken))
+        yield from judge(reign.hold(broken) for reign in record.reigns)
+        yield from self.reader.read(log)
+        yield from needless_losses(record.losses, network.record, broken, self._undisturbed)
+        yield from kept_the_rest(record.losses, log, network.excused)
+        yield from self._misled()
+        booked = bookings(log)
+        yield from over_the_rate(booked, self.rate)
+        yield from uses_without_permit(record.uses, booked)
         yield from self.simulation.broken_tasks
         yield from self._left_over()
+
+    def _misled(self) -> Iterator[str]:
+        log = self.network.server.log
+        for name in [subject.name for subject in self.subjects if subject.kind == "election"]:
+            yield from terms_grow(log, name)
+            sights = Sights(log, name, self.network.excused)
+            for watch in self.record.watches:
+                yield from sights.check(watch)
+                self.record.counts["watched" if not sights.silent(watch) else "silent_watches"] += 1
 
     def _undisturbed(self, client: str, since: float) -> bool:
         return self.disturbed_until.get(client, -1.0) < since
@@ -273,23 +265,33 @@ class Run:
                 yield f"{client.world.name} still keeps {client.engine.keeper.leases} or asks {client.backend.asking}"
 
     def _count(self) -> Counter[str]:
-        handed_over = sum(len(step.woken) for step in self.network.server.log)
-        more = {"holds": len(self.beliefs), "losses": len(self.losses), "wakes": handed_over}
-        return self.counts + self.network.count() + Counter(more)
+        log = self.network.server.log
+        more = {
+            "wakes": sum(len(step.woken) for step in log),
+            "mismatches": sum(isinstance(step.answer, LimitMismatch) for step in log),
+            "given_back": sum(step.verb == "unthrottle" for step in log),
+            "heirs": self.reader.heirs,
+            "lost_together": sum(bool(loss.rest) for loss in self.record.losses),
+        }
+        return self.record.count() + self.network.count() + Counter(more)
 
 
-def simulate(seed: int, parts: Parts = SOUND) -> Outcome:
+def simulate(seed: int, parts: Parts = SOUND, about: str = "") -> Outcome:
     """One run. The same seed gives the same run."""
-    return Run(seed, parts).go()
+    return Run(seed, parts, about).go()
 
 
 def main(words: list[str], say: Callable[[str], Any]) -> int:
-    """`1234` or `0-999`: run these seeds; 1 if anything was wrong."""
+    """`1234`, `0-999` or `0-999 election`: run these seeds, about that alone if told so; 1 if anything was wrong."""
     first, _, last = (words[0] if words else "0-99").partition("-")
+    about = words[1] if len(words) > 1 else ""
+    if about and about not in ABOUT:
+        say(f"a run is about one of {', '.join(ABOUT)}, not {about!r}")
+        return 2
     failed, total = 0, Counter[str]()
     seeds = range(int(first), int(last or first) + 1)
     for seed in seeds:
-        outcome = simulate(seed)
+        outcome = simulate(seed, about=about)
         total += outcome.counts
         if outcome.wrong:
             failed += 1

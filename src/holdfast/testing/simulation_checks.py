@@ -11,7 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from holdfast._model import EXCLUSIVE, GRACE, PATROL, Claim, Grant
+from holdfast._model import EXCLUSIVE, GRACE, PATROL, SHARED, Claim, Grant
+from holdfast.errors import LimitMismatch
 from holdfast.testing.simulated_network import Fault, Step
 
 HOP = 0.25  # seconds in which a hand-over without faults is done, with room for a waiter or two that just gave up
@@ -25,6 +26,7 @@ class Loss(NamedTuple):
     renews: bool
     deadline: float  # true time at which its holder had to stop believing
     reason: str
+    rest: tuple[str, ...] = ()  # ids of the other claims, if it was one of several names
 
 
 class Waiter:
@@ -42,9 +44,18 @@ class _Name:
     def __init__(self) -> None:
         self.queue: dict[str, Waiter] = {}
         self.ends: dict[str, float] = {}  # by claim id: when its hold ends, or has ended
+        self.held: dict[str, Claim] = {}  # by claim id: what it asked for last, of those in `ends` and some before
+        self.heir = ""  # the id of the waiter in whose favour the last holder let go
         self.ended_at = 0.0  # when a holder last let go, or was made to
         self.given_up = 0  # waiters that left since the last grant
         self.gone = 0  # those of them that a fault had touched, so that they may have been reserved for and not come
+
+    def limits(self, claim: Claim, now: float, waiting: bool) -> set[int | None]:
+        """Limits of the others who share the name, or wait to."""
+        others = {id: held for id, held in self.held.items() if self.ends.get(id, 0.0) > now}
+        if waiting:
+            others |= {id: waiter.claim for id, waiter in self.queue.items()}
+        return {other.terms.limit for id, other in others.items() if id != claim.id and other.terms.mode == SHARED}
 
     def free_since(self, now: float) -> float | None:
         latest = max(self.ends.values(), default=now)
@@ -57,11 +68,13 @@ class LogReader:
     def __init__(self, excused: set[str]) -> None:
         self.excused = excused
         self.names: defaultdict[str, _Name] = defaultdict(_Name)
+        self.heirs = 0  # how often a waiter was named as the next
         self._fences: dict[str, int] = {}
 
     def read(self, log: Sequence[Step]) -> Iterator[str]:
+        observers = {step.asked.id for step in log if step.verb == "observe"}
         for step in log:
-            yield from _too_many_wakes(step)
+            yield from _too_many_wakes(step, observers)
             for claim in step.woken:
                 waiter = self.names[claim.terms.key].queue.get(claim.id)
                 if waiter is not None:
@@ -77,6 +90,10 @@ class LogReader:
 
     def _acquire(self, step: Step, claim: Claim) -> Iterator[str]:
         name = self.names[claim.terms.key]
+        if isinstance(step.answer, LimitMismatch):
+            if not name.limits(claim, step.now, waiting=True) - {claim.terms.limit}:
+                yield f"{step.time:.6f}: {claim.id} was refused, though nobody has another limit: {step.answer}"
+            return
         if not isinstance(step.answer, Grant):
             if step.options["enqueue"] and claim.id not in name.queue:
                 name.queue[claim.id] = Waiter(claim, step.now)
@@ -84,11 +101,15 @@ class LogReader:
         expires = step.now + claim.terms.ttl
         if self._fences.get(claim.id) == step.answer.fence:  # asked before, and the answer was lost
             name.ends[claim.id] = max(name.ends[claim.id], expires)
+            name.held[claim.id] = claim
             return
         self._fences[claim.id] = step.answer.fence
+        yield from self._two_limits(step, claim, name)
         yield from self._out_of_order(step, claim, name)
         yield from self._idle(step, claim, name)
         name.queue.pop(claim.id, None)
+        name.heir = ""
+        name.held = {id: held for id, held in name.held.items() if name.ends[id] > step.now} | {claim.id: claim}
         name.ends = {id: end for id, end in name.ends.items() if end > step.now} | {claim.id: expires}
         name.given_up = name.gone = 0
 
@@ -100,21 +121,35 @@ class LogReader:
 
     def _end(self, step: Step, claim: Claim) -> None:
         name = self.names[claim.terms.key]
-        if name.queue.pop(claim.id, None) is not None:
+        if step.verb == "abandon" and name.queue.pop(claim.id, None) is not None:
             name.given_up += 1
             name.gone += claim.id in self.excused
         if name.ends.get(claim.id, 0.0) > step.now and step.answer is not False:
             linger = step.options.get("linger", 0.0)
             name.ends[claim.id] = step.now + linger
             name.ended_at = step.now
+            heir = step.options.get("heir", "")
+            waiting = (id for id, waiter in name.queue.items() if heir and waiter.claim.terms.holder == heir)
+            name.heir = next(waiting, "")
+            self.heirs += name.heir != ""
 
     def _break(self, step: Step, name: _Name) -> None:
         if any(end > step.now for end in name.ends.values()):
             name.ended_at = step.now
         name.ends = {id: min(end, step.now) for id, end in name.ends.items()}
 
+    def _two_limits(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
+        """Who comes while others share the name has their limit; a writer may become a reader while others wait."""
+        others = name.limits(claim, step.now, waiting=False)
+        if claim.terms.mode == SHARED and claim.id not in name.queue and others and claim.terms.limit not in others:
+            yield f"{step.time:.6f}: {claim.id} with limit {claim.terms.limit} was let in beside limits {others}"
+
     def _out_of_order(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
-        """Nobody is served before a waiter who came earlier, was there, and could have been served."""
+        """Nobody is served before a waiter who came earlier, was there, and could have been served; but an heir is."""
+        if claim.id == name.heir:
+            return
+        if name.heir in name.queue and name.heir not in self.excused:
+            yield f"{step.time:.6f}: {claim.terms.key!r} was handed over to {name.heir}, but {claim.id} got it"
         for id, older in name.queue.items():
             if id == claim.id:
                 return
@@ -139,10 +174,12 @@ class LogReader:
             yield f"{step.time:.6f}: {claim.terms.key!r} stood idle for {idle:.3f}s while {claim.id} waited"
 
 
-def _too_many_wakes(step: Step) -> Iterator[str]:
+def _too_many_wakes(step: Step, observers: set[str]) -> Iterator[str]:
     """One hand-over of an exclusive lock wakes one waiter, however many wait."""
     by_key: defaultdict[str, list[Claim]] = defaultdict(list)
     for claim in step.woken:
+        if claim.id in observers:
+            continue  # all of these are told
         if claim == step.asked:
             continue  # found to be next just before it was taken out: its wake-up does nothing
         by_key[claim.terms.key].append(claim)
@@ -159,10 +196,27 @@ def needless_losses(
         if not loss.renews or loss.claim_id in broken or not undisturbed(loss.client, loss.time - 1.2 * loss.ttl):
             continue
         since = loss.time - 2 * loss.ttl
-        touched = Counter(fault.verb for fault in faults if fault.time >= since and loss.claim_id in fault.claims)
-        failed = touched["renew"]
-        if failed < 2 and not touched["acquire"]:  # a slow grant may have been over before a renewal could help
+        lately = [fault for fault in faults if fault.time >= since and fault.client == loss.client]
+        touched = Counter(fault.verb for fault in lately if loss.claim_id in fault.claims)
+        failed, hung = touched["renew"], sum(fault.verb == "renew" for fault in lately)
+        # A slow grant may have been over before a renewal could help, and requests that hang hold up the next a little.
+        if failed < 2 and hung < 4 and not touched["acquire"]:
             yield f"{loss.time:.6f}: {loss.client} lost {loss.claim_id} ({loss.reason}) after {failed} failed renewals"
         elif loss.time - loss.deadline > HOP:
             late = loss.time - loss.deadline
             yield f"{loss.time:.6f}: {loss.client} heard of the loss of {loss.claim_id} {late:.3f}s too late"
+
+
+def kept_the_rest(losses: Sequence[Loss], log: Sequence[Step], excused: set[str]) -> Iterator[str]:
+    """When one of several names is lost the others are let go of, unless a fault holds that up."""
+    let_go: dict[str, float] = {}
+    lost = {loss.claim_id for loss in losses}
+    for step in log:
+        if step.verb in ("release", "abandon"):
+            let_go.setdefault(step.asked.id, step.time)
+    for loss in losses:
+        if not excused.isdisjoint((loss.claim_id, *loss.rest)):
+            continue
+        for id in loss.rest:
+            if id not in lost and let_go.get(id, float("inf")) > loss.time + HOP:
+                yield f"{loss.time:.6f}: {loss.client} lost one of several names, {loss.claim_id}, and kept {id}"

@@ -195,6 +195,7 @@ class ObservedElections(Promise):
         await locks.close()
         await seen.actor.result()  # and the clock has not moved
         assert seen.changes == [VACANT]
+        assert stage.records() == 0
         with pytest.raises(LockError, match="closed"):
             await locks.election("lead").observe().next()
 

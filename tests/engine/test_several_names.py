@@ -1,0 +1,254 @@
+"""Several names cancelled, interrupted or closed at any point: nothing is left held, and nobody is told of a loss.
+
+The same sweeps as for one lock, with as many requests as there are names in the middle of which it can happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack, suppress
+
+import pytest
+
+import holdfast
+from holdfast.aio import AsyncLocks
+from holdfast.observe.events import Event
+from holdfast.sync import Locks
+from tests.engine.hooked import hooked
+from tests.engine.test_cancellation import CancelAt, suspend
+from tests.engine.test_interrupts import InterruptAt, sweep
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("a", "b", "c")
+AsyncStory = Callable[[AsyncLocks], Awaitable[None]]
+Story = Callable[[Locks], None]
+
+
+def lost(heard: list[Event]) -> list[str]:
+    return [event.name for event in heard if event.kind == "lost"]
+
+
+# Cancelled
+
+
+async def taken(locks: AsyncLocks) -> None:
+    lease = await locks.all(*NAMES).acquire()
+    assert lease is not None
+    assert lease.held
+
+
+async def taken_and_released(locks: AsyncLocks) -> None:
+    lease = await locks.all(*NAMES).acquire()
+    assert lease is not None
+    assert await lease.release()
+
+
+async def a_body(locks: AsyncLocks) -> None:
+    async with locks.all(*NAMES) as lease:
+        await asyncio.sleep(0)
+        lease.check()
+        await asyncio.sleep(0)
+
+
+async def a_body_that_fails(locks: AsyncLocks) -> None:
+    with suppress(ZeroDivisionError):
+        async with locks.all(*NAMES):
+            await asyncio.sleep(0)
+            raise ZeroDivisionError
+
+
+async def in_vain(locks: AsyncLocks) -> None:
+    assert await locks.all(*NAMES).acquire(timeout=0.02) is None
+
+
+async def cancelled(story: AsyncStory, url: str, points: set[int], held: str) -> bool:
+    """Tell the story, cancelled at these suspensions, while another holds a name; False if it ended before."""
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(holdfast.aio.connect(url, holder="them"))
+        locks = await stack.enter_async_context(holdfast.aio.connect(hooked(url, suspend), holder="us"))
+        heard: list[Event] = []
+        locks.events.listen(heard.append)
+        if held:
+            await other.lock(held).acquire()
+        told = CancelAt(story(locks), points)
+        task = asyncio.ensure_future(told)
+        await asyncio.wait({task})
+        if told.suspensions < min(points):
+            task.result()  # raises what went wrong, if anything did
+        if told.suspensions < max(points):
+            return False
+        assert task.cancelled(), f"the cancellation was swallowed: {task!r}"
+        infos = [await other.inspect(name) for name in NAMES]
+        assert [(info.name, info.waiters) for info in infos if info.locked] == ([(held, 0)] if held else [])
+        assert locks._logic.engine.keeper.leases == {}
+        assert lost(heard) == []
+    return True
+
+
+async def cancelled_everywhere(story: AsyncStory, url: str, again: int, held: str = "") -> int:
+    point = 1
+    while await cancelled(story, url, set(range(point, point + again + 1)), held):
+        point += 1
+    return point - 1
+
+
+@pytest.mark.parametrize("again", [0, 1, 3])
+@pytest.mark.parametrize("story", [taken, taken_and_released, a_body, a_body_that_fails])
+def test_cancelled_at_any_point_of_several_names_nothing_is_left(story: AsyncStory, again: int, url: str) -> None:
+    assert asyncio.run(cancelled_everywhere(story, url, again)) >= 6 - again
+
+
+@pytest.mark.parametrize("again", [0, 1, 3])
+def test_cancelled_at_any_point_while_the_last_of_several_is_missing_nothing_is_left(again: int, url: str) -> None:
+    assert asyncio.run(cancelled_everywhere(in_vain, url, again, held="c")) >= 8
+
+
+# Interrupted
+
+
+def take(locks: Locks) -> None:
+    lease = locks.all(*NAMES).acquire()
+    assert lease is not None
+    assert lease.held
+
+
+def take_and_release(locks: Locks) -> None:
+    lease = locks.all(*NAMES).acquire()
+    assert lease is not None
+    assert lease.release()
+
+
+def body(locks: Locks) -> None:
+    with locks.all(*NAMES) as lease:
+        lease.check()
+
+
+def body_that_fails(locks: Locks) -> None:
+    with suppress(ZeroDivisionError), locks.all(*NAMES):
+        raise ZeroDivisionError
+
+
+def wait_in_vain(locks: Locks) -> None:
+    assert locks.all(*NAMES).acquire(timeout=0.02) is None
+
+
+def interrupted(story: Story, url: str, point: int, held: str) -> str | None:
+    """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
+    hook = InterruptAt(point)
+    with ExitStack() as stack:
+        other = stack.enter_context(holdfast.connect(url, holder="them"))
+        locks = stack.enter_context(holdfast.connect(hooked(url, hook), holder="us"))
+        heard: list[Event] = []
+        locks.events.listen(heard.append)
+        if held:
+            other.lock(held).acquire()
+        try:
+            story(locks)
+        except KeyboardInterrupt:
+            infos = [other.inspect(name) for name in NAMES]
+            assert [(info.name, info.waiters) for info in infos if info.locked] == ([(held, 0)] if held else [])
+            assert locks._logic.engine.keeper.leases == {}
+            assert lost(heard) == []
+        else:
+            assert hook.struck is None, f"the interrupt {hook.struck} was swallowed"
+        finally:
+            hook.armed = False
+    return hook.struck
+
+
+@pytest.mark.parametrize("story", [take, take_and_release, body, body_that_fails])
+def test_interrupted_at_any_point_of_several_names_nothing_is_left(story: Story, url: str) -> None:
+    points = sweep(lambda point: interrupted(story, url, point, held=""))
+    assert points[:6] == ["before acquire", "after acquire"] * 3
+    assert len(points) == 6 if story is take else 12
+
+
+def test_interrupted_while_the_last_of_several_is_missing_nothing_is_left(url: str) -> None:
+    points = sweep(lambda point: interrupted(wait_in_vain, url, point, held="c"))
+    assert {"before wait", "after wait", "before abandon", "before release", "after release"} <= set(points)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_interrupted_just_after_a_grant_nothing_is_left(number: int, url: str) -> None:
+    """By a listener, in place of a signal that comes when the lease is adopted and has reached nobody."""
+    heard: list[Event] = []
+
+    def listen(event: Event) -> None:
+        heard.append(event)
+        if event.kind == "granted" and [event.kind for event in heard].count("granted") == number:
+            raise KeyboardInterrupt
+
+    with holdfast.connect(url) as locks:
+        locks.events.listen(listen)
+        with pytest.raises(KeyboardInterrupt):
+            locks.all(*NAMES).acquire()
+        assert [info.name for info in locks.list()] == []
+        assert locks._logic.engine.keeper.leases == {}
+        assert lost(heard) == []
+
+
+# Closed
+
+
+@pytest.mark.parametrize("suspensions", [1, 2, 3, 4, 5, 6, 7])
+def test_a_coroutine_that_is_closed_in_the_middle_leaves_nothing(suspensions: int, url: str) -> None:
+    async def story() -> None:
+        async with (
+            holdfast.aio.connect(url, holder="them") as other,
+            holdfast.aio.connect(hooked(url, suspend), holder="us") as locks,
+        ):
+            coroutine = a_body(locks)
+            steps = coroutine.__await__()
+            with suppress(StopIteration):
+                for _ in range(suspensions):
+                    waits_for = steps.send(None)
+                    if isinstance(waits_for, asyncio.Future):
+                        await asyncio.wait({waits_for})
+            coroutine.close()
+            for _ in range(10_000):
+                if not await other.list() and not locks._logic.engine.keeper.leases:
+                    break
+                await asyncio.sleep(0.001)
+            else:
+                pytest.fail("something is left held")
+
+    asyncio.run(story())
+
+
+# What is remembered
+
+
+def test_a_lease_that_was_released_by_itself_is_not_remembered(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        several = locks.all(*NAMES)
+        for _ in range(10):
+            lease = several.acquire()
+            assert lease is not None
+            lease.release()
+            with several:
+                pass
+        assert several._logic._current == []
+
+
+def test_several_names_many_times_by_many_threads(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        shared, inside, crowded = locks.all(*NAMES), list[int](), list[int]()
+
+        def visit() -> None:
+            for _ in range(20):
+                with shared as lease:
+                    inside.append(1)
+                    crowded.append(len(inside))
+                    lease.check()
+                    inside.pop()
+
+        threads = [threading.Thread(target=visit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert crowded == [1] * 80
+        assert shared._logic._current == []

@@ -1,0 +1,218 @@
+"""Where primitives meet each other, other namespaces and other instances: each of these was once a hole."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import gc
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast._values import NANO
+from holdfast.backends import sqlite_store
+from holdfast.backends.memory_store import shared_store
+from holdfast.primitives.limiter import rate_of
+from holdfast.testing import FakeClock
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"memory://{tmp_path.name}" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
+
+
+def test_a_limiter_s_turn_meets_no_lock_of_a_namespace_of_its_name(url: str) -> None:
+    clock = FakeClock()
+    with holdfast.connect(url, clock=clock) as plain, holdfast.connect(url, namespace="api", clock=clock) as other:
+        limiter = plain.limiter("api", rate=1, per=10)
+        assert limiter.try_acquire()
+        clock.advance(9.9)
+        with other.lock("turn"):
+            turn = plain.limiter("api", rate=1, per=10)._logic._turn.terms.key
+            assert turn not in {"api\x1fturn", other.lock("turn")._logic.request.terms.key}
+            assert [info.name for info in other.list()] == ["turn"]
+            assert plain.list() == []
+
+
+def test_waiting_for_what_this_thread_holds_through_another_instance_is_an_error_at_once(url: str) -> None:
+    with holdfast.connect(url) as one, holdfast.connect(url) as two, one.lock("job"):
+        with pytest.raises(holdfast.SelfDeadlock):
+            two.lock("job").acquire()
+        assert two.lock("job").acquire(blocking=False) is None
+        assert one.inspect("job").waiters == 0
+
+
+def test_the_same_name_in_another_store_is_another_lock(tmp_path: Path) -> None:
+    with (
+        holdfast.connect(f"sqlite:///{tmp_path}/a.db") as one,
+        holdfast.connect(f"sqlite:///{tmp_path}/b.db") as two,
+        one.lock("job"),
+        two.lock("job"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("rate", "per"), [(3, 1), (7, 60), (0.3, 1), (11, 13)])
+def test_the_interval_of_a_rate_is_never_too_short(rate: float, per: float) -> None:
+    assert rate_of(rate, per, None).interval * rate >= per * NANO * (1 - 1e-15)
+
+
+def test_what_is_told_of_a_loss_in_run_is_not_told_of_later_ones(url: str) -> None:
+    clock, told = FakeClock(), []
+    with holdfast.connect(url, clock=clock) as locks:
+        election = locks.election("lead", on_lost=lambda lease: told.append("own"))
+        assert election.run(lambda lease: 7, on_lost=lambda lease: told.append("run")) == 7
+        assert election._logic._request.on_lost is not None
+        election._logic._request.on_lost(None)
+    assert told == ["own"]
+
+
+def test_a_coroutine_function_is_refused_where_nothing_can_be_awaited(url: str) -> None:
+    async def change(value: Any) -> Any:
+        return value
+
+    with holdfast.connect(url) as locks:
+        with pytest.raises(TypeError, match="coroutine function"):
+            locks.cell("box").update(change)
+        with pytest.raises(TypeError, match="coroutine function"):
+            locks.election("lead").run(change)
+        assert locks.list() == []
+
+
+def test_limiters_at_rest_are_cleared_away_by_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "SWEEP_EVERY", 16)
+    for url in (f"memory://{tmp_path.name}-rest", f"sqlite:///{tmp_path}/locks.db"):
+        clock = FakeClock()
+        with holdfast.connect(url, clock=clock) as locks:
+            for number in range(100):
+                locks.limiter(f"api:{number}", rate=1).try_acquire()
+            clock.advance(60)
+            for _ in range(400):
+                with locks.lock("job"):
+                    pass
+    assert shared_store(f"{tmp_path.name}-rest").limiters == {}
+    with closing(sqlite3.connect(tmp_path / "locks.db")) as db:
+        assert db.execute("SELECT count(*) FROM limiters").fetchone() == (0,)
+
+
+def test_a_file_of_the_first_format_is_brought_to_the_present_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with monkeypatch.context() as older:
+        older.setattr(sqlite_store, "FORMATS", sqlite_store.FORMATS[:1])
+        locks = holdfast.connect(url)
+        held = locks.lock("job").acquire()
+        assert held is not None
+    with holdfast.connect(url) as newer:
+        assert [holder.fence for holder in newer.inspect("job").holders] == [held.fence]
+        assert newer.limiter("api", rate=1).try_acquire()
+        assert newer.cell("box").write(1) == 1
+    assert held.release()
+    locks.close()
+
+
+def test_every_name_that_aio_promises_is_there() -> None:
+    assert [name for name in holdfast.aio.__all__ if not hasattr(holdfast.aio, name)] == []
+    assert [name for name in holdfast.__all__ if not hasattr(holdfast, name)] == []
+    with pytest.raises(AttributeError):
+        _ = holdfast.aio.nothing_of_the_kind
+
+
+class Job(str, enum.Enum):  # noqa: UP042  (a StrEnum formats itself as what it is)
+    DAILY = "cron:daily"
+
+
+def test_a_name_that_formats_itself_otherwise_is_the_same_lock(url: str) -> None:
+    with holdfast.connect(url, namespace="app") as locks, locks.lock(Job.DAILY):
+        assert locks.lock("cron:daily").acquire(blocking=False) is None
+        assert [info.name for info in locks.list()] == ["cron:daily"]
+        locks.cell(Job.DAILY).write(1)
+        assert locks.cell("cron:daily").read().value == 1
+
+
+def test_a_downgrade_cut_short_is_no_writer_beside_readers(url: str) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            lease = await locks.rwlock("doc").write().acquire()
+            assert lease is not None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await lease.downgrade()
+            (holder,) = (await locks.inspect("doc")).holders
+            assert holder.mode == "exclusive" or lease.mode == "shared"
+            await lease.downgrade()
+            assert lease.mode == "shared"
+
+    asyncio.run(main())
+
+
+def test_a_limiter_s_try_that_is_cancelled_costs_nothing(url: str) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            limiter = locks.limiter("api", rate=1, per=60)
+            for _ in range(5):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        if await limiter.acquire():
+                            return  # it was quicker than the timeout
+            assert await limiter.try_acquire()
+
+    asyncio.run(main())
+
+
+def test_what_the_garbage_collector_ends_in_the_middle_of_a_verb_does_not_hang(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        before = gc.get_threshold()
+        gc.set_threshold(50, 2, 2)
+        try:
+            for number in range(300):
+                observing = locks.election("lead").observe()
+                next(observing)
+                circle: list[Any] = [observing]
+                circle.append(circle)
+                del observing, circle
+                lease = locks.lock(f"job:{number % 50}").acquire(blocking=False)
+                if lease is not None:
+                    lease.release()
+        finally:
+            gc.set_threshold(*before)
+
+
+def test_an_observer_that_came_through_a_fork_leaves_its_parent_s_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with holdfast.connect(url) as locks, holdfast.connect(url, holder="other") as other:
+        observing = locks.election("lead").observe()
+        assert next(observing).leader is None
+        pid = os.fork()
+        if pid == 0:
+            observing.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        election = other.election("lead")
+        for _ in range(2):
+            election.campaign()
+            election.resign()
+        assert [next(observing).leader for _ in range(4)] == ["other", None, "other", None]
+        observing.close()
+
+
+def test_numbers_and_metadata_that_no_store_can_keep_are_refused_up_front(url: str) -> None:
+    deep: Any = []
+    for _ in range(200):
+        deep = [deep]
+    with holdfast.connect(url) as locks:
+        for refused in (
+            lambda: locks.semaphore("pool", 2**63),
+            lambda: locks.cell("box").write(1, fence=2**70),
+            lambda: locks.lock("job", metadata=deep),
+            lambda: locks.election("lead").run(print, on_lost=5),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(ValueError, match="must"):
+                refused()
