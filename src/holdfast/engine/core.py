@@ -74,7 +74,7 @@ class Engine:
     def _held_here(self) -> Iterator[Lease]:
         """What this thread or task holds in this store, through whichever `Locks` of the process."""
         store = repr(self.backend)
-        for engine in list(_living):
+        for engine in _all_living():
             owner = None
             with suppress(RuntimeError):  # there is no task where no loop runs
                 owner = engine.world.owner()
@@ -308,6 +308,14 @@ class Engine:
         self.entered = {}
         self.waiting = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
+
+
+def _all_living() -> list[Engine]:
+    while True:
+        try:
+            return list(_living)
+        except RuntimeError:  # another thread has made one meanwhile
+            continue
 
 
 def lock_order(debug: bool | None) -> LockOrder | None:
