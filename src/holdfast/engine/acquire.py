@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
-from holdfast._time import pause_before_retry, say
+from holdfast._time import FOREVER, pause_before_retry, say
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from holdfast.engine.core import Engine
-
-FOREVER = float("inf")
-
 
 Adopt = Callable[[Lease], None]
 
