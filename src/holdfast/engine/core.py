@@ -55,7 +55,7 @@ class Engine:
         self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
-        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue
+        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue, or may soon
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
