@@ -52,6 +52,11 @@ class Busy(NamedTuple):
     retry_after: float  # look again after this long even if nobody wakes you
     holder: str | None = None  # somebody who is in the way, for the error message
 
+    @property
+    def in_words(self) -> str:
+        """Why it is not to be had, for the error message."""
+        return f"held by {self.holder!r}" if self.holder else "not free"
+
 
 class Renewal(NamedTuple):
     """Ask that a held claim expires no earlier than `ttl` seconds from now."""

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from typing import Final
 
 Seconds = int | float | timedelta
+FOREVER: Final = math.inf  # when to give up, if never
 
 
 def _boot_clock() -> Callable[[], float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast._model import Busy, Claim, Grant
 from holdfast.errors import LockError
 from holdfast.testing import FakeClock
 
@@ -58,6 +59,25 @@ def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_pa
         assert others.inspect("job").waiters == 0
         waiter.join(10)
         assert ["closed" in str(error) for error in errors] == [True]
+
+
+@pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
+def test_it_leaves_the_queue_too_when_the_answer_has_not_reached_it_yet(tmp_path: Path, url: str) -> None:
+    url = url.format(folder=tmp_path)
+    with holdfast.connect(url) as others, others.lock("job"):
+        locks = holdfast.connect(url)
+        acquire = locks._logic.engine.backend.acquire
+
+        async def acquire_slowly(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+            answer = await acquire(claim, enqueue=enqueue, within=within)
+            locks.close()
+            assert others.inspect("job").waiters == 0
+            return answer
+
+        locks._logic.engine.backend.acquire = acquire_slowly  # type: ignore[method-assign]
+        with pytest.raises(LockError, match="closed"):
+            locks.lock("job").acquire()
+        assert others.inspect("job").waiters == 0
 
 
 @pytest.mark.parametrize("flag", ["renew", "reentrant"])

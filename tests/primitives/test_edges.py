@@ -7,6 +7,7 @@ import enum
 import gc
 import os
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import holdfast.aio
 from holdfast._values import NANO
 from holdfast.backends import sqlite_store
 from holdfast.backends.memory_store import shared_store
+from holdfast.engine import core
 from holdfast.primitives.limiter import rate_of
 from holdfast.testing import FakeClock
 
@@ -216,3 +218,24 @@ def test_numbers_and_metadata_that_no_store_can_keep_are_refused_up_front(url: s
         ):
             with pytest.raises(ValueError, match="must"):
                 refused()
+
+
+def test_waiting_for_oneself_is_noticed_though_another_thread_connects_meanwhile(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Growing:
+        """Changes while it is looked through, the first time."""
+
+        def __init__(self, engines: list[Any]) -> None:
+            self._engines, self._grows = engines, True
+
+        def __iter__(self) -> Iterator[Any]:
+            grows, self._grows = self._grows, False
+            if grows:
+                raise RuntimeError("Set changed size during iteration")
+            return iter(self._engines)
+
+    with holdfast.connect(url) as locks, locks.lock("job"):
+        monkeypatch.setattr(core, "_living", Growing(list(core._living)))
+        with pytest.raises(holdfast.SelfDeadlock):
+            locks.lock("job").acquire()

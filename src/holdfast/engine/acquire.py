@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
-from holdfast._time import pause_before_retry, say
+from holdfast._time import FOREVER, pause_before_retry, say
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from holdfast.engine.core import Engine
-
-FOREVER = float("inf")
-
 
 Adopt = Callable[[Lease], None]
 
@@ -63,7 +60,10 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
     failures = 0
+    told = False  # that it must wait
     try:
+        if enqueue:
+            engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue
         while True:
             if engine.closed:
                 engine.must_be_open()
@@ -88,10 +88,11 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 continue
             failures = 0
             answered_at = engine.now()
-            if enqueue and claim.id not in engine.waiting:
-                if wait is None:
-                    engine.must_not_wait_for_itself(claim)
-                engine.waiting[claim.id] = claim
+            if engine.closed:
+                engine.must_be_open()
+            if wait is None and not told:
+                engine.must_not_wait_for_itself(claim)
+                told = True
             woken = answered_at < give_up_at and await engine.backend.wait(
                 claim, min(give_up_at - answered_at, answer.retry_after)
             )
@@ -110,7 +111,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         await engine.abandon(claim)
         raise
     finally:
-        if engine.waiting:
+        if enqueue:
             engine.waiting.pop(claim.id, None)
 
 

@@ -55,7 +55,7 @@ class Engine:
         self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
-        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue
+        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue, or may soon
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
@@ -71,20 +71,13 @@ class Engine:
         """The leases that this thread or task has asked for and not let go of."""
         return (lease for lease in list(self.keeper.leases.values()) if lease._owner is owner and lease.held)
 
-    def _held_here(self) -> Iterator[Lease]:
-        """What this thread or task holds in this store, through whichever `Locks` of the process."""
-        store = repr(self.backend)
-        for engine in list(_living):
-            owner = None
-            with suppress(RuntimeError):  # there is no task where no loop runs
-                owner = engine.world.owner()
-            if owner is not None and (engine is self or repr(engine.backend) == store):
-                yield from engine.held_by(owner)
-
     def must_not_wait_for_itself(self, claim: Claim) -> None:
         """Raises SelfDeadlock if whoever asks holds what it would wait for."""
         name, key, limit = claim.terms.name, claim.terms.key, claim.terms.limit
-        for lease in self._held_here():
+        store = repr(self.backend)
+        for engine, lease in held_here():
+            if engine is not self and repr(engine.backend) != store:
+                continue
             terms = lease._claim.terms
             if terms.key == key and None in (terms.limit, limit):  # one may hold several permits of a semaphore
                 raise SelfDeadlock(
@@ -308,6 +301,24 @@ class Engine:
         self.entered = {}
         self.waiting = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
+
+
+def _all_living() -> list[Engine]:
+    while True:
+        try:
+            return list(_living)
+        except RuntimeError:  # another thread has made one meanwhile
+            continue
+
+
+def held_here() -> Iterator[tuple[Engine, Lease]]:
+    """What this thread or task holds, through whichever `Locks` of the process."""
+    for engine in _all_living():
+        owner = None
+        with suppress(RuntimeError):  # there is no task where no loop runs
+            owner = engine.world.owner()
+        if owner is not None:
+            yield from ((engine, lease) for lease in engine.held_by(owner))
 
 
 def lock_order(debug: bool | None) -> LockOrder | None:

@@ -12,17 +12,12 @@ import os
 import sys
 import threading
 import warnings
-import weakref
-from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast._model import Claim
-from holdfast.engine.lease import Lease
+from holdfast.engine.core import Engine, held_here
 from holdfast.observe.events import logger
-
-if TYPE_CHECKING:
-    from holdfast.engine.core import Engine
 
 MOST: Final = 10_000  # pairs that are remembered; the oldest go first
 _HERE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -38,7 +33,6 @@ class LockOrder:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._mutex = threading.Lock()
-        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, in words
         self._pairs: dict[tuple[Place, Place], None] = {}  # the same in order of their first time
 
@@ -46,7 +40,8 @@ class LockOrder:
         """Somebody asks. Warns if that can end in a deadlock."""
         wanted, name, caller = _place(engine, claim), claim.terms.name, _caller()
         asks = f"{name!r} is asked for at {caller.f_code.co_filename}:{caller.f_lineno}"
-        for held, lease in self._held_here(engine):
+        for other, lease in held_here():
+            held = _place(other, lease._claim)
             if held == wanted:
                 # A try does not wait, and one may hold several permits of a semaphore.
                 if wait != 0 and None in (lease._claim.terms.limit, claim.terms.limit):
@@ -56,19 +51,6 @@ class LockOrder:
             back = self._note(held, wanted, step)
             if back:
                 _warn(caller, f"{step}, but {', and '.join(back)}: whoever do so can wait for each other for ever")
-
-    def _held_here(self, engine: Engine) -> Iterable[tuple[Place, Lease]]:
-        """What whoever asks holds, through any `Locks`."""
-        with self._mutex:
-            self._engines.add(engine)
-            engines = list(self._engines)
-        for other in engines:
-            try:
-                owner = other.world.owner()
-            except RuntimeError:  # it lives in an event loop, and none runs here
-                continue
-            for lease in other.held_by(owner):
-                yield _place(other, lease._claim), lease
 
     def _note(self, held: Place, wanted: Place, step: str) -> list[str]:
         """Remember the pair; the steps that were seen to lead the other way, if it is new and there are any."""

@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
-from holdfast._time import Seconds, full_jitter, length
+from holdfast._time import FOREVER, Seconds, full_jitter, length
 from holdfast._values import Stored, Write, Written
 from holdfast._worlds import settled
 from holdfast.engine.core import Engine
 from holdfast.errors import BackendUnavailable, Conflict, StaleFence
-from holdfast.primitives.names import whole
+from holdfast.primitives.names import json_text, whole
 
 LARGEST_VALUE = 1024 * 1024  # characters of JSON
-FOREVER = float("inf")
 
 
 class Versioned(NamedTuple):
@@ -146,13 +145,7 @@ async def _ready(write: Write) -> Write:
 
 
 def _text(value: Any) -> str:
-    try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"a cell's value must be JSON: {error}") from None
-    if len(text) > LARGEST_VALUE:
-        raise ValueError(f"a cell's value must be at most {LARGEST_VALUE} characters of JSON; this has {len(text)}")
-    return text
+    return json_text(value, "a cell's value", LARGEST_VALUE)
 
 
 def _number(value: int | None, what: str, least: int = 0) -> int | None:

@@ -133,18 +133,21 @@ class Observer:
     def __init__(self, engine: Engine, claim: Claim) -> None:
         engine.must_be_open()
         self._engine = engine
+        self._begin(claim)
+
+    def _begin(self, claim: Claim) -> None:
         self._claim = claim
         self._after = 0  # the number of the last change that we know of
         self._untold: deque[Leadership] = deque()
-        self._process = os.getpid()
-        engine.waiting[claim.id] = claim  # so that a `Locks` that closes ends it
         self._last: Leadership | None = None
+        self._process = os.getpid()
+        self._engine.waiting[claim.id] = claim  # so that a `Locks` that closes ends it
 
     async def next(self) -> Leadership | None:
         """The next change, as soon as there is one; None when the `Locks` is closed."""
         engine = self._engine
         if self._process != os.getpid():  # in the child of a fork: what was ours is the parent's
-            self.__init__(engine, Claim(new_claim_id(), self._claim.terms))  # type: ignore[misc]
+            self._begin(Claim(new_claim_id(), self._claim.terms))
         while not engine.closed:
             while self._untold:
                 told = self._untold.popleft()

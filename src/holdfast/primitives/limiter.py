@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable
 from contextlib import suppress
 
-from holdfast._time import Seconds, length, say
+from holdfast._time import FOREVER, Seconds, length, say
 from holdfast._values import NANO, Allowance, Booked, Rate
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
@@ -23,7 +23,6 @@ from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.names import positive, whole
 
 SHIELDED = 1.0  # seconds for which a booking that is under way puts off a cancellation, to be given back
-FOREVER = float("inf")
 FASTEST = 1e300  # so that any whole number can be divided by
 LONGEST = 2.0**61  # nanoseconds: what a store can count, with room for the time that it is
 

@@ -103,14 +103,13 @@ class LockLogic:
         started = self.engine.now()
         answer = await self._take(self.request.wait, self._adopt_to_enter)
         if answer.__class__ is Busy:
-            raise self._timed_out(answer.holder, self.engine.now() - started)
+            raise self._timed_out(answer, self.engine.now() - started)
         return answer  # type: ignore[return-value]
 
-    def _timed_out(self, holder: str | None, waited: float) -> AcquireTimeout:
+    def _timed_out(self, busy: Busy, waited: float) -> AcquireTimeout:
         name = self.request.terms.name
-        held_by = f"held by {holder!r}" if holder else "not free"
-        text = f"lock {name!r} is still {held_by} after {say(waited)}"
-        return AcquireTimeout(text, name=name, waited=waited, holder=holder)
+        text = f"lock {name!r} is still {busy.in_words} after {say(waited)}"
+        return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
     async def __aenter__(self) -> Lease:
         return await self.enter()

@@ -150,8 +150,9 @@ class ManagerLogic:
     async def _refused(self, request: Request, busy: Busy, started: float) -> LockResult:
         name = request.terms.name
         info = await self.locks.inspect(name)
-        holder = info.holders[0].holder if info.holders else busy.holder
-        is_held = f"held by {holder!r}" if holder else "not free"
+        if info.holders:
+            busy = busy._replace(holder=info.holders[0].holder)
+        is_held = busy.in_words
         if request.wait != 0:
             is_held = f"still {is_held} after {say(self.locks.engine.now() - started)}"
         return LockResult(False, info, f"lock {name!r} is {is_held}")

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from holdfast._model import Busy, Claim
-from holdfast._time import Seconds, say
+from holdfast._time import FOREVER, Seconds, say
 from holdfast._worlds import Guard
-from holdfast.engine.acquire import FOREVER, acquire
+from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
@@ -194,8 +194,7 @@ class MultiLogic:
         return answer  # type: ignore[return-value]
 
     def _timed_out(self, name: str, busy: Busy, waited: float) -> AcquireTimeout:
-        held_by = f"held by {busy.holder!r}" if busy.holder else "not free"
-        text = f"lock {name!r} is still {held_by} after {say(waited)}; none of {self.names} is kept"
+        text = f"lock {name!r} is still {busy.in_words} after {say(waited)}; none of {self.names} is kept"
         return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
     async def _take(self, wait: float | None, entering: bool) -> MultiLease | Missed:

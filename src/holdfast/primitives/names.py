@@ -11,7 +11,7 @@ from typing import Any
 
 LONGEST_NAME = 255
 LARGEST_METADATA = 16 * 1024
-DEEPEST_METADATA = 50
+DEEPEST = 50  # levels of JSON: whoever reads it needs as much of a stack
 LARGEST_NUMBER = 2**53  # what JSON, Lua and floats keep exactly
 DEFAULT_NAMESPACE = "holdfast"
 _SEPARATOR = "\x1f"  # cannot stand in a name, so no two names of two namespaces can meet
@@ -69,23 +69,26 @@ def aside(key: str, purpose: str) -> str:
     return f"{_SEPARATOR}{purpose}{_SEPARATOR}{key}"  # no namespace is empty
 
 
-def metadata_text(metadata: Any) -> str | None:
-    """Metadata as it is stored. Raises ValueError unless it is JSON of a reasonable size."""
-    if metadata is None:
-        return None
+def json_text(value: Any, what: str, largest: int) -> str:
+    """JSON as it is stored. Raises ValueError, naming `what`, unless it is JSON of a reasonable size and depth."""
     try:
-        text = json.dumps(metadata, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"metadata must be JSON: {error}") from None
-    if _depth(metadata) > DEEPEST_METADATA:
-        raise ValueError(f"metadata must not be nested more than {DEEPEST_METADATA} deep")
-    if len(text) > LARGEST_METADATA:
-        raise ValueError(f"metadata must be at most {LARGEST_METADATA} characters of JSON; this has {len(text)}")
+        raise ValueError(f"{what} must be JSON: {error}") from None
+    if len(text) > largest:
+        raise ValueError(f"{what} must be at most {largest} characters of JSON; this has {len(text)}")
+    if _depth(value) > DEEPEST:
+        raise ValueError(f"{what} must not be nested more than {DEEPEST} deep")
     return text
 
 
+def metadata_text(metadata: Any) -> str | None:
+    """Metadata as it is stored, if there is any."""
+    return None if metadata is None else json_text(metadata, "metadata", LARGEST_METADATA)
+
+
 def _depth(value: Any) -> int:
-    """How deep it is nested: whoever reads it needs as much of a stack."""
+    """How deep it is nested."""
     depth, level = 0, [value]
     while level:
         inner = [
