@@ -240,10 +240,19 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
+    replicas: int = 0,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
     """As `holdfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
     return AsyncLocks(
-        open_locks(url_or_client, holder=holder, namespace=namespace, patience=patience, debug=debug, clock=clock)
+        open_locks(
+            url_or_client,
+            holder=holder,
+            namespace=namespace,
+            patience=patience,
+            replicas=replicas,
+            debug=debug,
+            clock=clock,
+        )
     )

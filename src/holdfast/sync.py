@@ -209,17 +209,27 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
+    replicas: int = 0,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
-    """Locks on the backend of that URL; without one on `$HOLDFAST_URL`, else on SQLite in the user's state folder.
+    """Locks on the backend of that URL or client; without one on `$HOLDFAST_URL`, else on SQLite in the state folder.
 
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
-    does not answer. `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
+    does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
+    `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
     """
     return Locks(
-        open_locks(url_or_client, holder=holder, namespace=namespace, patience=patience, debug=debug, clock=clock)
+        open_locks(
+            url_or_client,
+            holder=holder,
+            namespace=namespace,
+            patience=patience,
+            replicas=replicas,
+            debug=debug,
+            clock=clock,
+        )
     )

@@ -23,13 +23,14 @@ def open_locks(
     holder: str | None,
     namespace: str,
     patience: Seconds,
+    replicas: int = 0,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = AsyncioWorld(clock)
     engine = Engine(
-        open_backend(url_or_client, world, clock),
+        open_backend(url_or_client, world, clock, replicas),
         world,
         lease_type=AsyncLease,
         holder=holder,

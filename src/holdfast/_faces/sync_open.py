@@ -18,13 +18,14 @@ def open_locks(
     holder: str | None,
     namespace: str,
     patience: Seconds,
+    replicas: int = 0,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = ThreadWorld(clock)
     engine = Engine(
-        open_backend(url_or_client, world, clock),
+        open_backend(url_or_client, world, clock, replicas),
         world,
         lease_type=Lease,
         holder=holder,

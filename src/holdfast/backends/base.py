@@ -40,8 +40,10 @@ class Backend(Protocol):
         """
         ...
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         """For each: True, and it expires no earlier than its ttl from now; or False, it no longer holds.
+
+        None where some of several servers did not answer; if nothing is known of any, BackendUnavailable is raised.
 
         Never shortens, and never brings back what has expired, so answers may arrive in any order.
         """

@@ -14,9 +14,9 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from holdfast._model import (
     GRACE,
@@ -33,20 +33,23 @@ from holdfast._model import (
     LockInfo,
     Renewal,
     Sight,
+    Terms,
     patrol,
 )
 from holdfast._values import NANO, Allowance, Booked, Rate, Stored, Write, Written
-from holdfast.drivers.redis import RedisDriver, Script
-from holdfast.errors import LimitMismatch
+from holdfast.drivers.redis_routes import Call, RedisDriver
+from holdfast.drivers.redis_wire import Script, call, command, words
+from holdfast.drivers.redis_wire import script as pack_script
+from holdfast.errors import BackendUnavailable, LimitMismatch
 
 MICRO: Final = 1_000_000
-DAY: Final = 86_400_000  # milliseconds
+DAY: Final = 86_400_000_000  # microseconds, as all times in scripts, unless their name says milliseconds
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
-BATCH: Final = 100  # names in one script that renews
 
 _CONSTANTS: Final = {
-    "REMEMBER": DAY,  # milliseconds that a name's last fence is kept after its last use
-    "FORGET": 30 * DAY,  # and the last version of a cell that was deleted
+    "DAY": DAY,
+    "REMEMBER_MS": 2 * DAY // 1000,  # that a name's last fence is kept after its last use, less at most a day
+    "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
     "LINGER_MS": int(2 * PRESENCE * 1000),
     "PRESENCE": int(PRESENCE * MICRO),
     "GRACE": int(GRACE * MICRO),
@@ -62,17 +65,7 @@ def script(name: str) -> Script:
     text = text.replace("--@library", (folder / "library.lua").read_text())
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", str(value), text)
-    source = text.encode()
-    return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
-
-
-class _Keys(NamedTuple):
-    held: str
-    line: str
-    waits: str
-    kept: str
-    eyes: str
-    changes: str
+    return pack_script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 def _tagged(key: str) -> str:
@@ -85,9 +78,26 @@ def _untagged(key: bytes) -> str:
     return inside.replace("%7D", "}").replace("%25", "%")
 
 
-def _keys(key: str) -> _Keys:
+def _keys(key: str) -> list[str]:
     tag = _tagged(key)
-    return _Keys(f"{tag}:held", f"{tag}:line", f"{tag}:waits", f"{tag}:kept", f"{tag}:eyes", f"{tag}:changes")
+    return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "kept", "eyes", "changes")]
+
+
+@lru_cache(maxsize=1024)
+def _acquire_head(terms: Terms) -> Call:
+    """All of the request that is the same for every claim on these terms."""
+    holder = terms.holder.encode()
+    tail = b"%d %d %b %b" % (terms.limit or 0, len(holder), holder, (terms.metadata or "").encode())
+    mode = "s" if terms.mode == SHARED else "x"
+    keys = _keys(terms.key)
+    args = words(len(keys), *keys, _micros(terms.ttl), mode, tail)
+    return Call(keys[0], b"*15\r\n%b%b" % (script("acquire").digest, args))
+
+
+@lru_cache(maxsize=1024)
+def _release_head(key: str, linger: int, heir: str) -> Call:
+    keys = _keys(key)
+    return Call(keys[0], b"*13\r\n%b%b" % (script("release").digest, words(len(keys), *keys, linger, heir)))
 
 
 def _micros(seconds: float) -> int:
@@ -100,65 +110,92 @@ class RedisBackend:
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
 
-    def _now(self) -> str:
+    def _now(self) -> bytes:
         """Empty, so that the server reads its own clock; a test's clock is told to it."""
         now = self._driver.now
-        return "" if now is None else str(_micros(now()))
+        return b"" if now is None else b"%d" % _micros(now())
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         wakes = self._driver.wakes
-        joins = enqueue and bool(wakes.address)
-        answer = await self._acquire(claim, wakes.expect(claim) if joins else "", joins, within)
-        if enqueue and not joins and answer[0] == 0:  # the first of this `Locks` that waits: now there is a mailbox
-            answer = await self._acquire(claim, await self._driver.expect(claim, within), True, within)
-        if answer[0] == 1:
+        address = wakes.address if enqueue else ""
+        if address:
+            wakes.expect(claim)
+        answer = await self._acquire(claim, address, within)
+        if enqueue and not address and answer.__class__ is list:  # the first that waits: now there is a mailbox
+            answer = await self._acquire(claim, await self._driver.expect(claim, within), within)
+        if answer.__class__ is not list:
             wakes.forget(claim)
-            return Grant(answer[1], answer[2] / MICRO)
-        if answer[0] == -1:
-            LimitMismatch.tell(claim.terms.name, answer[1] or None, claim.terms.limit)
-        _, ahead, retry, holder, held = answer
+            fence, _, acquired = answer.partition(b" ")
+            return Grant(int(fence), int(acquired or fence) / MICRO)
+        if len(answer) == 1:
+            LimitMismatch.tell(claim.terms.name, answer[0] or None, claim.terms.limit)
+        ahead, retry, holder = answer
         retry_after = patrol(ahead)
         if retry >= 0:
             retry_after = min(retry_after, retry / MICRO)
-        return Busy(ahead, retry_after, holder.decode() if held else None)
+        return Busy(ahead, retry_after, None if holder is None else holder.decode())
 
-    async def _acquire(self, claim: Claim, address: str, enqueue: bool, within: float) -> Any:
-        id, (key, _, holder, ttl, mode, limit, metadata) = claim
-        letter = "s" if mode == SHARED else "x"
-        size = len(holder.encode())
-        tail = f"{limit or 0} {size} {holder} {metadata or ''}"
-        args = (self._now(), id, _micros(ttl), letter, limit or 0, tail, holder, int(enqueue), address)
-        return await self._driver.run(script("acquire"), _keys(key), args, within)
+    async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
+        id, terms = claim
+        key, head = _acquire_head(terms)
+        now = self._now()
+        args = (len(now), now, len(id), id.encode(), len(address), address.encode())
+        request = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, *args)
+        if not self._driver.replicas:
+            return await self._driver.run(script("acquire"), key, request, within)
+        answer, replicas = await self._driver.run_replicated(script("acquire"), key, request, within)
+        if answer.__class__ is not list and replicas < self._driver.replicas:
+            await self.abandon(claim, within=within)
+            raise self._driver.too_few(replicas)
+        return answer
+
+    async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
+        keys = _keys(key)
+        return await self._driver.run(script(name), keys[0], call(script(name), keys, args), within)
+
+    async def _run_on_value(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
+        return await self._driver.run(script(name), key, call(script(name), [key], args), within)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._driver.wakes.wait(claim, seconds)
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
-        calls = []
-        for start in range(0, len(batch), self._driver.names_in_one):
-            part = batch[start : start + self._driver.names_in_one]
-            keys = tuple(f"{_tagged(claim.terms.key)}:held" for claim, _, _ in part)
-            args = [self._now()]
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        calls, size = [], self._driver.names_in_one
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            keys = [f"{_tagged(claim.terms.key)}:held" for claim, _, _ in part]
+            args: builtins.list[str | bytes | int] = [self._now()]
             for claim, ttl, fence in part:
-                args += [claim.id, str(_micros(ttl)), str(fence)]
-            calls.append((keys, args))
+                args += [claim.id, _micros(ttl), fence]
+            calls.append(Call(keys[0], call(script("renew"), keys, args)))
         answers = await self._driver.run_all(script("renew"), calls, within)
-        return [kept == 1 for answer in answers for kept in answer]
+        errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
+        if len(errors) == len(answers):
+            raise errors[0]
+        kept: builtins.list[bool | None] = []
+        for number, answer in enumerate(answers):
+            known = not isinstance(answer, BackendUnavailable)
+            names = len(batch[number * size : (number + 1) * size])
+            kept += [one == 1 for one in answer] if known else [None] * names
+        return kept
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        args = (self._now(), claim.id, _micros(linger), heir)
-        return bool(await self._driver.run(script("release"), _keys(claim.terms.key), args, within) == 1)
+        id, terms = claim
+        key, head = _release_head(terms.key, _micros(linger) if linger else 0, heir)
+        now = self._now()
+        request = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(now), now, len(id), id.encode())
+        return bool(await self._driver.run(script("release"), key, request, within) == 1)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         try:
-            await self._driver.run(script("abandon"), _keys(claim.terms.key), (self._now(), claim.id), within)
+            await self._run("abandon", claim.terms.key, (self._now(), claim.id), within)
         finally:
             self._driver.wakes.forget(claim)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         address = await self._driver.expect(claim, within)
         args = (self._now(), claim.id, after, address)
-        retry, changes = await self._driver.run(script("observe"), _keys(claim.terms.key), args, within)
+        retry, changes = await self._run("observe", claim.terms.key, args, within)
         retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
         return Sight(tuple(map(_change, changes)), retry_after)
 
@@ -169,8 +206,7 @@ class RedisBackend:
         return await self._look(key, breaks=True)
 
     async def _look(self, key: str, *, breaks: bool) -> LockInfo:
-        args = (self._now(), int(breaks))
-        found, queue, wall = await self._driver.run(script("inspect"), _keys(key), args, QUICK)
+        found, queue, wall = await self._run("inspect", key, (self._now(), int(breaks)), QUICK)
         holders = [
             HolderInfo(
                 holder=holder.decode(),
@@ -199,20 +235,18 @@ class RedisBackend:
         moment = "" if now is None else _moment(round(now() * NANO))
         wait = round(min(patience, 1e6) * NANO)
         args = (moment, rate.interval, rate.burst, cost, wait)
-        allowed, left, early, until = await self._driver.run(
-            script("throttle"), (f"{_tagged(key)}:limit",), args, within
-        )
+        allowed, left, early, until = await self._run_on_value("throttle", f"{_tagged(key)}:limit", args, within)
         seconds, nanos = map(int, until.split())
         return Booked(Allowance(allowed == 1, left, early / NANO), seconds * NANO + nanos)
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         args = (_moment(until), _moment(until - rate.interval * cost))
-        await self._driver.run(script("unthrottle"), (f"{_tagged(key)}:limit",), args, within)
+        await self._run_on_value("unthrottle", f"{_tagged(key)}:limit", args, within)
 
     async def read(self, key: str) -> Stored:
-        value, version, fence, writer = await self._driver.command(
-            ("HMGET", f"{_tagged(key)}:cell", "v", "n", "f", "w"), QUICK
-        )
+        cell = f"{_tagged(key)}:cell"
+        request = command("HMGET", cell, "v", "n", "f", "w")
+        value, version, fence, writer = await self._driver.command(cell, request, QUICK)
         if value is None:
             return Stored()
         return Stored(value.decode(), int(version), int(fence), writer.decode())
@@ -221,7 +255,7 @@ class RedisBackend:
         only = "" if write.if_version is None else write.if_version
         fence = "" if write.fence is None else write.fence
         args = (write.id, int(write.value is not None), write.value or "", only, fence)
-        outcome, version, last = await self._driver.run(script("write"), (f"{_tagged(key)}:cell",), args, within)
+        outcome, version, last = await self._run_on_value("write", f"{_tagged(key)}:cell", args, within)
         return Written(outcome.decode(), version, last)
 
     async def close(self) -> None:

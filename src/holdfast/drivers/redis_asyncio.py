@@ -1,50 +1,86 @@
-"""Redis for asyncio: one connection for all requests of an `AsyncLocks`, and one for its wake-ups.
+"""Redis for asyncio: one connection to each server for all requests of an `AsyncLocks`, and one for its wake-ups.
 
 Decides: how requests share a connection. What is asked for in one turn of the loop is written at once, and answered in
 order, so that a thousand tasks cost little more than one. A cancelled request is still carried out before whatever is
 asked later, so what cleans up after it does.
-Leaves to `redis`: the endpoint, how a request is written, and what errors mean.
+Leaves to `redis_places`: to connect. Leaves to `redis_routes`: which server is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 from uuid import uuid4
 
 import hiredis
-import redis
-import redis.asyncio
 
 from holdfast._model import Claim
-from holdfast._time import say
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
-from holdfast.drivers.redis import NAMES_IN_ONE, NOTHING, Call, Endpoint, Script, pack, pack_words
+from holdfast.drivers.redis_places import Address, Place
+from holdfast.drivers.redis_wire import NOTHING, command, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
+from holdfast.errors import BackendUnavailable
+
+_NEVER = float("inf")
+
+
+class _Several:
+    """As a future, for as many replies as are expected; the real one has all of them."""
+
+    __slots__ = ("_missing", "_replies", "answer")
+
+    def __init__(self, answer: asyncio.Future[list[Any]], replies: int) -> None:
+        self.answer = answer
+        self._missing = replies
+        self._replies: list[Any] = []
+
+    def done(self) -> bool:
+        return self.answer.done()
+
+    def set_result(self, reply: Any) -> None:
+        self._replies.append(reply)
+        self._missing -= 1
+        if not self._missing:
+            self.answer.set_result(self._replies)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.answer.set_exception(error)
 
 
 class _Line(asyncio.Protocol):
     """One connection: what is written is answered in order; what nobody asked for is a message."""
 
-    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop) -> None:
-        self._endpoint = endpoint
-        self._loop = loop
-        self._reader = hiredis.Reader(notEnoughData=NOTHING)
-        self._unanswered: deque[asyncio.Future[Any]] = deque()
+    def __init__(self, place: Place, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._place = place
+        self._address = address
+        self._name = str(address or place.name)
+        self.loop = loop
+        self._future = loop.create_future
+        self._time = loop.time
+        reader = hiredis.Reader(notEnoughData=NOTHING)
+        self._feed, self._gets = reader.feed, reader.gets
+        # With when it was asked, and when it is given up:
+        self._unanswered: deque[tuple[asyncio.Future[Any] | _Several, float, float]] = deque()
         self._unsent: list[bytes] = []
         self._heard_at = 0.0
-        self.transport: Any = None
+        self._look_at = _NEVER  # when the first of the unanswered may be late
+        self._timer: asyncio.TimerHandle | None = None
         self._connection: Any = None
+        self._transport: Any = None
         self.alive = False
 
     async def connect(self, within: float) -> None:
-        """Raises BackendUnavailable. Cancelled, it goes on by itself and then closes: redis-py swallows cancellations."""
-        handshake = self._loop.create_task(self._shake_hands(within))
+        """Raises BackendUnavailable. Cut short, it goes on by itself and then closes: redis-py swallows cancellations."""
+        handshake = self.loop.create_task(self._shake_hands(within))
         try:
-            await asyncio.shield(handshake)
+            async with asyncio.timeout(within):
+                await asyncio.shield(handshake)
+        except TimeoutError as error:
+            handshake.add_done_callback(self._close_after)
+            raise unavailable(self._name, "cannot be connected to in time") from error
         except asyncio.CancelledError:
             handshake.add_done_callback(self._close_after)
             raise
@@ -56,74 +92,111 @@ class _Line(asyncio.Protocol):
 
     async def _shake_hands(self, within: float) -> None:
         """redis-py does it; from then on the connection is ours."""
-        connection = self._endpoint.make_async(within)
-        try:
-            await connection.connect()
-        except (redis.RedisError, OSError, TimeoutError) as error:
-            transient = not isinstance(error, redis.AuthenticationError)
-            raise self._endpoint.unavailable(f"cannot be connected to: {error}", transient=transient) from error
-        self.transport = connection._writer.transport
-        self.transport.set_protocol(self)
+        connection = await self._place.dial_async(self._address, within)
+        self._transport = connection._writer.transport
+        self._transport.set_protocol(self)
         self._connection = connection  # it would close what is ours now, were it dropped
-        self._heard_at = self._loop.time()
+        self._heard_at = self._time()
         self.alive = True
 
-    def ask(self, request: bytes, replies: int) -> list[asyncio.Future[Any]]:
-        answers = [self._loop.create_future() for _ in range(replies)]
-        self._unanswered.extend(answers)
+    def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
+        """The reply, later: an error of the server's too, or BackendUnavailable."""
+        answer = self._future()
+        now = self._time()
+        self._unanswered.append((answer, now, now + within))
+        self._send(request, now + within)
+        return answer
+
+    def ask_several(self, request: bytes, replies: int, within: float) -> asyncio.Future[list[Any]]:
+        several = _Several(self._future(), replies)
+        now = self._time()
+        self._unanswered.extend([(several, now, now + within)] * replies)
+        self._send(request, now + within)
+        return several.answer
+
+    def _send(self, request: bytes, late_at: float) -> None:
+        if late_at < self._look_at:
+            self._watch(late_at)
         if not self._unsent:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
         self._unsent.append(request)
-        return answers
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if self.alive:
-            self.transport.write(b"".join(unsent))
+            self._transport.write(b"".join(unsent))
 
-    def silent_since(self, moment: float) -> bool:
-        return self._heard_at < moment
+    # Answers that do not come
+
+    def _watch(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = moment
+        self._timer = self.loop.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        """One timer for all requests: few of them ever wait for long."""
+        now = self._time()
+        self._timer, self._look_at = None, _NEVER
+        silent = False
+        next_look = _NEVER
+        for answer, asked_at, late_at in self._unanswered:
+            if late_at > now:
+                next_look = min(next_look, late_at)
+            elif not answer.done():
+                answer.set_exception(unavailable(self._name, "did not answer in time"))
+                silent = silent or self._heard_at < asked_at
+        if silent:  # not a slow answer but none at all: it may be a line that leads nowhere
+            self.close()
+        elif next_look < _NEVER:
+            self._watch(next_look)
+
+    # What asyncio tells
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._time()
+        self._feed(data)
+        gets, unanswered = self._gets, self._unanswered
+        while (answer := gets()) is not NOTHING:
+            if unanswered:
+                waiting = unanswered.popleft()[0]
+                if not waiting.done():
+                    waiting.set_result(answer)
+            else:
+                self.message(answer)
 
     def message(self, message: Any) -> None:
         """Overridden where messages are expected."""
 
-    def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
-        self._reader.feed(data)
-        while (answer := self._reader.gets()) is not NOTHING:
-            if not self._unanswered:
-                self.message(answer)
-                continue
-            waiting = self._unanswered.popleft()
-            if not waiting.done():
-                waiting.set_result(answer)
-
     def connection_lost(self, error: Exception | None) -> None:
         self._let_go()
         unanswered, self._unanswered = self._unanswered, deque()
-        for waiting in unanswered:
+        for waiting, *_ in unanswered:
             if not waiting.done():
-                waiting.set_exception(self._endpoint.unavailable(f"closed the connection: {error or 'end of stream'}"))
+                waiting.set_exception(unavailable(self._name, f"closed the connection: {error or 'end of stream'}"))
 
     def close(self) -> None:
-        if self.transport is not None and not self._loop.is_closed():
-            self.transport.abort()
+        if self._transport is not None and not self.loop.is_closed():
+            self._transport.abort()
         self._let_go()
 
     def _let_go(self) -> None:
         self.alive = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._connection is not None:  # it has nothing to close any more
             self._connection._reader = self._connection._writer = None
             self._connection = None
 
 
 class _WakeLine(_Line):
-    def __init__(self, endpoint: Endpoint, loop: asyncio.AbstractEventLoop, seats: AsyncioSeats) -> None:
-        super().__init__(endpoint, loop)
+    def __init__(self, seats: AsyncioSeats, place: Place, address: Address | None) -> None:
+        super().__init__(place, address, asyncio.get_running_loop())
         self._seats = seats
 
     def message(self, message: Any) -> None:
-        if isinstance(message, list) and message[0] == b"message":
+        if message[0] == b"message":
             self._seats.wake(message[2].decode())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -134,9 +207,9 @@ class _WakeLine(_Line):
 class AsyncioRedisWakes(AsyncioSeats):
     """The loop itself hears the subscription."""
 
-    def __init__(self, clock: Clock | None, endpoint: Endpoint) -> None:
+    def __init__(self, place: Place, clock: Clock | None) -> None:
         super().__init__(clock)
-        self._endpoint = endpoint
+        self._place = place
         self._channel = f"holdfast:wake:{uuid4().hex}"
         self._line: _WakeLine | None = None
         self._opening: asyncio.Lock | None = None
@@ -149,17 +222,15 @@ class AsyncioRedisWakes(AsyncioSeats):
         self.seat(claim)
         return self.address
 
-    async def subscribe(self, loop: asyncio.AbstractEventLoop, within: float) -> None:
+    async def subscribe(self, address: Address | None, within: float) -> None:
         if self._opening is None:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self.address:
                 return
-            line = _WakeLine(self._endpoint, loop, self)
+            line = _WakeLine(self, self._place, address)
             await line.connect(within)
-            (answer,) = line.ask(pack_words(("SUBSCRIBE", self._channel)), 1)
-            async with asyncio.timeout(within):
-                await answer
+            await line.ask(command("SUBSCRIBE", self._channel), within)
             self._line = line
 
     def close(self) -> None:
@@ -174,97 +245,80 @@ class AsyncioRedisWakes(AsyncioSeats):
         self.get_up()
 
 
-class AsyncioRedis:
-    def __init__(self, endpoint: Endpoint, clock: Clock | None) -> None:
-        self.names_in_one = NAMES_IN_ONE
-        self.now = clock.now if clock is not None else None
-        self.wakes = AsyncioRedisWakes(clock, endpoint)
-        self._endpoint = endpoint
+class AsyncioWires:
+    def __init__(self, place: Place, clock: Clock | None) -> None:
+        self.wakes = AsyncioRedisWakes(place, clock)
+        self._place = place
         self._reset()
 
     def _reset(self) -> None:
-        self._line: _Line | None = None
-        self._connecting = asyncio.Lock()
+        self._lines: dict[Address | None, _Line] = {}
+        self._dialling: dict[Address | None, asyncio.Lock] = {}
         self._closed = False
 
-    async def expect(self, claim: Claim, within: float) -> str:
+    async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self.wakes.address:
-            loop = asyncio.get_running_loop()
-            self._belong_to(loop)
-            await self.wakes.subscribe(loop, within)
+            self._belong_to(asyncio.get_running_loop())
+            await self.wakes.subscribe(address, within)
         return self.wakes.expect(claim)
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[object], within: float) -> Any:
-        (answer,) = await self.run_all(script, [(keys, args)], within)
-        return answer
+    def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
+        line = self._lines.get(address)
+        if line is not None and line.alive and line.loop is asyncio.get_running_loop():
+            return line.ask(request, within)
+        return self._ask_first(address, request, within)
 
-    async def run_all(self, script: Script, calls: Sequence[Call], within: float) -> list[Any]:
-        answers = await self._ask(b"".join([pack(script, keys, args) for keys, args in calls]), len(calls), within)
-        for place, answer in enumerate(answers):
-            if isinstance(answer, hiredis.ReplyError) and str(answer).startswith("NOSCRIPT"):
-                keys, args = calls[place]
-                (answers[place],) = await self._ask(pack(script, keys, args, whole=True), 1, within)
-        return [self._endpoint.checked(answer) for answer in answers]
+    async def _ask_first(self, address: Address | None, request: bytes, within: float) -> Any:
+        line = await self._line_to(address, within)
+        return await line.ask(request, within)
 
-    async def command(self, words: Sequence[object], within: float) -> Any:
-        (answer,) = await self._ask(pack_words(words), 1, within)
-        return self._endpoint.checked(answer)
+    async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        line = await self._line_to(address, within)
+        return await line.ask_several(request, replies, within)
 
-    async def scan(self, pattern: str, within: float) -> list[bytes]:
-        found: list[bytes] = []
-        cursor = b"0"
-        while True:
-            cursor, keys = await self.command(("SCAN", cursor, "MATCH", pattern, "COUNT", 1000), within)
-            found += keys
-            if cursor == b"0":
-                return found
+    async def ask_each(
+        self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
+    ) -> list[list[Any] | BackendUnavailable]:
+        async def hear(address: Address | None, request: bytes, replies: int) -> list[Any] | BackendUnavailable:
+            try:
+                return await self.ask(address, request, replies, within)
+            except BackendUnavailable as error:
+                return error
 
-    async def _ask(self, request: bytes, replies: int, within: float) -> list[Any]:
-        line = self._line
-        loop = asyncio.get_running_loop()
-        if line is None or not line.alive or line._loop is not loop:
-            line = await self._connected(loop, within)
-        asked_at = loop.time()
-        waiting = line.ask(request, replies)
-        timer = loop.call_later(within, self._give_up, waiting[-1], line, asked_at, within)
-        try:
-            return [await answer for answer in waiting]
-        finally:
-            timer.cancel()
+        if len(requests) == 1:
+            return [await hear(*requests[0])]
+        return await asyncio.gather(*(hear(*request) for request in requests))
 
-    def _give_up(self, waiting: asyncio.Future[Any], line: _Line, asked_at: float, within: float) -> None:
-        if not waiting.done():
-            waiting.set_exception(self._endpoint.unavailable(f"did not answer within {say(within)}"))
-        if line.silent_since(asked_at):  # not a slow answer but none at all: it may be a line that leads nowhere
-            line.close()
-
-    async def _connected(self, loop: asyncio.AbstractEventLoop, within: float) -> _Line:
+    async def _line_to(self, address: Address | None, within: float) -> _Line:
         if self._closed:
-            raise self._endpoint.unavailable("was let go of: this AsyncLocks is closed", transient=False)
+            raise unavailable(self._place.name, "was let go of: this AsyncLocks is closed", transient=False)
+        loop = asyncio.get_running_loop()
         self._belong_to(loop)
-        async with self._connecting:
-            if self._line is None or not self._line.alive:
-                line = _Line(self._endpoint, loop)
+        async with self._dialling.setdefault(address, asyncio.Lock()):
+            line = self._lines.get(address)
+            if line is None or not line.alive:
+                line = _Line(self._place, address, loop)
                 await line.connect(within)
-                self._line = line
-            return self._line
+                self._lines[address] = line
+            return line
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.wakes.is_new(loop):
-            self._line = None
-            self._connecting = asyncio.Lock()
+            self._lines = {}
+            self._dialling = {}
+
+    def drop(self, address: Address | None) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.close()
 
     async def close(self) -> None:
         self._closed = True
         self.wakes.close()
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        for address in list(self._lines):
+            self.drop(address)
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""
         self.wakes.after_fork()
         self._reset()
-
-    def __repr__(self) -> str:
-        return f"redis://{self._endpoint.name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -132,7 +132,7 @@ class Engine:
     async def extend(self, lease: Lease, ttl: float) -> None:
         asked_at = self.now()
 
-        def ask(within: float) -> Awaitable[list[bool]]:
+        def ask(within: float) -> Awaitable[Sequence[bool | None]]:
             nonlocal asked_at
             asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
             return self.backend.renew([Renewal(lease._claim, ttl, lease._fence)], within=within)
@@ -183,17 +183,14 @@ class Engine:
         if not lease._move("release"):
             return False
         try:
-            if self.backend.capabilities.instant:
-                return await self._release(lease, heir, again)
-            return await self.world.shielded(self._release(lease, heir, again))
+            return await self._release(lease, heir, again)
         except Exception:
             raise
         except BaseException as interrupt:
-            # Nothing shields from a KeyboardInterrupt, so what it cut short is done again, and then it goes on.
+            # Cancelled or interrupted: what that cut short is done again, and then it goes on.
             if lease._state == "releasing" and type(interrupt) is not GeneratorExit:
                 with suppress(LockError):
-                    await self.backend.release(lease._claim, linger=self.linger(lease), within=1.0)
-                    lease._move("freed")
+                    await self.world.shielded(self._release(lease, heir, True))
             if lease._state != "releasing":
                 self.keeper.forget(lease)
             raise

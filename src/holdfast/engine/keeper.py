@@ -10,13 +10,14 @@ then in one request, and never waits for that request: a deadline that passes me
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast._model import Renewal
 from holdfast._time import pause_before_retry
 from holdfast.engine.lease import Lease, Step
+from holdfast.errors import BackendUnavailable
 from holdfast.observe.events import logger
 
 if TYPE_CHECKING:
@@ -248,12 +249,14 @@ class Keeper:
                 self._fresh[lease._claim.id] = lease
             self._wake()
 
-    def _hear(self, leases: list[Lease], batch: list[Renewal], answers: list[bool], asked_at: float) -> None:
+    def _hear(self, leases: list[Lease], batch: list[Renewal], answers: Sequence[bool | None], asked_at: float) -> None:
         now = self._engine.now()
         told = self._engine.events.wanted()
         for lease, renewal, kept in zip(leases, batch, answers, strict=True):
             if now >= lease._deadline:
                 self.notice(lease)  # an answer that comes after the deadline brings nothing back
+            elif kept is None:
+                self._ride_out([lease], BackendUnavailable("the backend could not say whether it still has it"))
             elif not kept:
                 self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
             elif lease._state == "held":

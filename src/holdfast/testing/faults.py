@@ -163,7 +163,7 @@ class FaultyBackend:
         await self._world.pause(seconds)
         return False
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         return await self._through("renew", lambda: self.inner.renew(batch, within=within))
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:

@@ -20,7 +20,8 @@ if not mine and not waits and not watches then
   -- Its request may still be on its way, on another connection, and must not take effect after this one.
   redis.call('HSETNX', KEYS[1], 'f', text(wall))
   redis.call('HSET', KEYS[1], '!' .. id, text(now + LINGER_MS * 1000))
-  keep_for(now)
+  remember()
 end
 if watches and redis.call('EXISTS', KEYS[5]) == 0 then redis.call('DEL', KEYS[6]) end
+tidy()
 return 0

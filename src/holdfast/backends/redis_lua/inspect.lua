@@ -10,7 +10,7 @@ if breaks then look() end
 local found, queue = {}, {}
 local rows = redis.call('HGETALL', KEYS[1])
 for i = 1, #rows, 2 do
-  if rows[i] ~= 'f' and string.byte(rows[i]) ~= 33 then
+  if #rows[i] > 1 and string.byte(rows[i]) ~= 33 then
     local hold = read_hold(rows[i + 1])
     if hold.ends > now then
       found[#found + 1] = { rows[i], hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
@@ -29,5 +29,6 @@ for _, waiter in ipairs(places) do queue[#queue + 1] = waiter.holder end
 if breaks then
   for id in pairs(holds) do end_hold(id) end
   hand_over()
+  tidy()
 end
 return { found, queue, wall }

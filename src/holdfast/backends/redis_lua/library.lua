@@ -1,24 +1,31 @@
 -- What the slow paths share: a name as one script sees it. Mirrors `memory_store`; read that one first.
 --
--- KEYS  1 held: hash of claims that hold, "f" the last number given out, "!claim" one given up before it arrived   2 line: sorted set of waiters by place
---       3 waits: hash of waiters   4 kept: hash of waiters that it is reserved for   5 eyes: hash of observers
---       6 changes: sorted set of changes by number
--- A claim that holds is "ends fence acquired ended mode limit holder-length holder metadata", a waiter is "alive place mode limit
--- address holder", a reservation "until", an observer "alive address". Times are microseconds, a limit of 0 is none.
+-- KEYS  1 held: hash of claims that hold; "f" is the last number given out, "q" that somebody waits or watches, "!claim"
+--       one that was given up before it arrived
+--       2 line: sorted set of waiters by place   3 waits: hash of waiters   4 kept: hash of waiters that it is
+--       reserved for   5 eyes: hash of observers   6 changes: sorted set of changes by number
+-- A claim that holds is "base ttl fence acquired ended mode limit holder-length holder metadata" and ends at base + ttl,
+-- a waiter is "alive place mode limit address holder", a reservation "until", an observer "alive address". Times are
+-- microseconds, a limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
+
+local holds, exclusive, shared = {}, 0, 0  -- who is inside; filled by `look`
+local observed = false
 
 local function text(number) return string.format('%.0f', number) end
 
 local function read_hold(record)
-  local ends, fence, acquired, ended, mode, limit, size, rest =
-    string.match(record, '^(%d+) (%d+) (%d+) (%d) (%a) (%d+) (%d+) (.*)$')
-  return { ends = tonumber(ends), fence = tonumber(fence), acquired = acquired, ended = ended == '1', mode = mode,
-    limit = limit, holder = string.sub(rest, 1, tonumber(size)),
+  local base, ttl, fence, acquired, ended, mode, limit, size, rest =
+    string.match(record, '^(%d+) (%d+) (%d+) (%d+) (%d) (%a) (%d+) (%d+) (.*)$')
+  return { base = tonumber(base), ttl = tonumber(ttl), ends = base + ttl, fence = tonumber(fence), acquired = acquired,
+    ended = ended == '1', mode = mode, limit = limit, holder = string.sub(rest, 1, tonumber(size)),
     tail = limit .. ' ' .. size .. ' ' .. rest, metadata = string.sub(rest, tonumber(size) + 2) }
 end
 
 local function write_hold(id, hold)
-  redis.call('HSET', KEYS[1], id, string.format('%.0f %.0f %s %s %s %s', hold.ends, hold.fence, hold.acquired,
-    hold.ended and '1' or '0', hold.mode, hold.tail))
+  hold.ends = hold.base + hold.ttl
+  holds[id] = hold
+  redis.call('HSET', KEYS[1], id, string.format('%.0f %.0f %.0f %s %s %s %s', hold.base, hold.ttl, hold.fence,
+    hold.acquired, hold.ended and '1' or '0', hold.mode, hold.tail))
 end
 
 local function read_waiter(id)
@@ -35,17 +42,24 @@ local function drop_waiter(id)
   redis.call('HDEL', KEYS[4], id)
 end
 
-local holds, exclusive, shared, ends_first = {}, 0, 0, nil  -- who is inside; filled by `look`
-local observed = false
+-- The last number given out must be known for long after everything else is forgotten. What grants quickly counts on
+-- this being done on each day that a number is given out, and on REMEMBER_MS being a day more than is promised.
+local function remember()
+  local longest = 0
+  for _, hold in pairs(holds) do longest = math.max(longest, hold.ends - now) end
+  redis.call('PEXPIRE', KEYS[1], math.ceil(longest / 1000) + REMEMBER_MS)
+end
 
 local function count_number()
   local number = math.max(tonumber(redis.call('HGET', KEYS[1], 'f') or 0) + 1, wall)
   redis.call('HSET', KEYS[1], 'f', text(number))
+  remember()
   return number
 end
 
-local function keep_for(record_ends)
-  redis.call('PEXPIRE', KEYS[1], math.max(0, math.ceil((record_ends - now) / 1000)) + REMEMBER)
+-- Nobody waits or watches any more: from now on the quick ways are open.
+local function tidy()
+  if redis.call('EXISTS', KEYS[2], KEYS[4], KEYS[5]) == 0 then redis.call('HDEL', KEYS[1], 'q') end
 end
 
 local function tell(fence, holder)
@@ -122,14 +136,14 @@ local function hand_over(heir)
 end
 
 -- Read who is inside, forget what time has ended, and hand over the room that it took.
-local function look()
+local function look(rows)
   observed = redis.call('EXISTS', KEYS[5]) == 1
   local over = {}
-  local rows = redis.call('HGETALL', KEYS[1])
+  rows = rows or redis.call('HGETALL', KEYS[1])
   for i = 1, #rows, 2 do
     if string.byte(rows[i]) == 33 then  -- "!": a claim that was given up before it arrived
       if tonumber(rows[i + 1]) <= now then redis.call('HDEL', KEYS[1], rows[i]) end
-    elseif rows[i] ~= 'f' then
+    elseif #rows[i] > 1 then
       local hold = read_hold(rows[i + 1])
       holds[rows[i]] = hold
       take_room(hold.mode, 1)

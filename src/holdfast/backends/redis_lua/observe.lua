@@ -11,12 +11,12 @@ local known = redis.call('HGET', KEYS[5], id)
 if known and tonumber(string.match(known, '^(%d+)')) <= now then known = false end
 redis.call('HSET', KEYS[5], id, text(now + PRESENCE) .. ' ' .. ARGV[4])
 redis.call('PEXPIRE', KEYS[5], LINGER_MS)
+redis.call('HSET', KEYS[1], 'q', '1')
 local changes = {}
 if known and after ~= '0' then
   changes = redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. after, '+inf')
 else
   local number = text(count_number())
-  keep_for(now)
   for _, hold in pairs(holds) do
     if not hold.ended then changes[#changes + 1] = number .. ' ' .. text(hold.fence) .. ' +' .. hold.holder end
   end

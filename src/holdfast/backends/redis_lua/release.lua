@@ -1,34 +1,34 @@
--- ARGV  1 now or ""   2 claim   3 linger   4 heir
+-- KEYS  see library.lua
+-- ARGV  1 linger   2 heir   3 now or ""   4 claim
+-- Answers 1 if it held until now.
+local id, linger = ARGV[4], tonumber(ARGV[1])
+local found = redis.call('HMGET', KEYS[1], id, 'q')
+local record = found[1]
+if not record then return 0 end
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
-local now = ARGV[1] == '' and wall or tonumber(ARGV[1])
-local id, linger = ARGV[2], tonumber(ARGV[3])
+local now = ARGV[3] == '' and wall or tonumber(ARGV[3])
 
-local record = redis.call('HGET', KEYS[1], id)
-if not record then return 0 end
-if linger == 0 and redis.call('EXISTS', KEYS[2], KEYS[4], KEYS[5]) == 0 then  -- nobody waits or watches
-  local ends, ended = string.match(record, '^(%d+) %d+ %d+ (%d)')
+if linger == 0 and not found[2] then  -- nobody waits or watches
+  local base, ttl, ended = string.match(record, '^(%d+) (%d+) %d+ %d+ (%d)')
   if ended == '1' then return 0 end
   redis.call('HDEL', KEYS[1], id)
-  return tonumber(ends) > now and 1 or 0
+  return base + ttl > now and 1 or 0
 end
 
 --@library
 
-local hold = read_hold(record)
-if hold.ended then return 0 end
-local alive = hold.ends > now
-if linger > 0 and alive then
-  hold.ended, hold.ends = true, now + linger
-  write_hold(id, hold)
-  keep_for(hold.ends)
-  return 1
-end
-if alive then
-  look()
-  end_hold(id)
-  hand_over(ARGV[4])
-  return 1
-end
+if read_hold(record).ended then return 0 end
 look()
-return 0
+local hold = holds[id]
+local alive = hold ~= nil
+if linger > 0 and alive then
+  hold.ended, hold.base, hold.ttl = true, now, linger
+  write_hold(id, hold)
+  remember()
+elseif alive then
+  end_hold(id)
+  hand_over(ARGV[2])
+end
+tidy()
+return alive and 1 or 0

@@ -11,7 +11,7 @@ if ARGV[2] == '0' then
   redis.call('DEL', KEYS[1])
   if last > 0 then  -- what is written here later goes on above that version
     redis.call('HSET', KEYS[1], 'n', string.format('%.0f', last))
-    redis.call('PEXPIRE', KEYS[1], FORGET)
+    redis.call('PEXPIRE', KEYS[1], FORGET_MS)
   end
   return { 'written', 0, fence }
 end

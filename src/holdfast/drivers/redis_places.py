@@ -1,0 +1,238 @@
+"""Where the servers of Redis' kind are, and how redis-py connects to them.
+
+Decides: what a URL or a ready client says about that.
+Leaves to redis-py: URLs, TLS, passwords, the handshake, what Sentinels answer. Leaves to the drivers: everything
+that is said on a connection afterwards. redis-py repeats nothing here: its retries are switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qs
+
+import redis
+import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from holdfast.drivers.redis_wire import unavailable
+from holdfast.errors import BackendUnavailable
+
+PORT = 6379
+_LOGIN = ("username", "password")
+SENTINEL_PORT = 26379
+
+# What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
+_WANTED = (
+    "db",
+    "username",
+    "password",
+    "credential_provider",
+    "client_name",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "socket_type",
+)
+
+
+class Address(NamedTuple):
+    host: str  # or the path of a unix socket
+    port: int = 0  # then none
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}" if self.port else self.host
+
+
+class Place:
+    """One server."""
+
+    clustered = False
+
+    def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
+        self._kind = kind  # "tcp", "tls" or "unix"
+        wanted = {name: value for name, value in settings.items() if name in _WANTED or name.startswith("ssl_")}
+        if kind != "unix":
+            wanted = {"socket_keepalive": True, **wanted}
+        self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
+        self.address = address
+
+    @property
+    def name(self) -> str:
+        return str(self.address)
+
+    def find(self, within: float) -> Address:
+        """Where the server is now. Raises redis.RedisError."""
+        return self.address
+
+    async def find_async(self, within: float) -> Address:
+        return self.address
+
+    def dial(self, address: Address | None, within: float) -> Any:
+        """A connection of redis-py's after its handshake. Raises BackendUnavailable."""
+        try:
+            connection = _KINDS[self._kind](
+                **self._all(address or self.find(within), within), retry=Retry(NoBackoff(), 0)
+            )
+            connection.connect()
+        except (redis.RedisError, OSError) as error:
+            raise self.unreachable(address, error) from error
+        return connection
+
+    async def dial_async(self, address: Address | None, within: float) -> Any:
+        try:
+            where = address or await self.find_async(within)
+            connection = _ASYNC_KINDS[self._kind](**self._all(where, within), retry=AsyncRetry(NoBackoff(), 0))
+            await connection.connect()
+        except (redis.RedisError, OSError) as error:
+            raise self.unreachable(address, error) from error
+        return connection
+
+    def _all(self, address: Address, within: float) -> dict[str, Any]:
+        where = {"path": address.host} if self._kind == "unix" else {"host": address.host, "port": address.port}
+        return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
+
+    def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
+        refused = isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
+        final = refused or isinstance(error, redis.ResponseError) and not isinstance(error, redis.BusyLoadingError)
+        return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+
+
+class Sentinels(Place):
+    """The primary of a service that Sentinels watch: asked for anew with each connection."""
+
+    def __init__(self, kind: str, settings: dict[str, Any], service: str, sentinels: Sequence[Address]) -> None:
+        super().__init__(kind, settings, Address(service))
+        self._service = service
+        self._sentinels = tuple(sentinels)
+        given = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
+        if kind == "tls":
+            given |= {name: value for name, value in self._settings.items() if name.startswith("ssl_")} | {"ssl": True}
+        self._to_sentinels = given
+
+    @property
+    def name(self) -> str:
+        return f"{self._service} (by Sentinels {', '.join(map(str, self._sentinels))})"
+
+    def _arguments(self, within: float) -> dict[str, Any]:
+        each = within / len(self._sentinels)
+        return {**self._to_sentinels, "socket_timeout": each, "socket_connect_timeout": each}
+
+    def find(self, within: float) -> Address:
+        settings = {**self._arguments(within), "retry": Retry(NoBackoff(), 0)}
+        sentinel = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)
+        try:
+            return Address(*sentinel.discover_master(self._service))
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+
+    async def find_async(self, within: float) -> Address:
+        settings = {**self._arguments(within), "retry": AsyncRetry(NoBackoff(), 0)}
+        sentinel = redis.asyncio.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)
+        try:
+            return Address(*await sentinel.discover_master(self._service))
+        finally:
+            for client in sentinel.sentinels:
+                await client.connection_pool.disconnect()
+
+
+class Cluster(Place):
+    """Many nodes, each with a part of the names; `address` is None wherever a node must be chosen first."""
+
+    clustered = True
+
+    def __init__(self, kind: str, settings: dict[str, Any], seeds: Sequence[Address]) -> None:
+        super().__init__(kind, settings, seeds[0])
+        self._settings.pop("db", None)
+        self.seeds = tuple(seeds)
+
+    @property
+    def name(self) -> str:
+        return f"cluster {', '.join(map(str, self.seeds))}"
+
+
+_KINDS: dict[str, Any] = {
+    "tcp": redis.Connection,
+    "tls": redis.SSLConnection,
+    "unix": redis.UnixDomainSocketConnection,
+}
+_ASYNC_KINDS: dict[str, Any] = {
+    "tcp": redis.asyncio.Connection,
+    "tls": redis.asyncio.SSLConnection,
+    "unix": redis.asyncio.UnixDomainSocketConnection,
+}
+
+
+# From a URL
+
+
+def place_of_url(parts: SplitResult) -> Place:
+    """Raises ValueError for a URL that says nothing sensible."""
+    scheme = parts.scheme.replace("valkey", "redis", 1)
+    base, _, variant = scheme.partition("+")
+    tls = base == "rediss"
+    kind = "unix" if base == "unix" else "tls" if tls else "tcp"
+    settings = dict(_parse(parts, base))
+    if not variant:
+        host, port = settings.get("host", "localhost"), settings.get("port", PORT)
+        return Place(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
+    hosts = _hosts(parts, SENTINEL_PORT if variant == "sentinel" else PORT)
+    if variant == "cluster":
+        return Cluster(kind, settings, hosts)
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
+    return Sentinels(kind, {**settings, **({"db": int(db)} if db else {})}, service, hosts)
+
+
+def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
+    """redis-py reads it, with one host instead of several."""
+    user, at, hosts = parts.netloc.rpartition("@")
+    path = "" if "+" in parts.scheme else parts.path
+    first = "" if base == "unix" else hosts.partition(",")[0]
+    if base == "unix" and not path:
+        raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
+    url = parts._replace(scheme=base, netloc=user + at + first, path=path).geturl()
+    settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
+    known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
+    for option in parse_qs(parts.query):
+        if option not in known and not option.startswith("ssl_"):
+            raise ValueError(f"{parts.scheme}:// has no option {option!r}; known are {', '.join(_WANTED)} and ssl_…")
+    return settings
+
+
+def _hosts(parts: SplitResult, port: int) -> list[Address]:
+    hosts = [SplitResult("", host, "", "", "") for host in parts.netloc.rpartition("@")[2].split(",") if host]
+    return [Address(host.hostname or "localhost", host.port or port) for host in hosts] or [Address("localhost", port)]
+
+
+# From a client
+
+
+def place_of_client(client: Any) -> Place | None:
+    """Where it would connect to, or None if this is no client of redis-py's. Its connections are not used."""
+    nodes = getattr(client, "nodes_manager", None)
+    if nodes is not None:
+        settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)
+        seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
+        tls = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
+        return Cluster("tls" if tls else "tcp", settings, seeds)
+    pool = getattr(client, "connection_pool", None)
+    if pool is None or not hasattr(pool, "connection_kwargs"):
+        return None
+    settings = dict(pool.connection_kwargs)
+    kind = "unix" if "path" in settings else "tls" if "SSL" in pool.connection_class.__name__ else "tcp"
+    manager = getattr(pool, "sentinel_manager", None)
+    if manager is not None:
+        sentinels = [one.connection_pool.connection_kwargs for one in manager.sentinels]
+        addresses = [Address(one["host"], int(one["port"])) for one in sentinels]
+        place = Sentinels(kind, settings, pool.service_name, addresses)
+        place._to_sentinels = dict(manager.sentinel_kwargs)
+        return place
+    if kind == "unix":
+        return Place(kind, settings, Address(settings["path"]))
+    return Place(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))

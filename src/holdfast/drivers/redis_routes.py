@@ -1,0 +1,276 @@
+"""Which server is asked, and what is done about an answer that says "not here": written once for both drivers.
+
+Decides: the way of a request through NOSCRIPT, redirections and a cluster that changes.
+Leaves to the wires of either world: one request to one server. Nothing that may have taken effect is repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from holdfast._model import Claim
+from holdfast._time import boot_now
+from holdfast.drivers.redis_cluster import ClusterMap, address_in
+from holdfast.drivers.redis_places import Address, Cluster, Place
+from holdfast.drivers.redis_wire import ASKING, ReplyError, Script, command, refusal, unavailable, whole
+from holdfast.drivers.wakes import Wakes
+from holdfast.errors import BackendUnavailable
+from holdfast.observe.events import logger
+
+HOPS = 5  # redirections that one request may take
+NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else meanwhile
+
+
+class Wires(Protocol):
+    """The connections of one world. An address of None is the one server of a place that has one."""
+
+    @property
+    def wakes(self) -> Wakes: ...
+    def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
+        """The reply, an error of the server's too. Raises BackendUnavailable."""
+        ...
+
+    async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]: ...
+    async def ask_each(
+        self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
+    ) -> list[list[Any] | BackendUnavailable]:
+        """Ask several servers at once; one that fails does not hold up the others."""
+        ...
+
+    async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
+        """As `wakes.expect`, but makes the connection that wake-ups arrive by, if there is none."""
+        ...
+
+    def drop(self, address: Address | None) -> None:
+        """Forget the connections to that server."""
+        ...
+
+    async def close(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+class Call(NamedTuple):
+    key: str
+    request: bytes
+
+
+class RedisDriver:
+    def __init__(self, place: Place, wires: Wires, now: Callable[[], float] | None, replicas: int = 0) -> None:
+        self.now = now  # a test's clock, which the server is told
+        self.place = place
+        self.replicas = replicas
+        self.names_in_one = 1 if place.clustered else NAMES_IN_ONE
+        self._wires = wires
+        self._ask_one = wires.ask_one
+        self._map = ClusterMap(place.seeds) if isinstance(place, Cluster) else None
+        self._greeted = False
+
+    @property
+    def wakes(self) -> Wakes:
+        return self._wires.wakes
+
+    async def expect(self, claim: Claim, within: float) -> str:
+        return await self._wires.expect(claim, None if self._map is None else self._map.any(), within)
+
+    async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
+        """Run one script, on the server that has the key. Raises BackendUnavailable."""
+        if not self._greeted:
+            await self._greet(within)
+        address = None if self._map is None else await self._node_of(key, within)
+        try:
+            answer = await self._ask_one(address, request, within)
+        except BackendUnavailable:
+            self._lost_sight()
+            raise
+        if answer.__class__ is ReplyError:
+            (answer,) = await self._settle(script, request, answer, address, within)
+        return answer
+
+    async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
+        """As `run`, and how many replicas have it too."""
+        if not self._greeted:
+            await self._greet(within)
+        address = None if self._map is None else await self._node_of(key, within)
+        wait = self._wait(within)
+        try:
+            answer, replicas = await self._wires.ask(address, request + wait, 2, within)
+        except BackendUnavailable:
+            self._lost_sight()
+            raise
+        if answer.__class__ is ReplyError:
+            answer, replicas = await self._settle(script, request, answer, address, within, wait)
+        if replicas.__class__ is ReplyError:
+            raise self._refused(replicas, address)
+        return answer, replicas
+
+    def _wait(self, within: float) -> bytes:
+        """Ask how many replicas have what this connection wrote, for as long as they may take."""
+        return command("WAIT", self.replicas, max(1, int(min(within / 2, 1.0) * 1000)))
+
+    async def run_all(self, script: Script, calls: Sequence[Call], within: float) -> list[Any]:
+        """Run many, on whichever servers; for those that cannot be known the answer is a BackendUnavailable."""
+        until = boot_now() + within
+        if not self._greeted:
+            await self._greet(within)
+        shares: dict[Address | None, list[int]] = {}
+        for place, call in enumerate(calls):
+            address = None if self._map is None else await self._node_of(call.key, within)
+            shares.setdefault(address, []).append(place)
+        wait = self._wait(within) if self.replicas else b""
+        requests = [
+            (address, b"".join([calls[place].request for place in places]) + wait, len(places) + bool(wait))
+            for address, places in shares.items()
+        ]
+        answers: list[Any] = [None] * len(calls)
+        for (address, places), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
+            told = self._enough(share, address) if self.replicas else share
+            if isinstance(told, BackendUnavailable):
+                self._lost_sight()
+            for number, place in enumerate(places):
+                answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
+                if answer.__class__ is ReplyError:
+                    try:
+                        left = until - boot_now()
+                        (answer, *_) = await self._settle(script, calls[place].request, answer, address, left, wait)
+                    except BackendUnavailable as error:
+                        answer = error
+                answers[place] = answer
+        return answers
+
+    def _enough(self, share: Any, address: Address | None) -> Any:
+        """What was answered, if enough replicas have it."""
+        if isinstance(share, BackendUnavailable):
+            return share
+        if share[-1].__class__ is ReplyError:
+            return self._refused(share[-1], address)
+        return share if share[-1] >= self.replicas else self.too_few(share[-1])
+
+    def too_few(self, replicas: int) -> BackendUnavailable:
+        return unavailable(
+            self.place.name,
+            f"has only {replicas} replicas that confirm what it was told, and {self.replicas} were asked for",
+        )
+
+    async def command(self, key: str, request: bytes, within: float) -> Any:
+        """A command that is no script."""
+        return await self.run(_NO_SCRIPT, key, request, within)
+
+    async def scan(self, pattern: str, within: float) -> list[bytes]:
+        """All keys like that, on every server that has any."""
+        if not self._greeted:
+            await self._greet(within)
+        if self._map is not None:
+            await self._learn(within)
+        found: list[bytes] = []
+        for address in (None,) if self._map is None else self._map.primaries():
+            cursor = b"0"
+            while True:
+                request = command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+                answer = await self._ask_one(address, request, within)
+                if answer.__class__ is ReplyError:
+                    raise self._refused(answer, address)
+                cursor, keys = answer
+                found += keys
+                if cursor == b"0":
+                    break
+        return found
+
+    async def close(self) -> None:
+        await self._wires.close()
+
+    def after_fork(self) -> None:
+        self._wires.after_fork()
+
+    def __repr__(self) -> str:
+        return f"redis at {self.place.name}"
+
+    # Answers that are none
+
+    async def _settle(
+        self, script: Script, request: bytes, answer: Any, address: Address | None, within: float, wait: bytes = b""
+    ) -> list[Any]:
+        """Follow an error that says how to ask instead. What it refused has not happened, so it may be asked again."""
+        until = boot_now() + within
+        for _ in range(HOPS):
+            kind, *rest = str(answer).split(" ")
+            asking = b""
+            if kind == "NOSCRIPT":
+                request = whole(script, request)
+            elif kind == "MOVED" and self._map is not None:
+                address = self._map.moved(int(rest[0]), rest[1], address)
+            elif kind == "ASK" and self._map is not None:
+                address, asking = address_in(rest[1], address), ASKING
+            else:
+                raise self._refused(answer, address)
+            left = max(0.01, until - boot_now())
+            replies = bool(asking) + 1 + bool(wait)
+            answers = (await self._wires.ask(address, asking + request + wait, replies, left))[bool(asking) :]
+            answer = answers[0]
+            if answer.__class__ is not ReplyError:
+                return answers
+        raise unavailable(self.place.name, "sends us from node to node")
+
+    def _refused(self, answer: Any, address: Address | None) -> BackendUnavailable:
+        error = refusal(str(address or self.place.name), answer)
+        if str(answer).startswith(("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN")):
+            self._wires.drop(address)  # the next connection finds the new primary
+            self._lost_sight()
+        return error
+
+    # The cluster
+
+    async def _node_of(self, key: str, within: float) -> Address:
+        assert self._map is not None
+        if self._map.stale:
+            await self._learn(within)
+        return self._map.node_of(key)
+
+    async def _learn(self, within: float) -> None:
+        """Ask any node who has what. Raises BackendUnavailable if none answers."""
+        assert self._map is not None
+        until = boot_now() + within
+        error: BackendUnavailable | None = None
+        for address in self._map.candidates():
+            left = until - boot_now()
+            if left <= 0:
+                break
+            try:
+                answer = await self._ask_one(address, command("CLUSTER", "SLOTS"), max(0.05, left / 3))
+            except BackendUnavailable as failure:
+                error = failure
+                continue
+            if answer.__class__ is not ReplyError and self._map.read(answer, address):
+                return
+            error = unavailable(str(address), f"does not tell of its cluster: {answer}", transient=answer == [])
+        raise error or unavailable(self.place.name, "did not answer in time")
+
+    def _lost_sight(self) -> None:
+        if self._map is not None:
+            self._map.stale = True
+
+    # Good manners
+
+    async def _greet(self, within: float) -> None:
+        """Once: look at what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
+        if self._map is not None and self._map.stale:
+            await self._learn(within)
+        address = None if self._map is None else self._map.any()
+        questions = command("INFO", "memory") + command("INFO", "replication")
+        facts: dict[str, str] = {}
+        for answer in await self._wires.ask(address, questions, 2, within):
+            if isinstance(answer, bytes):  # to some users it is not told
+                facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        if facts.get("role") == "slave" and type(self.place) is Place:
+            raise unavailable(self.place.name, "is a read-only replica: locks are kept on the primary", transient=False)
+        policy = facts.get("maxmemory_policy", "noeviction")
+        if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
+            logger.warning(EVICTS, self.place.name, policy)
+        self._greeted = True
+
+
+EVICTS = (
+    "the lock server %s evicts keys when its memory is full (maxmemory-policy %s), and locks with them: "
+    "set noeviction, or keep locks on a server of their own"
+)
+_NO_SCRIPT = Script(b"", b"")
