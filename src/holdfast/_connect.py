@@ -21,7 +21,7 @@ Opener = Callable[[SplitResult, World, Clock | None, int], Backend]
 
 def open_backend(url: object, world: World, clock: Clock | None, replicas: int = 0) -> Backend:
     """Raises ValueError for a URL that no backend answers to. Nothing is connected yet."""
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+    if type(replicas) is not int or replicas < 0:
         raise ValueError(f"replicas must be a whole number of at least 0, not {replicas!r}")
     if url is None:
         url = os.environ.get("HOLDFAST_URL") or default_url()

@@ -50,6 +50,7 @@ _CONSTANTS: Final = {
     "DAY": DAY,
     "REMEMBER_MS": 2 * DAY // 1000,  # that a name's last fence is kept after its last use, less at most a day
     "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
+    "SPARE_MS": 5000,  # that a limiter is kept when it means nothing any more
     "LINGER_MS": int(2 * PRESENCE * 1000),
     "PRESENCE": int(PRESENCE * MICRO),
     "GRACE": int(GRACE * MICRO),

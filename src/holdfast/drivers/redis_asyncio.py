@@ -73,7 +73,7 @@ class _Line(asyncio.Protocol):
         self.alive = False
 
     async def connect(self, within: float) -> None:
-        """Raises BackendUnavailable. Cut short, it goes on by itself and then closes: redis-py swallows cancellations."""
+        """Raises BackendUnavailable. Cut short, it goes on alone and then closes: redis-py swallows cancellations."""
         handshake = self.loop.create_task(self._shake_hands(within))
         try:
             async with asyncio.timeout(within):
@@ -230,7 +230,11 @@ class AsyncioRedisWakes(AsyncioSeats):
                 return
             line = _WakeLine(self, self._place, address)
             await line.connect(within)
-            await line.ask(command("SUBSCRIBE", self._channel), within)
+            try:
+                await line.ask(command("SUBSCRIBE", self._channel), within)
+            except BaseException:
+                line.close()
+                raise
             self._line = line
 
     def close(self) -> None:

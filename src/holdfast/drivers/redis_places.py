@@ -86,7 +86,11 @@ class Place:
         try:
             where = address or await self.find_async(within)
             connection = _ASYNC_KINDS[self._kind](**self._all(where, within), retry=AsyncRetry(NoBackoff(), 0))
-            await connection.connect()
+            try:
+                await connection.connect()
+            except BaseException:
+                hang_up(connection)
+                raise
         except (redis.RedisError, OSError) as error:
             raise self.unreachable(address, error) from error
         return connection
@@ -96,9 +100,16 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        refused = isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError)
-        final = refused or isinstance(error, redis.ResponseError) and not isinstance(error, redis.BusyLoadingError)
+        final = isinstance(error, redis.AuthenticationError | redis.ResponseError)
         return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+
+
+def hang_up(connection: Any) -> None:
+    """Close it without a word; redis-py has nothing to close later."""
+    writer = connection._writer
+    connection._reader = connection._writer = None
+    if writer is not None:
+        writer.transport.abort()
 
 
 class Sentinels(Place):
@@ -123,7 +134,7 @@ class Sentinels(Place):
 
     def find(self, within: float) -> Address:
         settings = {**self._arguments(within), "retry": Retry(NoBackoff(), 0)}
-        sentinel = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)
+        sentinel: Any = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
         try:
             return Address(*sentinel.discover_master(self._service))
         finally:
@@ -132,7 +143,9 @@ class Sentinels(Place):
 
     async def find_async(self, within: float) -> Address:
         settings = {**self._arguments(within), "retry": AsyncRetry(NoBackoff(), 0)}
-        sentinel = redis.asyncio.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)
+        sentinel: Any = redis.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
+            self._sentinels, sentinel_kwargs=settings
+        )
         try:
             return Address(*await sentinel.discover_master(self._service))
         finally:

@@ -24,5 +24,5 @@ if early > tonumber(ARGV[5]) then
 end
 local total = nanos + after
 local ends = string.format('%.0f %.0f', seconds + math.floor(total / 1000000000), total % 1000000000)
-redis.call('SET', KEYS[1], ends, 'PX', math.ceil(after / 1000000) + 1)
+redis.call('SET', KEYS[1], ends, 'PX', math.ceil(after / 1000000) + SPARE_MS)
 return { 1, math.floor(math.max(0, full - after) / interval), math.max(0, early), ends }
