@@ -17,10 +17,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_told_again(test: str) -> bool:
     """The quick loop hears each story in each world once, on memory, the simulated one with its first seed.
 
-    What SQLite answers to the verbs is held against the reference there by a Hypothesis machine.
+    What SQLite and Redis answer to the verbs is held against the reference there by a Hypothesis machine.
     """
     chapter, _, told = test.partition("[")
-    return "_sqlite::" in chapter or told.startswith(("simulated-1", "simulated-2"))
+    again = chapter.rpartition("::")[0].endswith(("_sqlite", "_redis", "_redis6"))
+    return again or told.startswith(("simulated-1", "simulated-2"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

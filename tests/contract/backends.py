@@ -13,9 +13,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from holdfast.backends.memory_store import shared_store
+from tests.servers.binaries import HAS_REDIS_6
+from tests.servers.records import count
+from tests.servers.shared import Shared, redis_6, valkey
 
 
 class Row(NamedTuple):
+    name: str  # of the row, as the tests are called
     scheme: str  # as in holdfast.connect()
     url: Callable[[Path], str]  # of one story's store, from an empty folder of its own
     records: Callable[[Path], int]  # how many records of names and limiters that store keeps
@@ -41,23 +45,31 @@ def _sqlite_records(folder: Path) -> int:
         return sum(int(count) for (count,) in counts)
 
 
+def _redis(name: str, shared: Callable[[], Shared]) -> Row:
+    return Row(
+        name,
+        scheme="redis",
+        url=lambda folder: shared().url(folder),
+        records=lambda folder: count(shared().server, shared().database(folder)),
+        can=frozenset({"fork", "processes"}),
+    )
+
+
 BACKENDS = (
     Row(
         "memory",
+        scheme="memory",
         url=lambda folder: f"memory://{_memory_name(folder)}",
         records=_memory_records,
         can=frozenset({"fork", "simulated"}),
     ),
     Row(
         "sqlite",
+        scheme="sqlite",
         url=lambda folder: f"sqlite:///{folder}/locks.db",
         records=_sqlite_records,
         can=frozenset({"fork", "processes"}),
     ),
-    Row(
-        "redis",
-        url=lambda folder: "redis://127.0.0.1:6399/2",
-        records=lambda folder: 0,
-        can=frozenset({"fork", "processes"}),
-    ),
+    _redis("redis", valkey),
+    *([_redis("redis6", redis_6)] if HAS_REDIS_6 else []),
 )

@@ -17,7 +17,7 @@ def _on(backend: Row, chapter: type[Promise]) -> type[Promise]:
         return backend.records(tmp_path)
 
     told = {"url": url, "records": records, "can": backend.can, "__module__": __name__}
-    return type(f"Test{chapter.__name__}_{backend.scheme}", (chapter,), told)
+    return type(f"Test{chapter.__name__}_{backend.name}", (chapter,), told)
 
 
 for _backend in BACKENDS:

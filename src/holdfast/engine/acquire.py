@@ -73,6 +73,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if isinstance(answer, Grant):
+                    engine.waiting.pop(claim.id, None)
                     lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
                     adopt(lease)
                     return lease
@@ -111,8 +112,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         await engine.abandon(claim)
         raise
     finally:
-        if enqueue:
-            engine.waiting.pop(claim.id, None)
+        if claim.id in engine.waiting:  # no call is made here after `adopt`
+            del engine.waiting[claim.id]
 
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:

@@ -1,0 +1,206 @@
+"""One Redis or Valkey server of the tests' own.
+
+Decides: how a server is started, when it counts as up, and that it never outlives the tests.
+Leaves to `binaries`: which program. Leaves to `shared`: who uses one together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import redis
+
+from tests.servers import binaries
+
+_connection: Any = redis.Connection  # redis-py says nothing of its types
+HOST = "127.0.0.1"
+UP_WITHIN = 20.0  # real seconds; only ever reached when something is broken
+_QUIET = ("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no")
+
+
+def free_port() -> int:
+    """A port that nobody listens at.
+
+    Not one of those that the kernel gives to outgoing connections: while the server is down, a client that tries to
+    connect again and again could get that very port for its own end, and be connected to itself.
+    """
+    while True:
+        port = random.randrange(11_000, 21_000)
+        with closing(socket.socket()) as tried, suppress(OSError):
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((HOST, port))
+            return port
+
+
+class Server:
+    """A server with a folder of its own. It keeps nothing through a restart unless it is told to with `args`."""
+
+    def __init__(
+        self,
+        *args: str,
+        binary: Path | None = None,
+        port: int | None = None,
+        sentinel: bool = False,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-server-"))
+        self.args = list(args)
+        self.port = port or free_port()
+        self._port_is_given = port is not None
+        self._binary = binary or binaries.valkey()
+        self._sentinel = sentinel
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> Server:
+        """Return once it answers."""
+        assert not self.running
+        for _ in range(20):
+            self._launch()
+            if self._comes_up():
+                return self
+            if self._port_is_given:
+                break
+            self.port = free_port()  # somebody else was faster
+        raise RuntimeError(f"{self._binary.name} does not start:\n{self._log.read_text()}")
+
+    def stop(self) -> None:
+        """Ask it to end, as an operator does; with persistence it keeps what it has."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, as a power cut does."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """From now on it answers nothing, but its kernel takes whatever is sent."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while _state(self.pid) not in "TZ":
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self, *, empty: bool = False) -> None:
+        """Kill it and start it at the same port: with what it had on disk, or with nothing."""
+        self._port_is_given = True
+        self.kill()
+        if empty:
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+        self.start()
+
+    def command(self, *words: Any, db: int = 0, **how: Any) -> Any:
+        """Ask the server itself, past everything that is tested. `how` is for redis-py: username, password..."""
+        connection: Any = _connection(host=HOST, port=self.port, db=db, protocol=2, **how)
+        try:
+            connection.connect()
+            connection.send_command(*words)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "log"
+
+    def _launch(self) -> None:
+        command: Sequence[str] = (str(self._binary), *self._first_words(), "--port", str(self.port), "--bind", HOST)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self.args],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests, and they end it
+                env={**os.environ, **(self._env or {})},
+            )
+        # Whatever becomes of us, the end of our pipe ends the server and its folder.
+        script = 'read nothing; kill -9 "$1"; rm -rf "$2"'
+        self._watchdog = subprocess.Popen(
+            ["sh", "-c", script, "sh", str(self._process.pid), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _first_words(self) -> Sequence[str]:
+        if not self._sentinel:
+            return ("--dir", str(self.folder), *_QUIET)
+        config = self.folder / "sentinel.conf"  # it writes what it learns into this file
+        if not config.exists():
+            config.write_text(f"dir {self.folder}\n")
+        return (str(config), "--sentinel")
+
+    def _comes_up(self) -> bool:
+        """Whether it answers; not if it has ended."""
+        until = time.monotonic() + UP_WITHIN
+        while self.running and time.monotonic() < until:
+            with suppress(OSError), closing(socket.create_connection((HOST, self.port), timeout=1)) as line:
+                line.sendall(b"PING\r\n")
+                if line.recv(64).startswith((b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM")) and self.running:
+                    return True
+            time.sleep(0.002)
+        self._end(signal.SIGKILL)
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:  # first: it must not meet the number again, as another's
+            watchdog.kill()
+            watchdog.wait()
+            assert watchdog.stdin is not None
+            watchdog.stdin.close()
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.send_signal(how)
+                process.send_signal(signal.SIGCONT)  # one that stands still does not hear that it shall end
+            process.wait()
+
+
+def _state(pid: int) -> str:
+    """As `ps` tells it: T is stopped."""
+    answer = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return answer.stdout.strip()[:1] or "Z"
