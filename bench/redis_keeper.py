@@ -179,7 +179,7 @@ def _hold_in_threads(job: _Job, out: Connection) -> dict[str, Any]:
             watch.see(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
             time.sleep(0.05)
         facts |= watch.facts()
-        facts["lost"] = sum(lease is None or not lease.held for _, lease in taken) + LEASES - len(locks.list("lease:"))
+        facts["lost"] = _lost([lease for _, lease in taken], len(locks.list("lease:")))
     return facts
 
 
@@ -197,9 +197,13 @@ async def _hold_in_asyncio(job: _Job, out: Connection) -> dict[str, Any]:
             watch.see(task.get_name() for task in asyncio.all_tasks() if task is not own)
             await asyncio.sleep(0.05)
         facts |= watch.facts()
-        found = await locks.list("lease:")
-        facts["lost"] = sum(lease is None or not lease.held for _, lease in taken) + LEASES - len(found)
+        facts["lost"] = _lost([lease for _, lease in taken], len(await locks.list("lease:")))
     return facts
+
+
+def _lost(leases: Iterable[Any], recorded: int) -> int:
+    """What the holder knows of, or what the server no longer has: whichever is more."""
+    return max(sum(lease is None or not lease.held for lease in leases), LEASES - recorded)
 
 
 class _Watch:
