@@ -8,9 +8,10 @@ take a lock each, all different, so nobody waits for anybody: the question is wh
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from statistics import median
 
 from tests.servers.server import Server
@@ -23,13 +24,15 @@ from bench.redis_peers import left_out
 from bench.redis_server import one_core
 
 TASKS = 1000
+GUARD = 60.0  # seconds after which a process that does not report is given up
 _ONE: dict[str, Opener] = {
     "holdfast": peers.ours,
     "redis-py Lock": peers.redis_py,
     "coredis": peers.coredis,
     "aioredlock": peers.aioredlock,
 }
-_APART = {name: _ONE[name] for name in ("holdfast", "redis-py Lock")}
+_MUST_RUN = ("holdfast", "redis-py Lock")  # without these a bound would be left out in silence
+_APART = {name: _ONE[name] for name in _MUST_RUN}
 _MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100}
 
 
@@ -66,69 +69,81 @@ def _own(samples: Samples) -> list[str]:
 
 
 def _measured(port: int, openers: dict[str, Opener], tasks: int, cycles: int, rounds: int) -> Samples:
-    """Seconds a cycle. Each contender has a loop of its own, which stands still while the others have their turn."""
+    """Seconds a cycle."""
     with ExitStack() as stack:
         contenders = {}
-        for name, opener, new_loop in _entrants(openers):
-            runner = stack.enter_context(asyncio.Runner(loop_factory=new_loop))
+        for name, opener in [*openers.items(), ("holdfast, uvloop", openers["holdfast"])]:
             try:
-                contender = _Contender(runner, opener, port, tasks)
-                stack.callback(contender.close)
-                contender(1)
+                contender = _Contender(opener, port, tasks, "uvloop" if "uvloop" in name else "asyncio")
+                contenders[name] = stack.enter_context(contender)
             except Exception as error:
+                if name in _MUST_RUN:
+                    raise
                 left_out(name, error)
-                continue
-            contenders[name] = contender
-        return take_turns({name: (lambda c=c: c(cycles)) for name, c in contenders.items()}, rounds)  # type: ignore[misc]
-
-
-def _entrants(openers: dict[str, Opener]) -> list[tuple[str, Opener, Callable[[], asyncio.AbstractEventLoop]]]:
-    found = [(name, opener, asyncio.new_event_loop) for name, opener in openers.items()]
-    try:
-        found.append(("holdfast, uvloop", openers["holdfast"], need("uvloop").new_event_loop))
-    except Exception as error:
-        left_out("uvloop", error)
-    return found
+        return take_turns({name: (lambda c=c: c.turn(cycles)) for name, c in contenders.items()}, rounds)  # type: ignore[misc]
 
 
 class _Contender:
-    """A client with a lock for each task, in a loop that runs only when it is its turn."""
+    """A process of its own with a client and a lock for each task. It stands still until it is its turn, so that nobody
+    pays for what another has opened: with a thousand connections, every collection of garbage takes its time."""
 
-    def __init__(self, runner: asyncio.Runner, opener: Opener, port: int, tasks: int) -> None:
-        self._runner = runner
-        self._tasks = tasks
-        self._cycles: list[Cycle] = []
-        runner.run(self._open(opener, port))
+    def __init__(self, opener: Opener, port: int, tasks: int, loop: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_contend, args=(opener, port, tasks, loop, there))
+        self._process.start()
+        there.close()  # then a process that dies is noticed at once
 
-    async def _open(self, opener: Opener, port: int) -> None:
-        self._over = asyncio.Event()
-        opened = asyncio.Event()
-        self._life = asyncio.create_task(self._live(opener, port, opened))
-        await asyncio.wait([self._life, asyncio.create_task(opened.wait())], return_when=asyncio.FIRST_COMPLETED)
-        if self._life.done():
-            self._life.result()
+    def __enter__(self) -> _Contender:
+        try:
+            self.turn(1)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
 
-    async def _live(self, opener: Opener, port: int, opened: asyncio.Event) -> None:
-        """Some clients must be closed by the task that opened them, so one task does both."""
-        async with opener(port, self._tasks) as make:
-            self._cycles = [make(f"bench:{opener.__name__}:{number}") for number in range(self._tasks)]
-            opened.set()
-            await self._over.wait()
+    def turn(self, times: int) -> float:
+        self._pipe.send(times)
+        if not self._pipe.poll(GUARD):
+            raise TimeoutError("a contender did not report")
+        answer = self._pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        return float(answer)
 
-    def __call__(self, times: int) -> float:
-        return self._runner.run(self._turn(times))
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(10)
+        self._process.kill()  # only one that did not end by itself is still there to be killed
 
-    async def _turn(self, times: int) -> float:
-        started = time.perf_counter()
-        if self._tasks == 1:
-            await _repeat(self._cycles[0], times)
-        else:
-            await asyncio.gather(*[_repeat(cycle, times) for cycle in self._cycles])
-        return (time.perf_counter() - started) / times / self._tasks
 
-    def close(self) -> None:
-        self._over.set()
-        self._runner.run(asyncio.wait_for(self._life, 10))
+def _contend(opener: Opener, port: int, tasks: int, loop: str, pipe: Connection) -> None:
+    try:
+        new_loop = need("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_take_turns(opener, port, tasks, pipe))
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+async def _take_turns(opener: Opener, port: int, tasks: int, pipe: Connection) -> None:
+    async with opener(port, tasks) as make:
+        cycles = [make(f"bench:{opener.__name__}:{number}") for number in range(tasks)]
+        while True:
+            try:
+                times = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(await _turn(cycles, times))
+
+
+async def _turn(cycles: list[Cycle], times: int) -> float:
+    started = time.perf_counter()
+    if len(cycles) == 1:
+        await _repeat(cycles[0], times)
+    else:
+        await asyncio.gather(*[_repeat(cycle, times) for cycle in cycles])
+    return (time.perf_counter() - started) / times / len(cycles)
 
 
 async def _repeat(cycle: Cycle, times: int) -> None:
