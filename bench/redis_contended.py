@@ -3,7 +3,7 @@
 In order of time, a hand-over is a hold whose competitor is not the one before it. A wait is from asking to being
 granted. Commands are what the clients sent, counted in stretches of their own by a connection that the server tells
 everything; what a script calls by itself is part of the one command that ran the script. A peer's client has no time
-limit here: it waits for the lock and for nothing else.
+limit here: it waits for the lock and for nothing else. The floor hands a list's one element on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _rounds(crew: Crew, seconds: float, rounds: int) -> dict[Kind, list[Round]]:
         crew.compete(kind, _SHORT)
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
     for turn in range(rounds):
-        for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
+        for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
             seen[kind].append(judge(*crew.compete(kind, seconds)))
     return seen
 
@@ -99,6 +99,7 @@ def _compared(seen: dict[Kind, list[Round]]) -> list[Finding]:
     ours, theirs = seen["holdfast"], seen["python-redis-lock"]
     speed = [a.hand_overs / b.hand_overs for a, b in zip(ours, theirs, strict=True)]
     waits = [b.wait(99) / a.wait(99) for a, b in zip(ours, theirs, strict=True)]
+    floor = [a.hand_overs / b.hand_overs for a, b in zip(ours, seen["bare BLPOP"], strict=True)]
     fairness = [a.fairness for a in ours]
     detail: dict[str, Any] = {kind: [a.plain() for a in rounds] for kind, rounds in seen.items()}
     name = "Redis, 32 processes"
@@ -106,6 +107,7 @@ def _compared(seen: dict[Kind, list[Round]]) -> list[Finding]:
         Finding(f"{name}: hand-overs/s / python-redis-lock's", median(speed), "×", None, 4, quartiles(speed), detail),
         Finding(f"{name}: python-redis-lock's p99 wait / ours", median(waits), "×", None, 5, quartiles(waits)),
         Finding(f"{name}: Jain index", median(fairness), "", None, 0.99, quartiles(fairness)),
+        Finding(f"{name}: hand-overs/s / the bare BLPOP's", median(floor), "×", spread=quartiles(floor)),
     ]
 
 

@@ -18,9 +18,10 @@ from typing import Any, Literal, NamedTuple
 
 import holdfast
 from bench.peers import need
+from bench.redis_floor import Token
 from bench.redis_peers import LEASE
 
-Kind = Literal["holdfast", "python-redis-lock", "redis-py Lock"]
+Kind = Literal["holdfast", "python-redis-lock", "redis-py Lock", "bare BLPOP"]
 GUARD = 60.0  # seconds after which a process that does not report is given up
 
 
@@ -36,10 +37,12 @@ class Crew:
     def __init__(self, port: int, processes: int, threads: int = 1) -> None:
         context = multiprocessing.get_context("forkserver")  # they import once together, not each alone
         context.set_forkserver_preload(["bench.redis_crew", "redis", "redis_lock"])
+        name = f"bench:{processes}x{threads}"
+        Token.mint(port, name)
         self._pipes, self._workers = [], []
-        for number in range(processes):
+        for _ in range(processes):
             here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(port, f"{processes}x{threads}", number, threads, there))
+            worker = context.Process(target=_serve, args=(port, name, threads, there))
             worker.start()
             there.close()  # then a worker that dies is noticed at once
             self._pipes.append(here)
@@ -75,11 +78,11 @@ def _heard(pipe: Connection, seconds: float) -> list[array[float]]:
     return notes
 
 
-def _serve(port: int, crew: str, number: int, threads: int, pipe: Connection) -> None:
+def _serve(port: int, name: str, threads: int, pipe: Connection) -> None:
     """In a process of its own: do as told until nobody is there to tell."""
     with ExitStack() as stack:
         locks = stack.enter_context(holdfast.connect(f"redis://127.0.0.1:{port}/0"))
-        competitors = [_open(locks, port, crew) for _ in range(threads)]
+        competitors = [_open(locks, port, name) for _ in range(threads)]
         while True:
             try:
                 task = pipe.recv()
@@ -91,12 +94,13 @@ def _serve(port: int, crew: str, number: int, threads: int, pipe: Connection) ->
                 pipe.send(traceback.format_exc())
 
 
-def _open(locks: holdfast.Locks, port: int, crew: str) -> dict[Kind, AbstractContextManager[Any]]:
+def _open(locks: holdfast.Locks, port: int, name: str) -> dict[Kind, AbstractContextManager[Any]]:
     client = need("redis").Redis(port=port, socket_timeout=None)  # by default it gives up waiting after 5 s
     return {
-        "holdfast": locks.lock(f"bench:{crew}"),
-        "python-redis-lock": need("redis_lock").Lock(client, f"bench:{crew}", expire=LEASE),
-        "redis-py Lock": client.lock(f"bench:redis-py:{crew}", timeout=LEASE),
+        "holdfast": locks.lock(name),
+        "python-redis-lock": need("redis_lock").Lock(client, name, expire=LEASE),
+        "redis-py Lock": client.lock(f"{name}:redis-py", timeout=LEASE),
+        "bare BLPOP": Token(port, name),
     }
 
 

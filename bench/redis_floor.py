@@ -1,7 +1,10 @@
-"""The least that a lock on Redis can be: SET NX PX, and a script that deletes what is still ours, on a bare socket.
+"""The least that a lock on Redis can be, on a bare socket: alone, and when many want it.
 
-No library is between the bytes and the socket: what is written was made beforehand, and of what is read only the length
-counts. It knows no fence, no queue, no renewal, no errors and no time limits.
+Alone it is SET NX PX, and a script that deletes what is still ours. Handed on, it is a list with one element: whoever
+pops it holds, and pushing it back wakes the one that waits longest.
+
+No library is between the bytes and the socket: what is written was made beforehand, and of what is read at most the
+length counts. They know no fence, no queue, no renewal, no errors and no time limits.
 """
 
 from __future__ import annotations
@@ -16,8 +19,7 @@ _OURS = b"0123456789abcdef0123456789abcdef"
 
 def floor(port: int, name: bytes = b"bench:floor") -> Callable[[], None]:
     """One acquire and release on a connection of its own, which goes when this does."""
-    connection = socket.create_connection(("127.0.0.1", port))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = _connected(port)
     sha = hashlib.sha1(_DELETE_IF_OURS, usedforsecurity=False).hexdigest().encode()
     connection.sendall(_packed(b"SCRIPT", b"LOAD", _DELETE_IF_OURS))
     connection.recv(4096)
@@ -34,6 +36,33 @@ def floor(port: int, name: bytes = b"bench:floor") -> Callable[[], None]:
             raise RuntimeError("the floor's lock was no longer its own")
 
     return cycle
+
+
+class Token:
+    """Held by whoever has the list's one element. A holder that dies takes it along for ever."""
+
+    def __init__(self, port: int, name: str) -> None:
+        key = f"{name}:token".encode()
+        self._line = _connected(port)
+        self._take, self._give_back = _packed(b"BLPOP", key, b"0"), _packed(b"LPUSH", key, b"1")
+
+    @classmethod
+    def mint(cls, port: int, name: str) -> None:
+        cls(port, name).__exit__()
+
+    def __enter__(self) -> None:
+        self._line.sendall(self._take)
+        self._line.recv(4096)
+
+    def __exit__(self, *_: object) -> None:
+        self._line.sendall(self._give_back)
+        self._line.recv(4096)
+
+
+def _connected(port: int) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port))
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return line
 
 
 def _packed(*words: bytes) -> bytes:
