@@ -14,7 +14,10 @@ from bench.harness import Finding, Setting
 from bench.peers import Missing
 from bench.report import draw, table, write_json
 
-QUESTIONS = ("uncontended", "contended", "memory", "keeper", "startup", "waiting")
+QUESTIONS = (
+    *("uncontended", "contended", "memory", "keeper", "startup", "waiting"),
+    *("redis_uncontended", "redis_asyncio", "redis_contended", "redis_keeper", "redis_server_cpu"),
+)
 RESULTS = Path(__file__).parent / "results"
 
 

