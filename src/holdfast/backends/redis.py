@@ -13,10 +13,12 @@ import builtins
 import hashlib
 import json
 import re
+import string
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from holdfast._model import (
     GRACE,
@@ -44,6 +46,8 @@ from holdfast.errors import BackendUnavailable, LimitMismatch
 
 MICRO: Final = 1_000_000
 DAY: Final = 86_400_000_000  # microseconds, as all times in scripts, unless their name says milliseconds
+CROWDED: Final = 4096  # names that are remembered to be in demand
+_SAFE: Final = string.punctuation.replace("%", "")
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 _CONSTANTS: Final = {
@@ -85,20 +89,28 @@ def _keys(key: str) -> list[str]:
 
 
 @lru_cache(maxsize=1024)
-def _acquire_head(terms: Terms) -> Call:
-    """All of the request that is the same for every claim on these terms."""
-    holder = terms.holder.encode()
-    tail = b"%d %d %b %b" % (terms.limit or 0, len(holder), holder, (terms.metadata or "").encode())
-    mode = "s" if terms.mode == SHARED else "x"
-    keys = _keys(terms.key)
-    args = words(len(keys), *keys, _micros(terms.ttl), mode, tail)
-    return Call(keys[0], b"*15\r\n%b%b" % (script("acquire").digest, args))
+def _quick_acquire(terms: Terms) -> tuple[str, bytes, bytes]:
+    """The key, and what comes before and after the claim in a request on these terms."""
+    key = f"{_tagged(terms.key)}:held"
+    ttl = _micros(terms.ttl)
+    record = f" {_mode(terms)} {terms.limit or 0} {_plain(terms.holder)} {terms.metadata or ''}"
+    lives = -(-ttl // 1000) + _CONSTANTS["REMEMBER_MS"]
+    return key, script("acquire_quick").digest + words(1, key), words(f" {ttl}", record, lives)
 
 
 @lru_cache(maxsize=1024)
-def _release_head(key: str, linger: int, heir: str) -> Call:
-    keys = _keys(key)
-    return Call(keys[0], b"*13\r\n%b%b" % (script("release").digest, words(len(keys), *keys, linger, heir)))
+def _quick_release(key: str) -> tuple[str, bytes]:
+    key = f"{_tagged(key)}:held"
+    return key, script("release_quick").digest + words(1, key)
+
+
+def _mode(terms: Terms) -> str:
+    return "s" if terms.mode == SHARED else "x"
+
+
+def _plain(holder: str) -> str:
+    """A holder's name with nothing in it that separates words in a record."""
+    return quote(holder, safe=_SAFE)
 
 
 def _micros(seconds: float) -> int:
@@ -110,41 +122,48 @@ class RedisBackend:
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
+        self._crowded: set[str] = set()  # keys that others lately wanted too: the quick scripts would be in vain
 
-    def _now(self) -> bytes:
-        """Empty, so that the server reads its own clock; a test's clock is told to it."""
+    def _now(self) -> tuple[bytes, ...]:
+        """Nothing, so that the server reads its own clock; a test's clock is told to it."""
         now = self._driver.now
-        return b"" if now is None else b"%d" % _micros(now())
+        return () if now is None else (b"%d" % _micros(now()),)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        id, terms = claim
+        if terms.key not in self._crowded and not self._driver.replicas:
+            key, head, tail = _quick_acquire(terms)
+            now = self._now()
+            request = b"*%d\r\n%b$%d\r\n%b\r\n%b%b" % (8 + len(now), head, len(id), id.encode(), tail, words(*now))
+            answer = await self._driver.run(script("acquire_quick"), key, request, within)
+            if answer is not None:
+                return _granted(answer)
+        return await self._acquire_or_wait(claim, enqueue, within)
+
+    async def _acquire_or_wait(self, claim: Claim, enqueue: bool, within: float) -> Grant | Busy:
         wakes = self._driver.wakes
-        address = wakes.address if enqueue else ""
-        if address:
-            wakes.expect(claim)
-        answer = await self._acquire(claim, address, within)
-        if enqueue and not address and answer.__class__ is list:  # the first that waits: now there is a mailbox
-            answer = await self._acquire(claim, await self._driver.expect(claim, within), within)
+        answer = await self._acquire(claim, await self._driver.expect(claim, within) if enqueue else "", within)
         if answer.__class__ is not list:
             wakes.forget(claim)
-            fence, _, acquired = answer.partition(b" ")
-            return Grant(int(fence), int(acquired or fence) / MICRO)
+            self._remember(claim.terms.key, crowded=answer.endswith(b"+"))
+            return _granted(answer)
+        self._remember(claim.terms.key, crowded=True)
         if len(answer) == 1:
             LimitMismatch.tell(claim.terms.name, answer[0] or None, claim.terms.limit)
         ahead, retry, holder = answer
         retry_after = patrol(ahead)
         if retry >= 0:
             retry_after = min(retry_after, retry / MICRO)
-        return Busy(ahead, retry_after, None if holder is None else holder.decode())
+        return Busy(ahead, retry_after, None if holder is None else unquote(holder.decode()))
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
         id, terms = claim
-        key, head = _acquire_head(terms)
-        now = self._now()
-        args = (len(now), now, len(id), id.encode(), len(address), address.encode())
-        request = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, *args)
+        keys = _keys(terms.key)
+        args = (id, _micros(terms.ttl), _mode(terms), terms.limit or 0, _plain(terms.holder), terms.metadata or "")
+        request = call(script("acquire"), keys, (*args, address, *self._now()))
         if not self._driver.replicas:
-            return await self._driver.run(script("acquire"), key, request, within)
-        answer, replicas = await self._driver.run_replicated(script("acquire"), key, request, within)
+            return await self._driver.run(script("acquire"), keys[0], request, within)
+        answer, replicas = await self._driver.run_replicated(script("acquire"), keys[0], request, within)
         if answer.__class__ is not list and replicas < self._driver.replicas:
             await self.abandon(claim, within=within)
             raise self._driver.too_few(replicas)
@@ -165,7 +184,7 @@ class RedisBackend:
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
             keys = [f"{_tagged(claim.terms.key)}:held" for claim, _, _ in part]
-            args: builtins.list[str | bytes | int] = [self._now()]
+            args: builtins.list[str | bytes | int] = [*(self._now() or ("",))]
             for claim, ttl, fence in part:
                 args += [claim.id, _micros(ttl), fence]
             calls.append(Call(keys[0], call(script("renew"), keys, args)))
@@ -182,20 +201,33 @@ class RedisBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         id, terms = claim
-        key, head = _release_head(terms.key, _micros(linger) if linger else 0, heir)
-        now = self._now()
-        request = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(now), now, len(id), id.encode())
-        return bool(await self._driver.run(script("release"), key, request, within) == 1)
+        if not linger and terms.key not in self._crowded:
+            key, head = _quick_release(terms.key)
+            now = self._now()
+            request = b"*%d\r\n%b$%d\r\n%b\r\n%b" % (5 + len(now), head, len(id), id.encode(), words(*now))
+            answer = await self._driver.run(script("release_quick"), key, request, within)
+            if answer is not None:
+                return bool(answer == 1)
+        args: tuple[str | bytes | int, ...] = (id, _micros(linger), _plain(heir), *self._now())
+        answer = await self._run("release", terms.key, args, within)
+        self._remember(terms.key, crowded=answer == 2)
+        return bool(answer)
+
+    def _remember(self, key: str, *, crowded: bool) -> None:
+        if not crowded:
+            self._crowded.discard(key)
+        elif len(self._crowded) < CROWDED:
+            self._crowded.add(key)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         try:
-            await self._run("abandon", claim.terms.key, (self._now(), claim.id), within)
+            await self._run("abandon", claim.terms.key, (claim.id, *self._now()), within)
         finally:
             self._driver.wakes.forget(claim)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         address = await self._driver.expect(claim, within)
-        args = (self._now(), claim.id, after, address)
+        args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
         retry, changes = await self._run("observe", claim.terms.key, args, within)
         retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
         return Sight(tuple(map(_change, changes)), retry_after)
@@ -207,10 +239,10 @@ class RedisBackend:
         return await self._look(key, breaks=True)
 
     async def _look(self, key: str, *, breaks: bool) -> LockInfo:
-        found, queue, wall = await self._run("inspect", key, (self._now(), int(breaks)), QUICK)
+        found, queue, wall = await self._run("inspect", key, (int(breaks), *self._now()), QUICK)
         holders = [
             HolderInfo(
-                holder=holder.decode(),
+                holder=unquote(holder.decode()),
                 claim_id=id.decode(),
                 fence=fence,
                 mode="shared" if mode == b"s" else "exclusive",
@@ -221,7 +253,7 @@ class RedisBackend:
             for id, holder, fence, mode, acquired, left, metadata in found
         ]
         holders.sort(key=lambda holder: holder.fence)
-        return LockInfo(key, tuple(holders), len(queue), tuple(name.decode() for name in queue))
+        return LockInfo(key, tuple(holders), len(queue), tuple(unquote(name.decode()) for name in queue))
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         start = re.sub(r"([\\*?\[\]^-])", r"\\\1", _tagged(prefix)[:-1])
@@ -275,7 +307,12 @@ class RedisBackend:
 
 def _change(text: bytes) -> Change:
     number, fence, holder = text.decode().split(" ", 2)
-    return Change(int(number), int(fence), holder[1:] if holder.startswith("+") else None)
+    return Change(int(number), int(fence), unquote(holder[1:]) if holder.startswith("+") else None)
+
+
+def _granted(answer: bytes) -> Grant:
+    fence, *acquired = answer.split()
+    return Grant(int(fence), int(acquired[0] if acquired else fence) / MICRO)
 
 
 def _moment(nanoseconds: int) -> str:

@@ -1,34 +1,31 @@
--- ARGV  1 now or ""   2 "1" to end every hold
+-- KEYS  see library.lua
+-- ARGV  1 "1" to end every hold   2 now, or nothing
+-- Answers { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each that holds, holders that wait,
+-- wall clock }. Changes nothing unless it ends holds.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
-local now = ARGV[1] == '' and wall or tonumber(ARGV[1])
+local now = tonumber(ARGV[2]) or wall
 
 --@library
 
-local breaks = ARGV[2] == '1'
-if breaks then look() end
-local found, queue = {}, {}
-local rows = redis.call('HGETALL', KEYS[1])
-for i = 1, #rows, 2 do
-  if #rows[i] > 1 and string.byte(rows[i]) ~= 33 then
-    local hold = read_hold(rows[i + 1])
-    if hold.ends > now then
-      found[#found + 1] = { rows[i], hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
-        hold.metadata }
-    end
+local breaks = ARGV[1] == '1'
+if breaks then look() else read_state() end
+local found, places, queue = {}, {}, {}
+for id, hold in pairs(holds) do
+  if hold.ends > now then
+    found[#found + 1] = { id, hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
+      hold.metadata }
   end
 end
-local places = {}
-rows = redis.call('HGETALL', KEYS[3])
-for i = 1, #rows, 2 do
-  local waiter = read_waiter(rows[i])
+for _, id in ipairs(crowded and redis.call('HKEYS', KEYS[3]) or {}) do
+  local waiter = read_waiter(id)
   if waiter.alive > now then places[#places + 1] = waiter end
 end
 table.sort(places, function(a, b) return a.place < b.place end)
 for _, waiter in ipairs(places) do queue[#queue + 1] = waiter.holder end
 if breaks then
-  for id in pairs(holds) do end_hold(id) end
+  for _, hold in ipairs(found) do end_hold(hold[1]) end
   hand_over()
-  tidy()
+  save()
 end
 return { found, queue, wall }

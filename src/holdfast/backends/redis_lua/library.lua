@@ -1,37 +1,72 @@
--- What the slow paths share: a name as one script sees it. Mirrors `memory_store`; read that one first.
+-- What all but the quick scripts share: a name as one script sees it. Mirrors `memory_store`; read that one first.
 --
--- KEYS  1 held: hash of claims that hold; "f" is the last number given out, "q" that somebody waits or watches, "!claim"
---       one that was given up before it arrived
---       2 line: sorted set of waiters by place   3 waits: hash of waiters   4 kept: hash of waiters that it is
---       reserved for   5 eyes: hash of observers   6 changes: sorted set of changes by number
--- A claim that holds is "base ttl fence acquired ended mode limit holder-length holder metadata" and ends at base + ttl,
--- a waiter is "alive place mode limit address holder", a reservation "until", an observer "alive address". Times are
+-- KEYS  1 held: who holds   2 line: sorted set of waiters by place   3 waits: hash of waiters
+--       4 kept: hash of waiters that it is reserved for   5 eyes: hash of observers   6 changes: sorted set by number
+-- `held` is one string: the last number given out in 16 digits, then "-" if the name is free, which makes the rest void,
+-- "+" if somebody waits or watches, else "=", and a line for each
+--   claim base ttl fence acquired mode limit holder metadata      that holds, and ends at base + ttl
+--   ~claim ...                                                    that was released and lingers
+--   !claim until                                                  that was given up before it arrived
+-- A waiter is "alive place mode limit address holder", a reservation "until", an observer "alive address". Times are
 -- microseconds, a limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
 
-local holds, exclusive, shared = {}, 0, 0  -- who is inside; filled by `look`
-local observed = false
+local holds, gone, exclusive, shared = {}, {}, 0, 0  -- who is inside, and who will not come
+local number, crowded, observed, changed = 0, false, false, false
 
 local function text(number) return string.format('%.0f', number) end
 
-local function read_hold(record)
-  local base, ttl, fence, acquired, ended, mode, limit, size, rest =
-    string.match(record, '^(%d+) (%d+) (%d+) (%d+) (%d) (%a) (%d+) (%d+) (.*)$')
-  return { base = tonumber(base), ttl = tonumber(ttl), ends = base + ttl, fence = tonumber(fence), acquired = acquired,
-    ended = ended == '1', mode = mode, limit = limit, holder = string.sub(rest, 1, tonumber(size)),
-    tail = limit .. ' ' .. size .. ' ' .. rest, metadata = string.sub(rest, tonumber(size) + 2) }
+local function take_room(mode, amount)
+  if mode == 'x' then exclusive = exclusive + amount else shared = shared + amount end
 end
 
-local function write_hold(id, hold)
-  hold.ends = hold.base + hold.ttl
-  holds[id] = hold
-  redis.call('HSET', KEYS[1], id, string.format('%.0f %.0f %.0f %s %s %s %s', hold.base, hold.ttl, hold.fence,
-    hold.acquired, hold.ended and '1' or '0', hold.mode, hold.tail))
+local function read_state()
+  local state = redis.call('GET', KEYS[1])
+  if not state then return end
+  number = tonumber(string.sub(state, 1, 16))
+  local sign = string.sub(state, 17, 17)
+  if sign == '-' then return end
+  crowded = sign == '+'
+  for line in string.gmatch(string.sub(state, 18), '[^\n]+') do
+    local ended, id, base, ttl, fence, acquired, mode, limit, holder, metadata =
+      string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) (%a) (%d+) (%S*) (.*)$')
+    if id then
+      holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
+        ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
+      take_room(mode, 1)
+    else
+      local lost, until_ = string.match(line, '^!(%S+) (%d+)$')
+      if tonumber(until_) > now then gone[lost] = tonumber(until_) end
+    end
+  end
+end
+
+-- Every script that changes anything ends with this. The last number given out is known for long after the rest is
+-- forgotten, since the key outlives whoever holds by REMEMBER.
+local function save()
+  if not changed then return end
+  if crowded then crowded = redis.call('EXISTS', KEYS[2], KEYS[4], KEYS[5]) > 0 end
+  local lines, longest = {}, 0
+  for id, hold in pairs(holds) do
+    lines[#lines + 1] = string.format('%s %.0f %.0f %.0f %s %s %s %s %s', hold.ended and '~' .. id or id, hold.base,
+      hold.ttl, hold.fence, hold.acquired, hold.mode, hold.limit, hold.holder, hold.metadata)
+    longest = math.max(longest, hold.base + hold.ttl - now)
+  end
+  for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
+  local sign = crowded and '+' or #lines == 0 and '-' or '='
+  local state = string.format('%016.0f', number) .. sign .. table.concat(lines, '\n')
+  redis.call('SET', KEYS[1], state, 'PX', math.ceil(longest / 1000) + REMEMBER_MS)
+end
+
+local function count_number()
+  number = math.max(number + 1, wall)
+  changed = true
+  return number
 end
 
 local function read_waiter(id)
   local record = redis.call('HGET', KEYS[3], id)
   if not record then return nil end
-  local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) (%a) (%d+) (%S*) (.*)$')
+  local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) (%a) (%d+) (%S*) (%S*)$')
   return { alive = tonumber(alive), place = tonumber(place), mode = mode, limit = limit, address = address,
     holder = holder }
 end
@@ -40,26 +75,7 @@ local function drop_waiter(id)
   redis.call('ZREM', KEYS[2], id)
   redis.call('HDEL', KEYS[3], id)
   redis.call('HDEL', KEYS[4], id)
-end
-
--- The last number given out must be known for long after everything else is forgotten. What grants quickly counts on
--- this being done on each day that a number is given out, and on REMEMBER_MS being a day more than is promised.
-local function remember()
-  local longest = 0
-  for _, hold in pairs(holds) do longest = math.max(longest, hold.ends - now) end
-  redis.call('PEXPIRE', KEYS[1], math.ceil(longest / 1000) + REMEMBER_MS)
-end
-
-local function count_number()
-  local number = math.max(tonumber(redis.call('HGET', KEYS[1], 'f') or 0) + 1, wall)
-  redis.call('HSET', KEYS[1], 'f', text(number))
-  remember()
-  return number
-end
-
--- Nobody waits or watches any more: from now on the quick ways are open.
-local function tidy()
-  if redis.call('EXISTS', KEYS[2], KEYS[4], KEYS[5]) == 0 then redis.call('HDEL', KEYS[1], 'q') end
+  changed = true  -- it may have been the last
 end
 
 local function tell(fence, holder)
@@ -79,15 +95,11 @@ local function tell(fence, holder)
   end
 end
 
-local function take_room(mode, amount)
-  if mode == 'x' then exclusive = exclusive + amount else shared = shared + amount end
-end
-
 local function end_hold(id)
   local hold = holds[id]
-  redis.call('HDEL', KEYS[1], id)
   holds[id] = nil
   take_room(hold.mode, -1)
+  changed = true
   tell(hold.fence, nil)
 end
 
@@ -124,6 +136,7 @@ local function find_heir(heir)
 end
 
 local function hand_over(heir)
+  if not crowded then return end
   if heir and heir ~= '' then
     local id, waiter = find_heir(heir)
     if id and fits(waiter.mode, waiter.limit) then reserve(id, waiter) end
@@ -136,23 +149,16 @@ local function hand_over(heir)
 end
 
 -- Read who is inside, forget what time has ended, and hand over the room that it took.
-local function look(rows)
-  observed = redis.call('EXISTS', KEYS[5]) == 1
+local function look()
+  read_state()
+  observed = crowded and redis.call('EXISTS', KEYS[5]) == 1
   local over = {}
-  rows = rows or redis.call('HGETALL', KEYS[1])
-  for i = 1, #rows, 2 do
-    if string.byte(rows[i]) == 33 then  -- "!": a claim that was given up before it arrived
-      if tonumber(rows[i + 1]) <= now then redis.call('HDEL', KEYS[1], rows[i]) end
-    elseif #rows[i] > 1 then
-      local hold = read_hold(rows[i + 1])
-      holds[rows[i]] = hold
-      take_room(hold.mode, 1)
-      if hold.ends <= now then over[#over + 1] = rows[i] end
-    end
+  for id, hold in pairs(holds) do
+    if hold.ends <= now then over[#over + 1] = id end
   end
   local made_room = #over > 0
   for _, id in ipairs(over) do end_hold(id) end
-  rows = redis.call('HGETALL', KEYS[4])
+  local rows = crowded and redis.call('HGETALL', KEYS[4]) or {}
   for i = 1, #rows, 2 do
     local id, waiter = rows[i], read_waiter(rows[i])
     if not waiter or waiter.alive <= now then

@@ -1,17 +1,19 @@
--- ARGV  1 now or ""   2 claim   3 after   4 address
+-- KEYS  see library.lua
+-- ARGV  1 claim   2 after   3 address   4 now, or nothing
+-- Answers { microseconds until time may change something or -1, "number fence +holder" or "number fence -" for each change }.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
-local now = ARGV[1] == '' and wall or tonumber(ARGV[1])
-local id, after = ARGV[2], ARGV[3]
+local now = tonumber(ARGV[4]) or wall
+local id, after = ARGV[1], ARGV[2]
 
 --@library
 
 look()
 local known = redis.call('HGET', KEYS[5], id)
 if known and tonumber(string.match(known, '^(%d+)')) <= now then known = false end
-redis.call('HSET', KEYS[5], id, text(now + PRESENCE) .. ' ' .. ARGV[4])
+redis.call('HSET', KEYS[5], id, text(now + PRESENCE) .. ' ' .. ARGV[3])
 redis.call('PEXPIRE', KEYS[5], LINGER_MS)
-redis.call('HSET', KEYS[1], 'q', '1')
+if not crowded then crowded, changed = true, true end
 local changes = {}
 if known and after ~= '0' then
   changes = redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. after, '+inf')
@@ -23,4 +25,5 @@ else
   if #changes == 0 then changes[1] = number .. ' 0 -' end
 end
 local soonest = soonest_end()
+save()
 return { soonest and math.max(0, soonest - now) or -1, changes }

@@ -1,19 +1,28 @@
--- Many names: for KEYS[i] the claim, ttl and fence in ARGV[3i - 1 .. 3i + 1]; ARGV[1] is now or ""
+-- Many names, each with one claim.
+-- KEYS  held of each, see library.lua
+-- ARGV  1 now or ""   then for each: claim, ttl, fence
+-- Answers 1 for each that still holds under that fence, and else 0.
 local time = redis.call('TIME')
-local wall = time[1] * 1000000 + time[2]
-local now = ARGV[1] == '' and wall or tonumber(ARGV[1])
+local now = tonumber(ARGV[1]) or time[1] * 1000000 + time[2]
 local clock = string.format('%.0f', now)
 local answers = {}
 for i = 1, #KEYS do
-  local id, ttl, wanted = ARGV[3 * i - 1], tonumber(ARGV[3 * i]), ARGV[3 * i + 1]
-  local record, kept = redis.call('HGET', KEYS[i], id), 0
-  if record then
-    local base, held_for, rest, fence, ended = string.match(record, '^(%d+) (%d+)( (%d+) %d+ (%d).*)$')
+  local id, ttl, fence = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+  local state = redis.call('GET', KEYS[i])
+  local kept = 0
+  local start, stop = 0, 0
+  if state and string.sub(state, 17, 17) ~= '-' then
+    start, stop = string.find(state, id .. ' ', 18, true)
+  end
+  local before = start and start > 17 and string.sub(state, start - 1, start - 1)
+  if before and (start == 18 or before == '\n') then
+    local base, held_for, its_fence, rest = string.match(state, '^(%d+) (%d+) (%d+)()', stop + 1)
     local ends = base + held_for
-    if ends > now and fence == wanted and ended == '0' then
+    if ends > now and its_fence == fence then
       if now + ttl > ends then
-        redis.call('HSET', KEYS[i], id, clock .. ' ' .. ARGV[3 * i] .. rest)
-        local lives = math.ceil(ttl / 1000) + REMEMBER_MS  -- which is a day more than is promised
+        local renewed = string.sub(state, 1, stop) .. clock .. ' ' .. ttl .. ' ' .. fence .. string.sub(state, rest)
+        redis.call('SET', KEYS[i], renewed, 'KEEPTTL')
+        local lives = math.ceil(ttl / 1000) + REMEMBER_MS
         if redis.call('PTTL', KEYS[i]) < lives - DAY / 1000 then redis.call('PEXPIRE', KEYS[i], lives) end
       end
       kept = 1

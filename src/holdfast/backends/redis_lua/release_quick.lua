@@ -1,0 +1,14 @@
+-- Ends the claim's hold if it is the only one and nobody waits or watches; else `release` has to look.
+-- KEYS  1 held, see library.lua
+-- ARGV  1 claim   2 now, or nothing
+-- Answers 1 if nobody else can have held since, 0 if its time was over at `now`, false if `release` has to look.
+local state = redis.call('GET', KEYS[1])
+if not state then return 0 end
+local after = 18 + #ARGV[1]
+if string.sub(state, 17, after) ~= '=' .. ARGV[1] .. ' ' or string.find(state, '\n', after, true) then return false end
+redis.call('SETRANGE', KEYS[1], 16, '-')
+if ARGV[2] then
+  local base, ttl = string.match(state, '^(%d+) (%d+)', after + 1)
+  return base + ttl > ARGV[2] + 0 and 1 or 0
+end
+return 1
