@@ -53,7 +53,9 @@ class World(Protocol):
 
     def signal(self) -> Signal: ...
 
-    def guard(self) -> Guard: ...
+    def guard(self, owner: object) -> Guard:
+        """Over the body that this owner runs."""
+        ...
 
     def owner(self) -> object:
         """Whoever is running: the same object for one thread or task, and never another's."""

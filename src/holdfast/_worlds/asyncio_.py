@@ -77,8 +77,8 @@ class AsyncioGuard:
 
     __slots__ = ("_before", "_interrupted", "_task")
 
-    def __init__(self, task: asyncio.Task[Any] | None) -> None:
-        self._task = task
+    def __init__(self, task: Any) -> None:
+        self._task: asyncio.Task[Any] | None = task
         self._before = task.cancelling() if task is not None else 0
         self._interrupted = False
 
@@ -129,8 +129,8 @@ class AsyncioWorld:
     def signal(self) -> AsyncioSignal:
         return AsyncioSignal(self.loop, self._clock)
 
-    def guard(self) -> AsyncioGuard:
-        return AsyncioGuard(asyncio.current_task())
+    def guard(self, owner: object) -> AsyncioGuard:
+        return AsyncioGuard(owner)
 
     def owner(self) -> object:
         return asyncio.current_task()

@@ -88,7 +88,7 @@ class ThreadWorld:
     def signal(self) -> ThreadSignal:
         return ThreadSignal(self._clock)
 
-    def guard(self) -> ThreadGuard:
+    def guard(self, owner: object) -> ThreadGuard:
         return _NO_GUARD
 
     def owner(self) -> object:

@@ -40,7 +40,7 @@ from holdfast._model import (
 )
 from holdfast._values import NANO, Allowance, Booked, Rate, Stored, Write, Written
 from holdfast.drivers.redis_routes import Call, RedisDriver
-from holdfast.drivers.redis_wire import Script, call, command, words
+from holdfast.drivers.redis_wire import ReplyError, Script, call, command, words
 from holdfast.drivers.redis_wire import script as pack_script
 from holdfast.errors import BackendUnavailable, LimitMismatch
 
@@ -133,9 +133,12 @@ class RedisBackend:
         id, terms = claim
         if terms.key not in self._crowded and not self._driver.replicas:
             key, head, tail = _quick_acquire(terms)
-            now = self._now()
-            request = b"*%d\r\n%b$%d\r\n%b\r\n%b%b" % (8 + len(now), head, len(id), id.encode(), tail, words(*now))
-            answer = await self._driver.run(script("acquire_quick"), key, request, within)
+            request = b"*8\r\n%b$%d\r\n%b\r\n%b" % (head, len(id), id.encode(), tail)
+            if self._driver.now is not None:
+                request = b"*9" + request[2:] + words(*self._now())
+            answer = await self._driver.ask(key, request, within)
+            if answer.__class__ is ReplyError:
+                answer = await self._driver.settle(script("acquire_quick"), key, request, answer, within)
             if answer is not None:
                 return _granted(answer)
         return await self._acquire_or_wait(claim, enqueue, within)
@@ -203,9 +206,12 @@ class RedisBackend:
         id, terms = claim
         if not linger and terms.key not in self._crowded:
             key, head = _quick_release(terms.key)
-            now = self._now()
-            request = b"*%d\r\n%b$%d\r\n%b\r\n%b" % (5 + len(now), head, len(id), id.encode(), words(*now))
-            answer = await self._driver.run(script("release_quick"), key, request, within)
+            request = b"*5\r\n%b$%d\r\n%b\r\n" % (head, len(id), id.encode())
+            if self._driver.now is not None:
+                request = b"*6" + request[2:] + words(*self._now())
+            answer = await self._driver.ask(key, request, within)
+            if answer.__class__ is ReplyError:
+                answer = await self._driver.settle(script("release_quick"), key, request, answer, within)
             if answer is not None:
                 return bool(answer == 1)
         args: tuple[str | bytes | int, ...] = (id, _micros(linger), _plain(heir), *self._now())
@@ -311,8 +317,9 @@ def _change(text: bytes) -> Change:
 
 
 def _granted(answer: bytes) -> Grant:
-    fence, *acquired = answer.split()
-    return Grant(int(fence), int(acquired[0] if acquired else fence) / MICRO)
+    fence, _, acquired = answer.partition(b" ")
+    number = int(fence)
+    return Grant(number, (int(acquired.partition(b" ")[0]) if acquired else number) / MICRO)
 
 
 def _moment(nanoseconds: int) -> str:

@@ -37,16 +37,29 @@ class _Line:
         self._connection = place.dial(address, within)
         self.socket: socket.socket = self._connection._sock
         self._timeout = -1.0
-        self._reader = hiredis.Reader(notEnoughData=NOTHING)
-        self._receive = self.socket.recv
-        self._gets = self._reader.gets
+        reader = hiredis.Reader(notEnoughData=NOTHING)
+        self._send, self._receive = self.socket.sendall, self.socket.recv
+        self._feed, self._gets = reader.feed, reader.gets
+
+    def ask(self, request: bytes, within: float) -> Any:
+        """One request, one reply."""
+        try:
+            if within != self._timeout:
+                self._timeout = within
+                self.socket.settimeout(within)
+            self._send(request)
+            self._feed(self._receive(RECEIVE))
+            answer = self._gets()
+        except OSError as error:
+            raise self._broken(error) from error
+        return self.one_reply(within) if answer is NOTHING else answer  # a part of it, or the end of the stream
 
     def send(self, request: bytes, within: float) -> None:
         try:
             if within != self._timeout:
                 self._timeout = within
                 self.socket.settimeout(within)
-            self.socket.sendall(request)
+            self._send(request)
         except OSError as error:
             raise self._broken(error) from error
 
@@ -58,7 +71,7 @@ class _Line:
                 data = self._receive(RECEIVE)
                 if not data:
                     raise ConnectionResetError("end of stream")
-                self._reader.feed(data)
+                self._feed(data)
                 answer = self._gets()
                 if answer is not NOTHING:
                     return answer
@@ -93,7 +106,7 @@ class _Line:
                 break
             if not data:
                 raise ConnectionResetError("end of stream")
-            self._reader.feed(data)
+            self._feed(data)
         messages = []
         while (message := self._gets()) is not NOTHING:
             messages.append(message)
@@ -197,14 +210,21 @@ class BlockingWires:
             self.drop(address)
 
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
-        line = self._line_to(address, within)
         try:
-            line.send(request, within)
-            answer = line.one_reply(within)
+            idle = self._idle[address]
+            line = idle.pop()
+        except LookupError:
+            line = self._dial(address, within)
+            idle = self._idle.setdefault(address, [])
+        try:
+            answer = line.ask(request, within)
         except BaseException as error:
             self._throw_away(address, line, error)
             raise
-        self._put_back(address, line)
+        if len(idle) < _IDLE and not self._closed:
+            idle.append(line)
+        else:
+            line.close()
         return answer
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:

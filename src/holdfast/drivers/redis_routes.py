@@ -65,6 +65,7 @@ class RedisDriver:
         self._ask_one = wires.ask_one
         self._map = ClusterMap(place.seeds) if isinstance(place, Cluster) else None
         self._greeted = False
+        self._direct = False  # greeted, and there is one server
 
     @property
     def wakes(self) -> Wakes:
@@ -75,17 +76,27 @@ class RedisDriver:
 
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
+        answer = await self.ask(key, request, within)
+        return await self.settle(script, key, request, answer, within) if answer.__class__ is ReplyError else answer
+
+    def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
+        """The first half of `run`: the answer, or an error to `settle`. Nothing stands between it and the wire."""
+        return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
+
+    async def settle(self, script: Script, key: str, request: bytes, error: Any, within: float) -> Any:
+        address = None if self._map is None else self._map.node_of(key)
+        (answer,) = await self._settle(script, request, error, address, within)
+        return answer
+
+    async def _ask_node(self, key: str, request: bytes, within: float) -> Any:
         if not self._greeted:
             await self._greet(within)
         address = None if self._map is None else await self._node_of(key, within)
         try:
-            answer = await self._ask_one(address, request, within)
+            return await self._ask_one(address, request, within)
         except BackendUnavailable:
             self._lost_sight()
             raise
-        if answer.__class__ is ReplyError:
-            (answer,) = await self._settle(script, request, answer, address, within)
-        return answer
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
         """As `run`, and how many replicas have it too."""
@@ -266,7 +277,7 @@ class RedisDriver:
         policy = facts.get("maxmemory_policy", "noeviction")
         if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             logger.warning(EVICTS, self.place.name, policy)
-        self._greeted = True
+        self._greeted, self._direct = True, self._map is None
 
 
 EVICTS = (

@@ -182,15 +182,22 @@ class Engine:
         again = lease._state == "releasing" and self.now() < lease._deadline
         if not lease._move("release"):
             return False
+        linger = self.linger(lease) if lease._request.min_hold else 0.0
+        within = lease._deadline - self.now()  # afterwards it has ended by itself
+        within = self.patience if within > self.patience else max(0.02, within)
         try:
-            return await self._release(lease, heir, again)
+            try:
+                freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
+            except BackendUnavailable as error:
+                freed, again = await self._release_again(lease, linger, heir, error), True
+            return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
         except Exception:
             raise
         except BaseException as interrupt:
             # Cancelled or interrupted: what that cut short is done again, and then it goes on.
             if lease._state == "releasing" and type(interrupt) is not GeneratorExit:
                 with suppress(LockError):
-                    await self.world.shielded(self._release(lease, heir, True))
+                    await self.world.shielded(self._finish_release(lease, linger, heir))
             if lease._state != "releasing":
                 self.keeper.forget(lease)
             raise
@@ -203,15 +210,12 @@ class Engine:
         except RuntimeError:  # no loop runs any more
             work.close()
 
-    async def _release(self, lease: Lease, heir: str, asked_before: bool) -> bool:
-        linger = self.linger(lease) if lease._request.min_hold else 0.0
-        try:
-            within = lease._deadline - self.now()  # afterwards it has ended by itself
-            within = self.patience if within > self.patience else max(0.02, within)
-            freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
-        except BackendUnavailable as error:
-            freed, asked_before = await self._release_again(lease, linger, heir, error), True
-        if freed or asked_before:  # asked before: an earlier try that went unanswered has freed it
+    async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
+        await self._release_again(lease, linger, heir, None)
+        self._released(lease, True)
+
+    def _released(self, lease: Lease, freed: bool) -> bool:
+        if freed:
             told = lease._move("freed") and self.events.wanted()
             self.keeper.forget(lease)
             if told:
@@ -224,9 +228,9 @@ class Engine:
         """How long the name stays taken after the release."""
         return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
-    async def _release_again(self, lease: Lease, linger: float, heir: str, error: BackendUnavailable) -> bool:
+    async def _release_again(self, lease: Lease, linger: float, heir: str, error: BackendUnavailable | None) -> bool:
         try:
-            if not error.transient:
+            if error is not None and not error.transient:
                 raise error
             until = min(lease._deadline, self.now() + self.patience)
             freed, _ = await self.insist(

@@ -209,7 +209,7 @@ async def _step(lease: Lease, step: Callable[[], Awaitable[Any]], alone: bool) -
         return await step()  # entered again: the `with` around it is cancelled
     if lease.lost:
         lease.check()
-    guard = lease._guard = lease._engine.world.guard()
+    guard = lease._guard = lease._engine.world.guard(lease._owner)
     try:
         item = await step()
     except BaseException as error:

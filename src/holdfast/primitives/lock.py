@@ -7,6 +7,7 @@ Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: h
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from contextlib import suppress
 
 from holdfast._model import Busy
 from holdfast._time import Seconds, length, say
@@ -73,18 +74,23 @@ class LockLogic:
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
         return acquire(engine, request, wait, adopt)
 
-    def _adopt(self, lease: Lease, guard: Guard | None = None) -> None:
-        lease._owner = owner = self.engine.world.owner()
+    def _adopt(self, lease: Lease) -> None:
+        self._enrol(lease, self.engine.world.owner(), None)
+
+    def _adopt_to_enter(self, lease: Lease) -> None:
+        world = self.engine.world
+        owner = world.owner()
+        guard = world.guard(owner)
+        if lease._guard is None:
+            lease._guard = guard
+        self._enrol(lease, owner, guard)
+
+    def _enrol(self, lease: Lease, owner: object, guard: Guard | None) -> None:
+        lease._owner = owner
         lease._home = self
         if self.request.reentrant:
             self.engine.entered[owner, self.request.terms.key] = lease
         self._current.append(_Entry(lease, owner, guard))
-
-    def _adopt_to_enter(self, lease: Lease) -> None:
-        guard = self.engine.world.guard()
-        if lease._guard is None:
-            lease._guard = guard
-        self._adopt(lease, guard)
 
     def _enter_again(self, adopt: Adopt) -> Lease | None:
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
@@ -128,7 +134,12 @@ class LockLogic:
             if lease._guard is guard:
                 lease._guard = None
             ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
-            await self._end(entry, exc)
+            if exc is None and lease._depth == 1 and not entry.let_go:  # as `_end` would, with no frame in between
+                with suppress(LockError):
+                    await self.engine.release(lease)
+                self._forget(entry)
+            else:
+                await self._end(entry, exc)
             if lease._state == "lost":
                 lost = lease._not_held()
                 if exc is None or ours:
@@ -159,6 +170,9 @@ class LockLogic:
                 # The body ran under the lock, and the lock ends by itself: not worth spoiling its result.
                 if exc is not None:
                     exc.add_note(f"also: {error}")
+        self._forget(entry)
+
+    def _forget(self, entry: _Entry) -> None:
         entry.let_go = True
         if entry in self._current:
             self._current.remove(entry)
@@ -201,9 +215,13 @@ class LockLogic:
 
     def _find(self, *, entered: bool) -> _Entry | None:
         """The caller's last `with`, or else last entry that is not let go of; if there is none, anybody's."""
+        current = self._current
+        if len(current) == 1:
+            entry = current[0]
+            return None if ((entry.guard is None) if entered else entry.let_go) else entry
         owner = self.engine.world.owner()
         found = None
-        for entry in self._current[::-1]:
+        for entry in current[::-1]:
             if (entry.guard is None) if entered else entry.let_go:
                 continue
             if entry.owner is owner:

@@ -234,7 +234,7 @@ class MultiLogic:
     def _hand_out(self, multi: MultiLease, entering: bool) -> bool:
         """It is the caller's from now on, unless one of them is lost already."""
         engine = self.engine
-        guard = _OneGuard(engine.world.guard(), engine.mutex) if entering else None
+        guard = _OneGuard(engine.world.guard(engine.world.owner()), engine.mutex) if entering else None
         for lease in multi._leases:
             engine.keeper.notice(lease)
         with engine.mutex:  # no lease changes its state meanwhile: a loss comes before and is not told, or after and is

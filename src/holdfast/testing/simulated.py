@@ -237,8 +237,8 @@ class SimulatedGuard:
 
     __slots__ = ("_before", "_interrupted", "_task")
 
-    def __init__(self, task: Task | None) -> None:
-        self._task = task
+    def __init__(self, task: Any) -> None:
+        self._task: Task | None = task
         self._before = task.cancelling() if task is not None else 0
         self._interrupted = False
 
@@ -309,8 +309,8 @@ class SimulatedWorld:
     def signal(self) -> SimulatedSignal:
         return SimulatedSignal(self)
 
-    def guard(self) -> SimulatedGuard:
-        return SimulatedGuard(self.simulation.running)
+    def guard(self, owner: object) -> SimulatedGuard:
+        return SimulatedGuard(owner)
 
     def owner(self) -> object:
         return self.simulation.running
