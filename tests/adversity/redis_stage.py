@@ -17,7 +17,7 @@ from holdfast._model import LockInfo
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.backends.redis import script
-from holdfast.testing.awaited import AwaitedLocks
+from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
 from tests.servers.proxy import Proxy
@@ -80,3 +80,12 @@ class OnAServer(Promise):
 
     def free(self, stage: Stage, name: str) -> Callable[[], bool]:
         return lambda: self.truth(stage, name) == LockInfo(name)
+
+    async def waiting(self, stage: Stage, name: str, number: int = 1) -> None:
+        """Until so many wait for it."""
+        await stage.until(lambda: self.truth(stage, name).waiters == number, f"{number} to wait for {name!r}")
+
+    async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
+        """Until one more renewal has come through."""
+        before = lease.expires_at
+        await stage.until(lambda: lease.expires_at > before, "a renewal")

@@ -57,7 +57,7 @@ class TestForgetful(OnAServer):
         waiters = []
         for number, locks in enumerate((second, third), 1):
             waiters.append(stage.start(locks.lock("x", ttl=60).take()))
-            await stage.until(lambda number=number: self.truth(stage, "x").waiters == number)
+            await self.waiting(stage, "x", number)
         self._forget(how)
         forgotten_at = boot_now()
         await stage.until(lambda: any(waiter.done for waiter in waiters))
@@ -73,7 +73,7 @@ class TestForgetful(OnAServer):
         locks, other = await self.ready(stage), await self.ready(stage)
         lease = await locks.lock("x", ttl=0.6).take()
         waiter = stage.start(other.lock("x").take())
-        await stage.until(lambda: self.truth(stage, "x").waiters == 1)
+        await self.waiting(stage, "x")
         self.server.command("SCRIPT", "FLUSH")
         until = lease.expires_at + 0.6
         await stage.until(lambda: lease.expires_at > until)
@@ -99,7 +99,7 @@ class TestDurable(OnAServer):
         locks, other = await self.ready(stage), await self.ready(stage)
         lease = await locks.lock("x", ttl=30).take()
         waiter = stage.start(other.lock("x").take())
-        await stage.until(lambda: self.truth(stage, "x").waiters == 1)
+        await self.waiting(stage, "x")
         self.server.restart()
         assert await lease.extend(30)
         assert not waiter.done

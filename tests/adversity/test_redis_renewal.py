@@ -22,8 +22,7 @@ class TestUnreachable(OnAServer):
         lease = await locks.lock("x", ttl=1, on_lost=losses.append).take()
         for _ in range(6):
             self.proxy.cut()
-            before = lease.expires_at
-            await stage.until(lambda before=before: lease.expires_at > before)
+            await self.renewed(stage, lease)
         assert lease.held
         assert losses == []
         assert await lease.release()
@@ -35,8 +34,7 @@ class TestUnreachable(OnAServer):
         self.proxy.refuse()
         await stage.until(lambda: lease.remaining < 0.7)  # the first renewals were in vain
         self.proxy.heal()
-        first = lease.expires_at
-        await stage.until(lambda: lease.expires_at > first)
+        await self.renewed(stage, lease)
         assert lease.held
         assert losses == []
 
@@ -45,7 +43,7 @@ class TestUnreachable(OnAServer):
         locks, next_one = await self.ready(stage, capabilities=DRIFT), self.beside_the_wire(stage)
         lease = await locks.lock("x", ttl=0.8, on_lost=lambda _: lost_at.append(boot_now())).take()
         waiter = stage.start(_take_and_tell_when(next_one))
-        await stage.until(lambda: self.truth(stage, "x").waiters == 1)
+        await self.waiting(stage, "x")
         self.proxy.black_hole()
         granted, granted_at = await waiter.result()
         assert lease._deadline < granted_at, "from that moment on it did not believe"

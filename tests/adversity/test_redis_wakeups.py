@@ -20,7 +20,7 @@ class TestLostWakeUps(OnAServer):
     async def _held_and_waited_for(self, stage: Stage) -> tuple[AwaitedLease, Actor[tuple[AwaitedLease, float]]]:
         holder = await self.beside_the_wire(stage).lock("x").take()
         waiter = stage.start(_take_and_tell_when(await self.ready(stage)))
-        await stage.until(lambda: self.truth(stage, "x").waiters == 1)
+        await self.waiting(stage, "x")
         return holder, waiter
 
     async def test_a_wake_up_through_a_sound_wire_comes_at_once(self, stage: Stage) -> None:
