@@ -90,17 +90,17 @@ def test_asyncio_means_the_same_names(url: str, locks: holdfast.Locks) -> None:
     asyncio.run(look())
 
 
-def test_waiters_are_woken_whatever_the_name(url: str, locks: holdfast.Locks) -> None:
+def test_waiters_are_woken_whatever_the_name(url: str) -> None:
     async def wait_for_all() -> None:
-        async with holdfast.aio.connect(url) as others:
-            leases = [locks.lock(name).acquire() for name in NAMES]
-            waiters = [asyncio.ensure_future(others.lock(name).acquire()) for name in NAMES]
+        async with holdfast.aio.connect(url) as locks, holdfast.aio.connect(url) as others:
+            leases = [await locks.lock(name).acquire() for name in NAMES]
+            waiters = [asyncio.ensure_future(others.lock(name, wait=20).acquire()) for name in NAMES]
             for name in NAMES:
                 while not (await others.inspect(name)).waiters:
                     continue  # the test's own time limit ends a wait for ever
             for lease in leases:
                 assert lease is not None
-                assert lease.release()
+                assert await lease.release()
             granted = [await waiter for waiter in waiters]
             assert all(granted)
 
