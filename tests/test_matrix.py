@@ -43,7 +43,7 @@ def test_every_chapter_belongs_to_the_contract() -> None:
 
 
 def test_every_backend_that_connect_knows_is_in_the_table() -> None:
-    assert {row.scheme for row in BACKENDS} == set(_OPENERS)
+    assert {_OPENERS[row.scheme] for row in BACKENDS} == set(_OPENERS.values())
     assert len({row.name for row in BACKENDS}) == len(BACKENDS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -19,6 +20,7 @@ from holdfast.backends.base import Backend
 from holdfast.testing.clock import FakeClock
 from tests.backends.reference_values import Bucket, Cell
 from tests.backends.test_model import WITHIN, run_machine
+from tests.servers.shared import valkey
 
 KEYS = ("a", "b")
 RATES = (Rate(NANO // 2, 3), Rate(NANO, 1), Rate(NANO // 3, 2))
@@ -32,13 +34,15 @@ class ValuesMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
-        url = self.url.format(folder=self.folder.name, store=uuid4().hex)
-        self.backend: Backend = open_backend(url, ThreadWorld(self.clock), self.clock)
+        self.backend: Backend = open_backend(self.where(), ThreadWorld(self.clock), self.clock)
         self.buckets: defaultdict[str, Bucket] = defaultdict(Bucket)
         self.cells: defaultdict[str, Cell] = defaultdict(Cell)
         self.booked: list[BOOKED] = []
         self.writes: list[tuple[str, Write]] = []
         self.deleted = False  # anything at all
+
+    def where(self) -> str:
+        return self.url.format(folder=self.folder.name, store=uuid4().hex)
 
     def teardown(self) -> None:
         drive(self.backend.close())
@@ -123,12 +127,17 @@ class SqliteValues(ValuesMachine):
     url = "sqlite:///{folder}/locks.db"
 
 
-@pytest.mark.parametrize("machine", [MemoryValues, SqliteValues])
+class RedisValues(ValuesMachine):
+    def where(self) -> str:
+        return valkey().url(Path(self.folder.name))
+
+
+@pytest.mark.parametrize("machine", [MemoryValues, SqliteValues, RedisValues])
 def test_a_backend_keeps_values_as_the_reference_does(machine: type[ValuesMachine]) -> None:
     run_machine(machine, 20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "runs"), [(MemoryValues, 400), (SqliteValues, 120)])
+@pytest.mark.parametrize(("machine", "runs"), [(MemoryValues, 400), (SqliteValues, 120), (RedisValues, 120)])
 def test_a_backend_keeps_values_as_the_reference_does_in_many_runs(machine: type[ValuesMachine], runs: int) -> None:
     run_machine(machine, runs)

@@ -14,7 +14,7 @@ _SECOND, _DAY = 1000, 86_400_000  # milliseconds
 
 # How long a key may stay when nobody uses it any more, by its kind.
 _MAY_STAY = {
-    "held": 3 * _DAY,  # the last fence of the name, a day longer than the longest ttl of a story
+    "held": 3 * _DAY,  # the last fence of the name: two days after the longest ttl of a story
     "line": 30 * _SECOND,
     "waits": 30 * _SECOND,
     "kept": 30 * _SECOND,

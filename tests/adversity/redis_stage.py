@@ -1,0 +1,91 @@
+"""What the stories of a Redis server in trouble are told on: a server of their own, and a wire to it that can be cut.
+
+Decides: nothing about locks. A story is told in both worlds, in real time, as those of the contract are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import holdfast
+from holdfast._connect import open_backend
+from holdfast._model import LockInfo
+from holdfast._worlds import Clock, World
+from holdfast.backends.base import Backend
+from holdfast.backends.redis import script
+from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
+from holdfast.testing.contract import Promise, on_the_real_clock
+from holdfast.testing.stage import Stage
+from tests.servers.proxy import Proxy
+from tests.servers.server import Server
+
+
+def request_of(verb: str) -> bytes:
+    """What every request of that verb begins with, once the server knows the script."""
+    return script(verb).digest
+
+
+class OnAServer(Promise):
+    """The base of each chapter."""
+
+    can = frozenset()
+    server_args: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        for name, story in list(vars(cls).items()):
+            if name.startswith("test_"):
+                setattr(cls, name, on_the_real_clock(story))
+        super().__init_subclass__()
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        with Server(*self.server_args) as self.server, Proxy(self.server) as self.proxy:
+            self._url = self.proxy.url
+            self._direct: dict[str, holdfast.Locks] = {}
+            yield
+            if self.server.running:
+                self.server.go_on()
+            for locks in self._direct.values():
+                locks.close()
+
+    def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
+        return open_backend(self._url, world, clock)
+
+    async def ready(self, stage: Stage, **options: Any) -> AwaitedLocks:
+        """A client behind the wire; it is connected, and the server knows all that it will ask."""
+        locks = stage.locks(**options)
+        lease = await locks.lock("ready", renew=False).take()
+        await lease.extend(1)
+        await lease.release()
+        await locks.faults.abandon(stage.claim("ready"), within=5)
+        return locks
+
+    def beside_the_wire(self, stage: Stage, **options: Any) -> AwaitedLocks:
+        """A client whose wire nobody cuts."""
+        self._url = self.server.url
+        try:
+            return stage.locks(**options)
+        finally:
+            self._url = self.proxy.url
+
+    def truth(self, stage: Stage, name: str) -> LockInfo:
+        """What the server knows of the name, whatever happens to the wire."""
+        if stage.namespace not in self._direct:
+            self._direct[stage.namespace] = holdfast.connect(self.server.url, namespace=stage.namespace)
+        return self._direct[stage.namespace].inspect(name)
+
+    def free(self, stage: Stage, name: str) -> Callable[[], bool]:
+        return lambda: self.truth(stage, name) == LockInfo(name)
+
+    async def waiting(self, stage: Stage, name: str, number: int = 1) -> None:
+        """Until so many wait for it."""
+        await stage.until(lambda: self.truth(stage, name).waiters == number, f"{number} to wait for {name!r}")
+
+    async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
+        """Until one more renewal has come through."""
+        before = lease.expires_at
+        await stage.until(lambda: lease.expires_at > before, "a renewal")

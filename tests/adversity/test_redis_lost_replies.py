@@ -1,0 +1,136 @@
+"""Requests and replies that are lost, late or cut on their way to a Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from holdfast import AcquireTimeout, BackendUnavailable
+from holdfast._model import LockInfo
+from holdfast._time import boot_now
+from holdfast.testing.contract import needs
+from holdfast.testing.stage import Stage
+from tests.adversity.redis_stage import OnAServer, request_of
+
+pytestmark = pytest.mark.slow
+
+
+class TestLostOnTheWire(OnAServer):
+    async def test_a_lost_reply_to_an_acquire_is_asked_for_again_and_granted_once(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lost = self.proxy.cut_instead_of_reply(to=request_of("acquire"))
+        lease = await locks.lock("x", ttl=30).take()
+        assert lost.is_set()
+        (holder,) = self.truth(stage, "x").holders
+        assert (holder.claim_id, holder.fence) == (lease.claim_id, lease.fence)
+        assert await lease.release()
+        assert self.free(stage, "x")()
+
+    async def test_an_acquire_that_is_never_answered_leaves_no_orphan(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lost = self.proxy.swallow_reply(to=request_of("acquire"))
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("x", ttl=30, wait=0.2).take()
+        assert lost.is_set()
+        await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
+
+    async def test_a_lost_reply_to_a_release_is_not_taken_for_a_loss(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x").take()
+        lost = self.proxy.cut_instead_of_reply(to=request_of("release"))
+        assert await lease.release()
+        assert lost.is_set()
+        assert self.free(stage, "x")()
+        assert not lease.lost
+
+    async def test_a_release_that_could_not_be_sent_can_be_tried_again(self, stage: Stage) -> None:
+        locks = await self.ready(stage, patience=0.1)
+        lease = await locks.lock("x", ttl=30, renew=False).take()
+        self.proxy.refuse()
+        with pytest.raises(BackendUnavailable):
+            await lease.release()
+        self.proxy.heal()
+        assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
+        assert await lease.release()
+        assert self.free(stage, "x")()
+
+    async def test_a_lost_reply_to_a_renewal_is_no_loss(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=0.6).take()
+        lost = self.proxy.cut_instead_of_reply(to=request_of("renew"))
+        await stage.until(lost.is_set)
+        first = lease.expires_at
+        await stage.until(lambda: lease.expires_at > first + 0.5)
+        assert lease.held
+
+    async def test_what_arrives_after_it_was_given_up_is_not_granted(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.proxy.black_hole()
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("x", ttl=60, wait=0.2).take()
+        self.proxy.heal()  # now the request arrives, and whatever was sent after it
+        other = self.beside_the_wire(stage)
+        lease = await other.lock("x", wait=5).take()  # much sooner than the ttl of what came late
+        await lease.release()
+        await stage.until(self.free(stage, "x"))
+
+    @needs("cancellation")
+    async def test_cancelled_acquires_leave_nothing_held(self, stage: Stage) -> None:
+        locks, dice = await self.ready(stage), random.Random(4)
+        started = boot_now()
+        for _ in range(20):
+            await (await locks.lock("x").take()).release()
+        usual = (boot_now() - started) / 20
+        cancelled = granted = 0
+        while min(cancelled, granted) < 200:
+            asker = stage.start(locks.lock("x", ttl=60).acquire())
+            await asyncio.sleep(dice.uniform(0, usual))
+            asker.cancel()
+            try:
+                lease = await asker.result()
+            except asyncio.CancelledError:
+                cancelled += 1
+                continue
+            granted += 1
+            assert lease is not None
+            await lease.release()
+        await stage.until(self.free(stage, "x"))
+
+    @needs("cancellation")
+    async def test_waiters_cancelled_as_the_lock_is_handed_to_them_leave_nothing_held(self, stage: Stage) -> None:
+        locks, other, dice = await self.ready(stage), self.beside_the_wire(stage), random.Random(5)
+        cancelled = 0
+        while cancelled < 50:
+            held = await other.lock("x", ttl=60).take()
+            waiter = stage.start(locks.lock("x", ttl=60).acquire())
+            await stage.queue("x", 1)
+            release = stage.start(held.release())
+            await asyncio.sleep(dice.uniform(0, 0.002))
+            waiter.cancel()
+            try:
+                lease = await waiter.result()
+                assert lease is not None
+                await lease.release()
+            except asyncio.CancelledError:
+                cancelled += 1
+            assert await release.result()
+            assert self.free(stage, "x")()
+
+    @pytest.mark.parametrize("blocking", [True, False])
+    async def test_a_server_that_is_down_is_told_apart_from_a_lock_that_is_held(
+        self, stage: Stage, blocking: bool
+    ) -> None:
+        locks = await self.ready(stage, patience=0.2)
+        holder = await self.beside_the_wire(stage).lock("x").take()
+        assert await locks.lock("x").acquire(blocking, 0.1 if blocking else None) is None
+        with pytest.raises(AcquireTimeout):
+            async with locks.lock("x", wait=0.05):
+                raise AssertionError
+        assert await holder.release()
+        self.proxy.refuse()
+        with pytest.raises(BackendUnavailable, match=str(self.proxy.port)):
+            await locks.lock("x").acquire(blocking, 0.1 if blocking else None)
+        self.proxy.heal()
+        assert self.truth(stage, "x") == LockInfo("x")

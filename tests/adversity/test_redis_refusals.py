@@ -1,0 +1,196 @@
+"""A Redis server that does not want to: no memory, no password, no permission, no primary. Each is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import BackendUnavailable
+from holdfast._time import boot_now
+from tests.servers import binaries
+from tests.servers.server import HOST, Server
+
+pytestmark = pytest.mark.slow
+
+AT_ONCE = 2.0  # seconds; what may pass by itself is tried again for ten
+
+
+@pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(binary=binaries.valkey() if request.param == "valkey" else binaries.redis_6()) as server:
+        yield server
+
+
+def refused(url: str) -> BackendUnavailable:
+    """Ask for a lock in both worlds: the error, which is the same in both and comes at once."""
+    started = boot_now()
+    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as blocking:
+        locks.lock("x").acquire()
+
+    async def ask() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            await locks.lock("x").acquire()
+
+    with pytest.raises(BackendUnavailable) as awaited:
+        asyncio.run(ask())
+    assert boot_now() - started < AT_ONCE
+    assert _without_moments(blocking.value) == _without_moments(awaited.value)
+    assert not blocking.value.transient
+    return blocking.value
+
+
+def _without_moments(error: Exception) -> str:
+    return re.sub(r"\d{5,}", "#", str(error))
+
+
+def url_of(server: Server, login: str = "") -> str:
+    return f"redis://{login}{HOST}:{server.port}/0"
+
+
+def test_a_wrong_password_is_told_at_once(server: Server) -> None:
+    server.command("CONFIG", "SET", "requirepass", "right")
+    error = refused(url_of(server, ":wrong@"))
+    assert "password" in str(error).lower()
+    assert "wrong" not in str(error).replace("WRONGPASS", ""), "a password is never told"
+    server_works(url_of(server, ":right@"))
+
+
+def test_a_missing_password_is_told_at_once(server: Server) -> None:
+    server.command("CONFIG", "SET", "requirepass", "right")
+    assert "authenticat" in str(refused(url_of(server))).lower()
+
+
+@pytest.mark.parametrize(
+    ("rules", "named"),
+    [
+        ("+@all -@scripting ~*", "eval"),
+        ("+@all ~other:*", ""),
+        ("+@all -hset ~*", ""),
+    ],
+)
+def test_a_user_who_may_not_is_told_at_once(server: Server, rules: str, named: str) -> None:
+    server.command("ACL", "SETUSER", "ann", "on", ">secret", "&*", *rules.split())
+    error = refused(url_of(server, "ann:secret@"))
+    assert re.search("permission|not allow|NOPERM|can't", str(error)), str(error)
+    assert named in str(error)
+    assert "secret" not in str(error)
+
+
+def test_a_user_with_just_what_locks_need_can_do_all_of_it(server: Server) -> None:
+    server.command(
+        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&holdfast:*", "~holdfast:*", "-@all", *NEEDED
+    )
+    url = url_of(server, "ann:secret@")
+    server_works(url)
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        with locks.lock("x"):
+            assert others.lock("x", wait=0.05).acquire() is None  # it has waited, so it has subscribed
+            assert [info.name for info in others.list()] == ["x"]
+        assert locks.limiter("api", rate=10).try_acquire()
+        locks.cell("c").write(1)
+        assert locks.cell("c").read().value == 1
+
+
+NEEDED = (
+    "+evalsha",
+    "+eval",
+    "+subscribe",
+    "+publish",
+    "+scan",
+    "+time",
+    "+@hash",
+    "+@sortedset",
+    "+get",
+    "+set",
+    "+del",
+    "+exists",
+    "+pexpire",
+    "+pttl",
+    "+persist",
+    "+ping",
+    "+select",
+    "+client",
+    "+hello",
+)
+
+
+def test_a_read_only_replica_is_told_at_once(server: Server) -> None:
+    with Server("--replicaof", HOST, str(server.port)) as replica:
+        while b"master_link_status:up" not in replica.command("INFO", "replication"):
+            continue  # the test's own time limit ends a wait for ever
+        assert "replica" in str(refused(replica.url))
+    server_works(server.url)
+
+
+def fill(server: Server) -> None:
+    server.command("CONFIG", "SET", "maxmemory", "1")
+
+
+def test_a_full_memory_is_told_by_its_name(server: Server) -> None:
+    with holdfast.connect(server.url, patience=0.2) as locks:
+        lease = locks.lock("held", ttl=30).acquire()
+        assert lease is not None
+        fill(server)
+        with pytest.raises(BackendUnavailable, match="OOM"):
+            locks.lock("x").acquire()
+        with pytest.raises(BackendUnavailable, match="OOM"):
+            locks.lock("y", wait=0.1).acquire()
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        assert not locks.inspect("x").locked
+        assert not locks.inspect("y").locked
+        assert lease.release()
+
+
+def test_a_full_memory_is_told_by_its_name_in_asyncio_too(server: Server) -> None:
+    async def ask() -> None:
+        async with holdfast.aio.connect(server.url, patience=0.2) as locks:
+            await locks.lock("x").acquire()
+
+    fill(server)
+    with pytest.raises(BackendUnavailable, match="OOM"):
+        asyncio.run(ask())
+
+
+def test_a_full_memory_does_not_keep_anybody_from_letting_go(server: Server) -> None:
+    with holdfast.connect(server.url, patience=0.2) as locks:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        fill(server)
+        assert lease.release()
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        assert not locks.inspect("x").locked
+
+
+def test_a_server_that_evicts_is_warned_of_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.command("CONFIG", "SET", "maxmemory", "100mb")
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with holdfast.connect(server.url) as locks:
+        for _ in range(3):
+            with locks.lock("x"):
+                continue
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "evicts" in record.getMessage()
+    assert "allkeys-lru" in record.getMessage()
+
+
+def server_works(url: str) -> None:
+    with holdfast.connect(url) as locks, locks.lock("works") as lease:
+        assert lease.held
+
+
+def test_a_server_that_is_not_there_is_told_after_patience_and_named() -> None:
+    with Server() as server:
+        url: Any = server.url
+    with (
+        holdfast.connect(url, patience=0.2) as locks,
+        pytest.raises(BackendUnavailable, match=str(server.port)) as told,
+    ):
+        locks.lock("x").acquire()
+    assert told.value.transient
