@@ -92,7 +92,7 @@ class BlockingWakes:
     takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
     """
 
-    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Postbox | None] | None) -> None:
+    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Postbox | None] | None = None) -> None:
         """`open_mailbox` is called when the first waiter is expected; without one, somebody has to `move_in`."""
         self._clock = clock
         self._now: Callable[[], float] = clock.now if clock is not None else boot_now
