@@ -12,6 +12,7 @@ local id, ttl, mode, limit, holder = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4
 local function grant()
   if crowded then drop_waiter(id) end
   local fence = count_number()
+  ids[#ids + 1] = id
   holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
     holder = holder, metadata = ARGV[6] }
   tell(fence, holder)
@@ -34,7 +35,7 @@ end
 
 -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.
 local function other_limit()
-  for other, hold in pairs(holds) do
+  for other, hold in inside() do
     if hold.mode == 's' and other ~= id then return hold.limit end
   end
   local waiting = redis.call('HGETALL', KEYS[3])
@@ -92,7 +93,7 @@ for i = 1, #kept, 2 do
   if not soonest or tonumber(kept[i + 1]) < soonest then soonest = tonumber(kept[i + 1]) end
 end
 local who = false
-for _, hold in pairs(holds) do who = hold.holder end
+for _, hold in inside() do who = hold.holder end
 local watches = soonest and (not unserved or not who)  -- only the first in line watches for when time makes room
 save()
 return { ahead, watches and math.max(0, soonest - now) or -1, who }

@@ -11,7 +11,7 @@ local now = tonumber(ARGV[2]) or wall
 local breaks = ARGV[1] == '1'
 if breaks then look() else read_state() end
 local found, places, queue = {}, {}, {}
-for id, hold in pairs(holds) do
+for id, hold in inside() do
   if hold.ends > now then
     found[#found + 1] = { id, hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
       hold.metadata }

@@ -10,7 +10,7 @@
 -- A waiter is "alive place mode limit address holder", a reservation "until", an observer "alive address". Times are
 -- microseconds, a limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
 
-local holds, gone, exclusive, shared = {}, {}, 0, 0  -- who is inside, and who will not come
+local holds, ids, gone, exclusive, shared = {}, {}, {}, 0, 0  -- who is inside, in order, and who will not come
 local number, crowded, observed, changed = 0, false, false, false
 
 local function text(number) return string.format('%.0f', number) end
@@ -32,11 +32,21 @@ local function read_state()
     if id then
       holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
         ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
+      ids[#ids + 1] = id
       take_room(mode, 1)
     else
       local lost, until_ = string.match(line, '^!(%S+) (%d+)$')
       if tonumber(until_) > now then gone[lost] = tonumber(until_) end
     end
+  end
+end
+
+-- Those inside, the oldest first.
+local function inside()
+  local place = 0
+  return function()
+    repeat place = place + 1 until not ids[place] or holds[ids[place]]
+    return ids[place], holds[ids[place]]
   end
 end
 
@@ -46,7 +56,7 @@ local function save()
   if not changed then return end
   if crowded then crowded = redis.call('EXISTS', KEYS[2], KEYS[4], KEYS[5]) > 0 end
   local lines, longest = {}, 0
-  for id, hold in pairs(holds) do
+  for id, hold in inside() do
     lines[#lines + 1] = string.format('%s %.0f %.0f %.0f %s %s %s %s %s', hold.ended and '~' .. id or id, hold.base,
       hold.ttl, hold.fence, hold.acquired, hold.mode, hold.limit, hold.holder, hold.metadata)
     longest = math.max(longest, hold.base + hold.ttl - now)
@@ -153,7 +163,7 @@ local function look()
   read_state()
   observed = crowded and redis.call('EXISTS', KEYS[5]) == 1
   local over = {}
-  for id, hold in pairs(holds) do
+  for id, hold in inside() do
     if hold.ends <= now then over[#over + 1] = id end
   end
   local made_room = #over > 0
@@ -176,7 +186,7 @@ end
 
 local function soonest_end()
   local soonest
-  for _, hold in pairs(holds) do
+  for _, hold in inside() do
     if not soonest or hold.ends < soonest then soonest = hold.ends end
   end
   return soonest

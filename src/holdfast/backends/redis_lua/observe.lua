@@ -19,7 +19,7 @@ if known and after ~= '0' then
   changes = redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. after, '+inf')
 else
   local number = text(count_number())
-  for _, hold in pairs(holds) do
+  for _, hold in inside() do
     if not hold.ended then changes[#changes + 1] = number .. ' ' .. text(hold.fence) .. ' +' .. hold.holder end
   end
   if #changes == 0 then changes[1] = number .. ' 0 -' end
