@@ -17,7 +17,6 @@ _MAY_STAY = {
     "held": 3 * _DAY,  # the last fence of the name: two days after the longest ttl of a story
     "line": 30 * _SECOND,
     "waits": 30 * _SECOND,
-    "kept": 30 * _SECOND,
     "eyes": 0,  # the last that leaves clears up, and so does the first that notices a dead one
     "changes": 0,
 }

@@ -85,7 +85,7 @@ def _untagged(key: bytes) -> str:
 
 def _keys(key: str) -> list[str]:
     tag = _tagged(key)
-    return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "kept", "eyes", "changes")]
+    return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "eyes", "changes")]
 
 
 @lru_cache(maxsize=1024)
@@ -102,6 +102,20 @@ def _quick_acquire(terms: Terms) -> tuple[str, bytes, bytes]:
 def _quick_release(key: str) -> tuple[str, bytes]:
     key = f"{_tagged(key)}:held"
     return key, script("release_quick").digest + words(1, key)
+
+
+@lru_cache(maxsize=256)
+def _acquire(terms: Terms) -> tuple[str, bytes]:
+    """As above, for a name that others want too."""
+    keys = _keys(terms.key)
+    args = (_micros(terms.ttl), _mode(terms), terms.limit or 0, _plain(terms.holder), terms.metadata or "")
+    return keys[0], script("acquire").digest + words(len(keys), *keys, *args)
+
+
+@lru_cache(maxsize=256)
+def _release(key: str, linger: int, heir: str) -> tuple[str, bytes]:
+    keys = _keys(key)
+    return keys[0], script("release").digest + words(len(keys), *keys, linger, _plain(heir))
 
 
 def _mode(terms: Terms) -> str:
@@ -161,12 +175,19 @@ class RedisBackend:
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
         id, terms = claim
-        keys = _keys(terms.key)
-        args = (id, _micros(terms.ttl), _mode(terms), terms.limit or 0, _plain(terms.holder), terms.metadata or "")
-        request = call(script("acquire"), keys, (*args, address, *self._now()))
+        key, head = _acquire(terms)
+        now = self._now()
+        request = b"*%d\r\n%b$%d\r\n%b\r\n%b%b" % (
+            15 + len(now),
+            head,
+            len(id),
+            id.encode(),
+            words(address),
+            words(*now),
+        )
         if not self._driver.replicas:
-            return await self._driver.run(script("acquire"), keys[0], request, within)
-        answer, replicas = await self._driver.run_replicated(script("acquire"), keys[0], request, within)
+            return await self._driver.run(script("acquire"), key, request, within)
+        answer, replicas = await self._driver.run_replicated(script("acquire"), key, request, within)
         if answer.__class__ is not list and replicas < self._driver.replicas:
             await self.abandon(claim, within=within)
             raise self._driver.too_few(replicas)
@@ -214,8 +235,10 @@ class RedisBackend:
                 answer = await self._driver.settle(script("release_quick"), key, request, answer, within)
             if answer is not None:
                 return bool(answer == 1)
-        args: tuple[str | bytes | int, ...] = (id, _micros(linger), _plain(heir), *self._now())
-        answer = await self._run("release", terms.key, args, within)
+        key, head = _release(terms.key, _micros(linger), heir)
+        now = self._now()
+        request = b"*%d\r\n%b$%d\r\n%b\r\n%b" % (11 + len(now), head, len(id), id.encode(), words(*now))
+        answer = await self._driver.run(script("release"), key, request, within)
         self._remember(terms.key, crowded=answer == 2)
         return bool(answer)
 

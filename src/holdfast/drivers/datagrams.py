@@ -7,6 +7,7 @@ Leaves to the two drivers: who reads the socket, and how a waiter is woken insid
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
 import threading
@@ -28,17 +29,15 @@ class Mailbox:
         self.socket.setblocking(False)
         self.socket.bind(_sockaddr(self.address))
         self.broken = False
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        return (self.socket,)
+        self.poll = select.poll()
+        self.poll.register(self.socket, select.POLLIN)
 
     def ring(self) -> None:
         """Send ourselves a message that names nobody."""
         with suppress(OSError):
             self.socket.sendto(b"", _sockaddr(self.address))
 
-    def read(self) -> list[str]:
+    def read(self, ready: object = None) -> list[str]:
         """The claims that were named since the last reading."""
         claims: list[str] = []
         while True:
@@ -49,6 +48,10 @@ class Mailbox:
         if len(claims) >= _QUEUE_LENGTH:
             claims.append(LOOK_ALL)
         return claims
+
+    def abandon(self) -> None:
+        """It is the parent's: close only our copy."""
+        self.socket.close()
 
     def close(self) -> None:
         self.socket.close()

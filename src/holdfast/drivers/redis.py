@@ -6,6 +6,7 @@ Leaves to `redis_places`: to connect. Leaves to `redis_routes`: which server is 
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import threading
@@ -36,6 +37,7 @@ class _Line:
         self.name = str(address or place.name)
         self._connection = place.dial(address, within)
         self.socket: socket.socket = self._connection._sock
+        self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._send, self._receive = self.socket.sendall, self.socket.recv
@@ -107,6 +109,8 @@ class _Line:
             if not data:
                 raise ConnectionResetError("end of stream")
             self._feed(data)
+            if len(data) < RECEIVE and not self._tls:
+                break  # that was all
         messages = []
         while (message := self._gets()) is not NOTHING:
             messages.append(message)
@@ -130,24 +134,34 @@ class _WakeLine:
         self._bell, self._hand = socket.socketpair()
         self._bell.setblocking(False)
         self._hand.setblocking(False)
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        return self._line.socket, self._bell
+        self.poll = select.poll()
+        self.poll.register(line.socket, select.POLLIN)
+        self.poll.register(self._bell, select.POLLIN)
+        self._bell_number = self._bell.fileno()
 
     def ring(self) -> None:
         with suppress(OSError):
             self._hand.send(b"!")
 
-    def read(self) -> list[str]:
-        with suppress(BlockingIOError):
-            self._bell.recv(4096)
+    def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
+        numbers = [number for number, _ in ready]
+        if self._bell_number in numbers:
+            with suppress(BlockingIOError):
+                self._bell.recv(4096)
+            numbers.remove(self._bell_number)
+        if not numbers:
+            return []
         try:
             messages = self._line.read_all()
         except OSError:
             self.broken = True
             return [LOOK_ALL]  # what was told meanwhile is lost
         return [message[2].decode() for message in messages if message[0] == b"message"]
+
+    def abandon(self) -> None:
+        """It is the parent's: close only our copy."""
+        for one in (self._line.socket, self._bell, self._hand):
+            one.close()
 
     def close(self) -> None:
         self._line.close()

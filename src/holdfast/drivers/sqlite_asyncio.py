@@ -154,6 +154,6 @@ class AsyncioWakes(AsyncioSeats):
     def after_fork(self) -> None:
         """The mailbox is the parent's; only our copy of it is closed."""
         if self._mailbox is not None:
-            self._mailbox.socket.close()
+            self._mailbox.abandon()
         self._mailbox = None
         self.get_up()

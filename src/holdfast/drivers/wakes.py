@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -58,13 +57,14 @@ class Postbox(Protocol):
     address: str
     broken: bool  # none arrive any more: another one is needed
 
-    @property
-    def sockets(self) -> Sequence[socket.socket]:
-        """Readable when there is something to read."""
+    poll: select.poll  # of all its sockets
+
+    def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
+        """The claims that were named since the last reading, at the sockets that `poll` found to be ready."""
         ...
 
-    def read(self) -> list[str]:
-        """The claims that were named since the last reading."""
+    def abandon(self) -> None:
+        """It is the parent's: close only our copy."""
         ...
 
     def ring(self) -> None:
@@ -185,12 +185,9 @@ class BlockingWakes:
         mailbox = self._mailbox
         if mailbox is None:
             return
-        poll = select.poll()
-        for one in mailbox.sockets:
-            poll.register(one, select.POLLIN)
+        poll = mailbox.poll
         while not seat.woken:
-            self._sleep_at(poll, until - self._now())
-            claims = mailbox.read()
+            claims = mailbox.read(self._sleep_at(poll, until - self._now()))
             with self._mutex:
                 for claim in claims:
                     self._mark(claim)
@@ -199,13 +196,13 @@ class BlockingWakes:
             if mailbox.broken or self._now() >= until:
                 return
 
-    def _sleep_at(self, poll: select.poll, seconds: float) -> None:
+    def _sleep_at(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
+        """Which of the sockets there is something at."""
         if self._clock is None:
-            poll.poll(max(0, math.ceil(seconds * 1000)))
-            return
+            return poll.poll(max(0, math.ceil(seconds * 1000)))
         cancel = self._clock.alarm(self._clock.now() + seconds, self._ring)
         try:
-            poll.poll()
+            return poll.poll()
         finally:
             cancel()
 
@@ -249,6 +246,5 @@ class BlockingWakes:
     def after_fork(self) -> None:
         """The mailbox is the parent's; only our copy of it is closed."""
         if self._mailbox is not None:
-            for socket in self._mailbox.sockets:
-                socket.close()
+            self._mailbox.abandon()
         self._reset()

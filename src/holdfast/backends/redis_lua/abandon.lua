@@ -10,15 +10,18 @@ local id = ARGV[1]
 look()
 local mine, waiter = holds[id], crowded and read_waiter(id)
 if waiter then
-  if redis.call('HEXISTS', KEYS[4], id) == 1 then take_room(waiter.mode, -1) end
+  if kept[id] then take_room(waiter.mode, -1) end
   drop_waiter(id)
 end
 if mine and not mine.ended then end_hold(id) end
-if waiter or mine then hand_over() end
-local watched = crowded and redis.call('HDEL', KEYS[5], id) == 1
+if waiter or mine then
+  hand_over()
+  first_in_line()  -- it may have been the last
+end
+local watched = crowded and redis.call('HDEL', KEYS[4], id) == 1
 if watched then
   changed = true
-  if redis.call('EXISTS', KEYS[5]) == 0 then redis.call('DEL', KEYS[6]) end
+  if redis.call('EXISTS', KEYS[4]) == 0 then redis.call('DEL', KEYS[5]) end
 end
 if not mine and not waiter and not watched then
   -- Its request may still be on its way, on another connection, and must not take effect after this one.

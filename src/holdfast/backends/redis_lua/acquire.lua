@@ -1,20 +1,55 @@
 -- KEYS  see library.lua
--- ARGV  1 claim   2 ttl   3 mode   4 limit   5 holder   6 metadata   7 address, "" not to wait   8 now, or nothing
--- Answers "fence acquired" if granted, with " +" if others wait or watch, { other limit }, or { ahead, microseconds until it is worth asking again or -1,
--- holder or false }.
+-- ARGV  1 ttl   2 mode   3 limit   4 holder   5 metadata   6 claim   7 address, "" not to wait   8 now, or nothing
+-- Answers "fence acquired" if granted, with " +" if others wait or watch, { other limit }, or { ahead, microseconds until
+-- it is worth asking again or -1, holder or false }.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[8]) or wall
-local id, ttl, mode, limit, holder = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], ARGV[5]
+local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+
+-- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
+-- watches. Whatever is unusual in any way is left to the rest.
+local state = redis.call('GET', KEYS[1])
+if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true) then
+  local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
+  local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
+  local base, held_for, who = string.match(state, '^%x+ (%d+) (%d+) %d+ %d+ %a %d+ (%S*)', 18)
+  if reserved and string.sub(state, 19, 19 + #id) == id .. ' ' then
+    if tonumber(reserved) > now and tonumber(alive) > now then
+      redis.call('HDEL', KEYS[3], id)
+      local clock = string.format('%d', wall)
+      redis.call('SET', KEYS[1], next_number .. '+' .. id .. string.format(' %d ', now) .. ARGV[1] .. ' ' .. next_number
+        .. ' ' .. clock .. ' x 0 ' .. holder .. ' ' .. ARGV[5], 'PX', math.ceil(ttl / 1000) + REMEMBER_MS)
+      return next_number .. ' ' .. clock .. ' +'
+    end
+  elseif ARGV[7] ~= '' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
+      or (base and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
+    local record = string.format('%d ', now + PRESENCE) .. next_number .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
+    if redis.call('HSETNX', KEYS[3], id, record) == 1 then
+      redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')
+      redis.call('ZADD', KEYS[2], next_number, id)
+      local ahead = redis.call('ZCARD', KEYS[2]) - 1
+      if ahead == 0 then  -- else those before keep these alive
+        redis.call('PEXPIRE', KEYS[2], LINGER_MS)
+        redis.call('PEXPIRE', KEYS[3], LINGER_MS)
+      end
+      local watches = ahead == 0 or not who
+      local soonest = reserved and tonumber(reserved) or base + held_for
+      return { reserved and ahead + 1 or ahead, watches and soonest - now or -1, who or false }
+    end
+  end
+end
 
 --@library
 
+local own  -- what is known of it, if it waits
+
 local function grant()
-  if crowded then drop_waiter(id) end
+  if own then drop_waiter(id) end
   local fence = count_number()
   ids[#ids + 1] = id
   holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
-    holder = holder, metadata = ARGV[6] }
+    holder = holder, metadata = ARGV[5] }
   tell(fence, holder)
   save()
   return text(fence) .. ' ' .. text(wall) .. (crowded and ' +' or '')
@@ -38,6 +73,7 @@ local function other_limit()
   for other, hold in inside() do
     if hold.mode == 's' and other ~= id then return hold.limit end
   end
+  if not crowded then return nil end
   local waiting = redis.call('HGETALL', KEYS[3])
   for i = 1, #waiting, 2 do
     if waiting[i] ~= id then
@@ -54,7 +90,7 @@ if gone[id] then
   save()
   return { 0, -1, false }
 end
-local own = crowded and read_waiter(id) or nil
+own = crowded and read_waiter(id) or nil
 if own and own.alive <= now then
   drop_waiter(id)  -- it was silent for so long that its place is void
   own = nil
@@ -66,14 +102,16 @@ if mode == 's' and not own then
     return { tonumber(other) }
   end
 end
-if own and redis.call('HEXISTS', KEYS[4], id) == 1 then
+if own and kept[id] then
   take_room(mode, -1)
   return grant()
 end
-local first, first_waiter
-if crowded then first, first_waiter = first_in_line() end
-local unserved = first and first ~= id and (not own or first_waiter.place < own.place)
-if not unserved and fits(mode, limit) then return grant() end
+local before_us = false
+if crowded and fits(mode, limit) then
+  local first, waiter = first_in_line()
+  before_us = first and first ~= id and (not own or waiter.place < own.place)
+end
+if not before_us and fits(mode, limit) then return grant() end
 
 if ARGV[7] ~= '' then
   local place = own and own.place or count_number()
@@ -82,18 +120,18 @@ if ARGV[7] ~= '' then
   redis.call('ZADD', KEYS[2], place, id)
   redis.call('PEXPIRE', KEYS[2], LINGER_MS)
   redis.call('PEXPIRE', KEYS[3], LINGER_MS)
+  nobody_in_line = false
   if not crowded then crowded, changed = true, true end
 end
-local ahead = redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2])
-local kept = redis.call('HGETALL', KEYS[4])
+local ahead = crowded and (redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2])) or 0
+local first = ahead == 0
 local soonest = soonest_end()
-for i = 1, #kept, 2 do
-  local waiter = read_waiter(kept[i])
-  if not own or waiter.place < own.place then ahead = ahead + 1 end
-  if not soonest or tonumber(kept[i + 1]) < soonest then soonest = tonumber(kept[i + 1]) end
+for _, one in pairs(kept) do
+  if not own or one.place < own.place then ahead = ahead + 1 end
+  if not soonest or one.until_ < soonest then soonest = one.until_ end
 end
 local who = false
 for _, hold in inside() do who = hold.holder end
-local watches = soonest and (not unserved or not who)  -- only the first in line watches for when time makes room
+local watches = soonest and (first or not who)  -- only the first in line watches for when time makes room
 save()
 return { ahead, watches and math.max(0, soonest - now) or -1, who }

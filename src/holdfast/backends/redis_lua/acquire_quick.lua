@@ -7,7 +7,7 @@ if state and string.sub(state, 17, 17) ~= '-' then return false end
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)
 local fence = clock
-if state and state >= clock then fence = string.format('%016.0f', string.sub(state, 1, 16) + 1) end
+if state and state >= clock then fence = string.format('%016d', string.sub(state, 1, 16) + 1) end
 redis.call('SET', KEYS[1], fence .. '=' .. ARGV[1] .. ' ' .. (ARGV[5] or clock) .. ARGV[2] .. ' ' .. fence .. ' ' .. clock
   .. ARGV[3], 'PX', ARGV[4])
 if fence == clock then return clock end

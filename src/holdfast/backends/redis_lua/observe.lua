@@ -9,14 +9,14 @@ local id, after = ARGV[1], ARGV[2]
 --@library
 
 look()
-local known = redis.call('HGET', KEYS[5], id)
+local known = redis.call('HGET', KEYS[4], id)
 if known and tonumber(string.match(known, '^(%d+)')) <= now then known = false end
-redis.call('HSET', KEYS[5], id, text(now + PRESENCE) .. ' ' .. ARGV[3])
-redis.call('PEXPIRE', KEYS[5], LINGER_MS)
-if not crowded then crowded, changed = true, true end
+redis.call('HSET', KEYS[4], id, text(now + PRESENCE) .. ' ' .. ARGV[3])
+redis.call('PEXPIRE', KEYS[4], LINGER_MS)
+if not observed then crowded, observed, changed = true, true, true end
 local changes = {}
 if known and after ~= '0' then
-  changes = redis.call('ZRANGEBYSCORE', KEYS[6], '(' .. after, '+inf')
+  changes = redis.call('ZRANGEBYSCORE', KEYS[5], '(' .. after, '+inf')
 else
   local number = text(count_number())
   for _, hold in inside() do

@@ -1,10 +1,31 @@
 -- KEYS  see library.lua
--- ARGV  1 claim   2 linger   3 heir   4 now, or nothing
+-- ARGV  1 linger   2 heir   3 claim   4 now, or nothing
 -- Answers 1 if it held until now, 2 if others wait or watch besides, 0 if it did not hold.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
-local id, linger = ARGV[1], tonumber(ARGV[2])
+local linger, id = tonumber(ARGV[1]), ARGV[3]
+
+-- The usual way of a mutex that is in demand, with little work: the claim holds alone, the next in line wants it alone
+-- too, nobody watches. Whatever is unusual in any way is left to the rest.
+local state = redis.call('GET', KEYS[1])
+local after = 18 + #id
+if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '+' .. id .. ' '
+    and not string.find(state, '\n', after, true) then
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+  local waiter = first and redis.call('HGET', KEYS[3], first)
+  if waiter then
+    local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
+    if mode == 'x' and tonumber(alive) > now then
+      local base, ttl = string.match(state, '^(%d+) (%d+)', after + 1)
+      redis.call('ZREM', KEYS[2], first)
+      redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
+        .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)
+      redis.call('PUBLISH', address, first)
+      return base + ttl > now and 2 or 0
+    end
+  end
+end
 
 --@library
 
@@ -15,7 +36,7 @@ if held and linger > 0 then
   hold.ended, hold.base, hold.ttl, changed = true, now, linger, true
 elseif held then
   end_hold(id)
-  hand_over(ARGV[3])
+  hand_over(ARGV[2])
 end
 save()
 return held and (crowded and 2 or 1) or 0

@@ -4,7 +4,7 @@
 -- Answers 1 for each that still holds under that fence, and else 0.
 local time = redis.call('TIME')
 local now = tonumber(ARGV[1]) or time[1] * 1000000 + time[2]
-local clock = string.format('%.0f', now)
+local clock = string.format('%d', now)
 local answers = {}
 for i = 1, #KEYS do
   local id, ttl, fence = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
