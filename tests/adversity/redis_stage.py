@@ -25,8 +25,8 @@ from tests.servers.server import Server
 
 
 def request_of(verb: str) -> bytes:
-    """What every request of that verb begins with, once the server knows the script."""
-    return script(verb).digest
+    """What a request of that verb begins with on the quick way, once the server knows the script."""
+    return script({"acquire": "acquire_quick", "release": "release_quick"}.get(verb, verb)).digest
 
 
 class OnAServer(Promise):

@@ -71,7 +71,7 @@ def test_a_missing_password_is_told_at_once(server: Server) -> None:
     [
         ("+@all -@scripting ~*", "eval"),
         ("+@all ~other:*", ""),
-        ("+@all -hset ~*", ""),
+        ("+@all -set ~*", ""),
     ],
 )
 def test_a_user_who_may_not_is_told_at_once(server: Server, rules: str, named: str) -> None:
@@ -108,6 +108,7 @@ NEEDED = (
     "+@sortedset",
     "+get",
     "+set",
+    "+setrange",
     "+del",
     "+exists",
     "+pexpire",

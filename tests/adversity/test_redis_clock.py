@@ -1,0 +1,132 @@
+"""A Redis server whose clock is set while it runs. Expiry follows that clock; what holds all the same is said here.
+
+Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
+tell them apart. Backwards, whatever nobody renews or releases stays as much longer; nobody is let in too early. Fences
+grow as long as no jump is longer than they are remembered: two days.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import holdfast
+from holdfast import LeaseLost
+from tests.servers.clocks import JumpyServer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the clock of a process can be set for it only with LD_PRELOAD"),
+]
+
+HOUR = 3600.0
+TTL = 1.5
+
+
+@pytest.fixture
+def server() -> Iterator[JumpyServer]:
+    server = JumpyServer()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def locks(server: JumpyServer) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def others(server: JumpyServer) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url) as locks:
+        yield locks
+
+
+def clock_of(server: JumpyServer) -> float:
+    seconds, micros = server.command("TIME")
+    return int(seconds) + int(micros) / 1e6
+
+
+def take(locks: holdfast.Locks, name: str = "x", **options: object) -> holdfast.Lease:
+    lease = locks.lock(name, **options).acquire()  # type: ignore[arg-type]
+    assert lease is not None
+    return lease
+
+
+def test_the_clock_of_the_server_really_jumps(server: JumpyServer) -> None:
+    for offset in (HOUR, -HOUR, 0.0):
+        server.jump_to(offset)
+        assert clock_of(server) - time.time() == pytest.approx(offset, abs=5)
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR, 23 * HOUR, -23 * HOUR])
+def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: holdfast.Locks, offset: float) -> None:
+    fences = []
+    for jump in (0.0, offset, 0.0, -offset, 0.0):
+        server.jump_to(jump)
+        with locks.lock("x", wait=5) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+@pytest.mark.parametrize("offset", [-HOUR, -86400.0])
+def test_a_renewed_lease_outlives_a_jump_backwards(
+    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks, offset: float
+) -> None:
+    lost: list[object] = []
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    server.jump_to(offset)
+    ends = lease.expires_at + 2 * TTL
+    while lease.expires_at < ends:
+        assert others.lock("x").acquire(blocking=False) is None
+    lease.check()
+    assert lost == []
+    assert lease.release()
+    assert take(others, wait=1).fence > lease.fence
+
+
+def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing(
+    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    lease = take(locks, ttl=TTL, renew=False)
+    server.jump_to(-HOUR)
+    while lease.held:
+        assert others.lock("x").acquire(blocking=False) is None or not lease.held
+    others.break_lock("x")  # the way out for whatever nobody lets go of any more
+    assert take(others, wait=1).fence > lease.fence
+
+
+def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
+    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    lost: list[object] = []
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    server.jump_to(HOUR)
+    second = take(others, wait=TTL)
+    assert second.fence > lease.fence, "a store that looks at fences refuses the first"
+    while not lost:  # by the next renewal; the test's own time limit ends a wait for ever
+        continue
+    with pytest.raises(LeaseLost):
+        lease.check()
+    assert not lease.release()
+    assert second.held
+    assert [holder.fence for holder in others.inspect("x").holders] == [second.fence]
+
+
+def test_a_lease_that_a_jump_forwards_has_ended_is_not_brought_back_though_nobody_else_came(
+    server: JumpyServer, locks: holdfast.Locks
+) -> None:
+    lost: list[object] = []
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    server.jump_to(HOUR)
+    while not lost:
+        continue
+    server.jump_to(0)
+    assert not lease.held
+    with pytest.raises(LeaseLost):
+        lease.check()
+    assert take(locks, wait=5).fence > lease.fence

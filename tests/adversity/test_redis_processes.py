@@ -1,0 +1,167 @@
+"""Processes on a Redis server that die, stop, fork and end while they hold or wait."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast._model import GRACE, PATROL, PRESENCE
+from holdfast.testing.history import Hold, judge
+from tests.adversity.actor import Actor
+from tests.servers.shared import valkey
+
+pytestmark = pytest.mark.slow
+
+Start = Callable[..., Actor]
+Waiting = Callable[[str, int], None]
+
+SOON = 0.5  # seconds: much less than any timer that could have done it instead
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return valkey().url(tmp_path)
+
+
+def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, waiting: Waiting) -> None:
+    holder, waiter = start(), start()
+    first = holder.ask("acquire", name="x", ttl=1)
+    waiter.tell("acquire", name="x")
+    waiting("x", 1)
+    holder.signal(signal.SIGKILL)
+    second = waiter.expect()
+    assert second["fence"] > first["fence"]
+    assert second["at"] - first["at"] < 1 + 1 + SOON  # a renewal may have come just before the end
+
+
+def test_a_killed_waiter_holds_up_the_next_by_a_grace(start: Start, waiting: Waiting) -> None:
+    holder, dead, next_one = start(), start(), start()
+    holder.ask("acquire", name="x")
+    for number, actor in enumerate((dead, next_one), 1):
+        actor.tell("acquire", name="x")
+        waiting("x", number)
+    dead.signal(signal.SIGKILL)
+    dead.process.wait()
+    released = holder.ask("release")
+    assert next_one.expect()["at"] - released["at"] < GRACE + PATROL
+
+
+def test_a_waiter_killed_after_the_lock_was_reserved_for_it_holds_up_the_next_by_a_grace(
+    start: Start, waiting: Waiting
+) -> None:
+    holder, reserved, next_one = start(), start(), start()
+    holder.ask("acquire", name="x")
+    for number, actor in enumerate((reserved, next_one), 1):
+        actor.tell("acquire", name="x")
+        waiting("x", number)
+    reserved.signal(signal.SIGSTOP)
+    released = holder.ask("release")
+    reserved.signal(signal.SIGKILL)
+    assert next_one.expect()["at"] - released["at"] < GRACE + PATROL
+
+
+def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(start: Start, waiting: Waiting, locks: holdfast.Locks) -> None:
+    holder, *dead = (start() for _ in range(4))
+    holder.ask("acquire", name="x")
+    for number, actor in enumerate(dead, 1):
+        actor.tell("acquire", name="x")
+        waiting("x", number)
+    for actor in dead:
+        actor.signal(signal.SIGKILL)
+        actor.process.wait()
+    holder.ask("release")
+    lease = locks.lock("x", wait=PRESENCE).acquire()  # a grace for each of them, at most
+    assert lease is not None
+    assert lease.release()
+
+
+def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(start: Start, waiting: Waiting) -> None:
+    holder, stopped, next_one = start(), start(), start()
+    holder.ask("acquire", name="x")
+    for number, actor in enumerate((stopped, next_one), 1):
+        actor.tell("acquire", name="x")
+        waiting("x", number)
+    stopped.signal(signal.SIGSTOP)
+    released = holder.ask("release")
+    second = next_one.expect()
+    assert second["at"] - released["at"] < GRACE + PATROL
+    stopped.signal(signal.SIGCONT)
+    next_one.ask("release")
+    assert stopped.expect()["fence"] > second["fence"]
+
+
+def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, waiting: Waiting) -> None:
+    holder, waiter = start(), start()
+    holder.ask("acquire", name="x", ttl=1)
+    waiter.tell("acquire", name="x")
+    waiting("x", 1)
+    holder.signal(signal.SIGSTOP)
+    second = waiter.expect()
+    holder.signal(signal.SIGCONT)
+    assert holder.ask("look").items() >= {"held": False, "lost": True, "check": "LeaseLost"}.items()
+    assert holder.ask("release")["released"] is False
+    assert waiter.ask("look")["held"] is True
+    (now,) = waiter.ask("inspect", name="x")["holders"]
+    assert now["fence"] == second["fence"]
+
+
+def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
+    parent = start()
+    parent.ask("acquire", name="x", ttl=0.6)
+    child = parent.ask("fork")
+    assert (child["held"], child["lost"], child["check"]) == (False, False, "NotHeld")
+    assert child["released"] is False
+    assert str(parent.pid) not in child["own_holder"]
+    assert parent.ask("look")["held"] is True
+    (holder,) = parent.ask("inspect", name="x")["holders"]
+    assert str(parent.pid) in holder["holder"]
+
+
+def test_a_process_that_ends_lets_go_of_what_it_holds(start: Start, waiting: Waiting) -> None:
+    holder, waiter = start(), start()
+    holder.ask("acquire", name="x", ttl=60)
+    waiter.tell("acquire", name="x")
+    waiting("x", 1)
+    assert holder.end() == 0
+    assert waiter.expect()["fence"]
+
+
+def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, locks: holdfast.Locks) -> None:
+    program = start("async")
+    assert locks.inspect("forgotten").locked
+    assert program.end() == 0
+    assert not locks.inspect("forgotten").locked
+
+
+def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, locks: holdfast.Locks) -> None:
+    lease = locks.lock("x", ttl=30).acquire()
+    waiter = start()
+    before = waiter.ask("acquire", name="another")
+    waiter.ask("release")
+    waited = waiter.ask("acquire", name="x", wait=3)
+    assert waited["fence"] is None
+    assert lease is not None
+    assert waited["at"] - before["at"] >= 3
+    assert waited["cpu"] - before["cpu"] < 0.03  # one in a hundred of the time, the start included
+
+
+@pytest.mark.timeout(120)
+def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path) -> None:
+    workers, times = 8, 500
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    actors = [start() for _ in range(workers)]
+    for actor in actors:
+        actor.tell("increment", name="counter", path=str(counter), times=times)
+    holds = [
+        Hold("counter", str(actor.pid), fence, begin, end)
+        for actor in actors
+        for fence, begin, end in actor.expect()["holds"]
+    ]
+    assert len(holds) == workers * times
+    assert judge(holds) == []
+    assert int(counter.read_text()) == workers * times

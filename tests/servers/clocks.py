@@ -1,0 +1,52 @@
+"""A server whose clock a test can set: its wall clock jumps, time goes on passing as before.
+
+Decides: how. libfaketime stands between the server and the kernel; it reads how far off to be from a file, each time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.servers.server import Server
+
+
+class JumpyServer(Server):
+    def __init__(self, *args: str) -> None:
+        self._offset_folder = tempfile.TemporaryDirectory(prefix="holdfast-clock-")
+        self._offset = Path(self._offset_folder.name) / "offset"
+        self._offset.write_text("+0")
+        settings = {
+            "LD_PRELOAD": str(_library()),
+            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        super().__init__(*args, env=settings)
+
+    def jump_to(self, seconds: float) -> None:
+        """From now on its clock is so many seconds ahead of ours, or behind."""
+        fresh = self._offset.with_suffix(".new")
+        fresh.write_text(f"{seconds:+f}")
+        fresh.replace(self._offset)  # at once: it must never read half of it
+        while self.running and abs(self._clock_of_keys() - time.time() - seconds) > 60:
+            continue  # keys expire by a clock that it reads only now and then, so that may follow a little later
+
+    def _clock_of_keys(self) -> float:
+        self.command("SET", "clock", "", "EX", 1000)
+        return float(self.command("EXPIRETIME", "clock")) - 1000
+
+    def close(self) -> None:
+        super().close()
+        self._offset_folder.cleanup()
+
+
+def _library() -> Path:
+    spec = find_spec("libfaketime")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("no libfaketime: install the test group, `pip install --group test`")
+    (found,) = Path(spec.submodule_search_locations[0]).glob("vendor/libfaketime/src/libfaketime.so.1")
+    return found
