@@ -23,7 +23,7 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
       return next_number .. ' ' .. clock .. ' +'
     end
   elseif ARGV[7] ~= '' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
-      or (base and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
+      or (base and base + 0 <= now and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
     local record = string.format('%d ', now + PRESENCE) .. next_number .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
     if redis.call('HSETNX', KEYS[3], id, record) == 1 then
       redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')

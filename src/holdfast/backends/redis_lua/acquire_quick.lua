@@ -1,14 +1,17 @@
 -- Grants if the name is free and nobody waits or watches; else `acquire` has to look.
 -- KEYS  1 held, see library.lua
--- ARGV  1 claim   2 " ttl"   3 " mode limit holder metadata"   4 milliseconds until the key may go   5 now, or nothing
+-- ARGV  1 claim   2 " ttl"   3 " mode limit holder metadata"   4 milliseconds that the key lives   5 now, or nothing
 -- Answers the fence, or "fence acquired", or false.
 local state = redis.call('GET', KEYS[1])
 if state and string.sub(state, 17, 17) ~= '-' then return false end
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)
-local fence = clock
-if state and state >= clock then fence = string.format('%016d', string.sub(state, 1, 16) + 1) end
+local fence, lives = clock, ARGV[4]
+if state and state >= clock then  -- the clock was set back: then the last number is remembered for longer
+  fence = string.format('%016d', string.sub(state, 1, 16) + 1)
+  lives = math.ceil((fence - clock) / 1000) + lives
+end
 redis.call('SET', KEYS[1], fence .. '=' .. ARGV[1] .. ' ' .. (ARGV[5] or clock) .. ARGV[2] .. ' ' .. fence .. ' ' .. clock
-  .. ARGV[3], 'PX', ARGV[4])
+  .. ARGV[3], 'PX', lives)
 if fence == clock then return clock end
 return fence .. ' ' .. clock

@@ -83,7 +83,7 @@ local function save()
   for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   local sign = crowded and (observed and '*' or '+') or #lines == 0 and '-' or '='
   redis.call('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
-    'PX', math.ceil(longest / 1000) + REMEMBER_MS)
+    'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + REMEMBER_MS)  -- longer if the clock was set back
 end
 
 local function count_number()
@@ -91,6 +91,9 @@ local function count_number()
   changed = true
   return number
 end
+
+-- Whoever asked last after a clock that was set back since may be dead for long: it asks again if it is not.
+local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE end
 
 local function read_waiter(id)
   local record = redis.call('HGET', KEYS[3], id)
@@ -158,7 +161,7 @@ local function first_in_line()
       return nil
     end
     local waiter = read_waiter(id)
-    if waiter and waiter.alive > now then return id, waiter end
+    if waiter and is_alive(waiter.alive) then return id, waiter end
     drop_waiter(id)
   end
 end
@@ -166,7 +169,7 @@ end
 local function serve_heir(heir)
   for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
     local waiter = read_waiter(id)
-    if waiter and waiter.alive > now and waiter.holder == heir then
+    if waiter and is_alive(waiter.alive) and waiter.holder == heir then
       if fits(waiter.mode, waiter.limit) then
         redis.call('ZREM', KEYS[2], id)
         reserve(id, waiter)
@@ -192,11 +195,15 @@ local function look()
   read_state()
   local over = {}
   for id, hold in inside() do
+    if hold.base > now then  -- the clock was set back: then it counts anew from here
+      hold.base, hold.ends, changed = now, now + hold.ttl, true
+    end
     if hold.ends <= now then over[#over + 1] = id end
   end
   local made_room = #over > 0
   for _, id in ipairs(over) do end_hold(id) end
   for id, one in pairs(kept) do
+    if one.until_ > now + GRACE then one.until_, changed = now + GRACE, true end
     if one.alive <= now or one.until_ <= now then
       -- Dead, and then forgotten; or it was woken and did not come: then it is passed over until it asks again.
       if one.alive <= now then redis.call('HDEL', KEYS[3], id) end
