@@ -152,7 +152,7 @@ def _micros(seconds: float) -> int:
 
 
 class RedisBackend:
-    capabilities = Capabilities(drift=0.005, renew_batch=1000)
+    capabilities = Capabilities(drift=0.005, renew_batch=200)
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -148,8 +149,11 @@ class Keeper:
     def _look(self, now: float) -> None:
         """Look at every lease whose time has come."""
         due: list[Lease] = []
-        while self._fresh:
-            self._look_at([self._fresh.popitem()[1]], now, due)
+        fresh: list[Lease] = []
+        with suppress(KeyError):  # until it is empty, also if another thread takes the last one out
+            while True:
+                fresh.append(self._fresh.popitem()[1])
+        self._look_at(fresh[::-1], now, due)
         while self._heap and self._is_time(*self._heap[0], now):
             look_at, _, group = heapq.heappop(self._heap)
             # Those that were looked at since stand elsewhere in the heap.

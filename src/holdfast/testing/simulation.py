@@ -129,10 +129,8 @@ class Run:
                 self._wrong(f"the cancellation of {task!r} was swallowed")
         elif task.error is not None:
             self._wrong(f"{task!r} died of {task.error!r}")
-        if ids.isdisjoint(self.network.excused):
-            self._left_behind(task, ids)
-        else:  # of several names the rest is then let go of in the background
-            self.simulation.later(2 * HOP, lambda: self._left_behind(task, ids), client.world)
+        # What a slow network does not let go of at once is let go of in the background.
+        self.simulation.later(2 * HOP, lambda: self._left_behind(task, ids), client.world)
 
     def _left_behind(self, task: Task, ids: set[str]) -> None:
         ids = ids - self.network.excused - self.lost_claims
