@@ -95,9 +95,9 @@ def _quick_acquire(terms: Terms) -> tuple[str, bytes, bytes]:
     """The key, and what comes before and after the claim in a request on these terms."""
     key = f"{_tagged(terms.key)}:held"
     ttl = _micros(terms.ttl)
-    record = f" {_mode(terms)} {terms.limit or 0} {_plain(terms.holder)} {terms.metadata or ''}"
+    record = f" {ttl} {_mode(terms)} {terms.limit or 0} {_plain(terms.holder)} {terms.metadata or ''}"
     lives = -(-ttl // 1000) + _CONSTANTS["REMEMBER_MS"]
-    return key, script("acquire_quick").digest + words(1, key), words(f" {ttl}", record, lives)
+    return key, script("acquire_quick").digest + words(1, key), words(record, lives)
 
 
 @lru_cache(maxsize=1024)
@@ -167,9 +167,9 @@ class RedisBackend:
         id, terms = claim
         if terms.key not in self._crowded and not self._driver.replicas:
             key, head, tail = _quick_acquire(terms)
-            request = b"*8\r\n%b$%d\r\n%b\r\n%b" % (head, len(id), id.encode(), tail)
+            request = b"*7\r\n%b$%d\r\n%b\r\n%b" % (head, len(id), id.encode(), tail)
             if self._driver.now is not None:
-                request = b"*9" + request[2:] + words(*self._now())
+                request = b"*8" + request[2:] + words(*self._now())
             answer = await self._driver.ask(key, request, within)
             if answer.__class__ is ReplyError:
                 answer = await self._driver.settle(script("acquire_quick"), key, request, answer, within)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,6 +40,8 @@ class _Line:
         self.socket: socket.socket = self._connection._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
+        if not self._tls:
+            self.socket.settimeout(None)
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
@@ -47,8 +50,7 @@ class _Line:
         """One request, one reply."""
         try:
             if within != self._timeout:
-                self._timeout = within
-                self.socket.settimeout(within)
+                self._limit(within)
             self._send(request)
             self._feed(self._receive(RECEIVE))
             answer = self._gets()
@@ -59,8 +61,7 @@ class _Line:
     def send(self, request: bytes, within: float) -> None:
         try:
             if within != self._timeout:
-                self._timeout = within
-                self.socket.settimeout(within)
+                self._limit(within)
             self._send(request)
         except OSError as error:
             raise self._broken(error) from error
@@ -78,8 +79,7 @@ class _Line:
                 if answer is not NOTHING:
                     return answer
                 until = until or boot_now() + within
-                self._timeout = max(0.001, until - boot_now())
-                self.socket.settimeout(self._timeout)
+                self._limit(max(0.001, until - boot_now()))
         except OSError as error:
             raise self._broken(error) from error
 
@@ -88,14 +88,25 @@ class _Line:
         while len(answers) < number:
             answer = self._gets()
             if answer is NOTHING:
-                left = self._timeout = max(0.001, until - boot_now())
-                self.socket.settimeout(left)
+                left = max(0.001, until - boot_now())
+                self._limit(left)
                 answer = self.one_reply(left)
             answers.append(answer)
         return answers
 
+    def _limit(self, seconds: float) -> None:
+        """How long one call may take. The kernel counts, so that a call needs no second one that waits before it."""
+        self._timeout = seconds
+        if self._tls:
+            self.socket.settimeout(seconds)
+            return
+        whole = int(seconds)
+        length = struct.pack("@ll", whole, int((seconds - whole) * 1e6) or 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, length)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, length)
+
     def _broken(self, error: OSError) -> BackendUnavailable:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError | BlockingIOError):
             return unavailable(self.name, "did not answer in time")
         return unavailable(self.name, f"closed the connection: {error}")
 
@@ -187,15 +198,23 @@ class BlockingWires:
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self._wakes.address:
-            with self._opening:
+            until = boot_now() + within
+            if not self._opening.acquire(timeout=within):
+                raise unavailable(self._place.name, "cannot be connected to in time")
+            try:
                 if not self._wakes.address:
-                    line = self._dial(address, within)
-                    try:
-                        self._wakes.move_in(_WakeLine(line, self._channel, within))
-                    except BaseException:
-                        line.close()
-                        raise
+                    self._subscribe(address, max(0.01, until - boot_now()))
+            finally:
+                self._opening.release()
         return self._wakes.expect(claim)
+
+    def _subscribe(self, address: Address | None, within: float) -> None:
+        line = self._dial(address, within)
+        try:
+            self._wakes.move_in(_WakeLine(line, self._channel, within))
+        except BaseException:
+            line.close()
+            raise
 
     def _line_to(self, address: Address | None, within: float) -> _Line:
         try:

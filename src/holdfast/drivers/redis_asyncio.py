@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
+_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
 class _Several:
@@ -73,25 +75,7 @@ class _Line(asyncio.Protocol):
         self.alive = False
 
     async def connect(self, within: float) -> None:
-        """Raises BackendUnavailable. Cut short, it goes on alone and then closes: redis-py swallows cancellations."""
-        handshake = self.loop.create_task(self._shake_hands(within))
-        try:
-            async with asyncio.timeout(within):
-                await asyncio.shield(handshake)
-        except TimeoutError as error:
-            handshake.add_done_callback(self._close_after)
-            raise unavailable(self._name, "cannot be connected to in time") from error
-        except asyncio.CancelledError:
-            handshake.add_done_callback(self._close_after)
-            raise
-
-    def _close_after(self, handshake: asyncio.Task[None]) -> None:
-        if not handshake.cancelled():
-            handshake.exception()  # nobody asks for it any more
-        self.close()
-
-    async def _shake_hands(self, within: float) -> None:
-        """redis-py does it; from then on the connection is ours."""
+        """redis-py shakes hands; from then on the connection is ours. Raises BackendUnavailable."""
         connection = await self._place.dial_async(self._address, within)
         self._transport = connection._writer.transport
         self._transport.set_protocol(self)
@@ -190,6 +174,35 @@ class _Line(asyncio.Protocol):
             self._connection = None
 
 
+class _Shared:
+    """Something that several tasks need and one task makes: each waits for as long as it likes, and none cuts it short.
+
+    redis-py swallows cancellations, so what makes connections is a task of its own anyway.
+    """
+
+    def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], name: str) -> None:
+        self._make = make
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    async def made(self, within: float) -> None:
+        """Raises BackendUnavailable."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._make(max(within, _DIAL)))
+            self._task.add_done_callback(_seen)
+        try:
+            async with asyncio.timeout(within):
+                await asyncio.shield(self._task)
+        except TimeoutError as error:
+            raise unavailable(self._name, "cannot be connected to in time") from error
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it has heard of its failure, or did not want to wait."""
+    if not task.cancelled():
+        task.exception()
+
+
 class _WakeLine(_Line):
     def __init__(self, seats: AsyncioSeats, place: Place, address: Address | None) -> None:
         super().__init__(place, address, asyncio.get_running_loop())
@@ -212,11 +225,16 @@ class AsyncioRedisWakes(AsyncioSeats):
         self._place = place
         self._channel = f"holdfast:wake:{uuid4().hex}"
         self._line: _WakeLine | None = None
-        self._opening: asyncio.Lock | None = None
+        self._opening: _Shared | None = None
+        self._closed = False
 
     @property
     def address(self) -> str:
         return self._channel if self._line is not None and self._line.alive else ""
+
+    def begin_again(self) -> None:
+        """In another loop."""
+        self._line = self._opening = None
 
     def expect(self, claim: Claim) -> str:
         self.seat(claim)
@@ -224,20 +242,25 @@ class AsyncioRedisWakes(AsyncioSeats):
 
     async def subscribe(self, address: Address | None, within: float) -> None:
         if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self.address:
-                return
-            line = _WakeLine(self, self._place, address)
-            await line.connect(within)
-            try:
-                await line.ask(command("SUBSCRIBE", self._channel), within)
-            except BaseException:
-                line.close()
-                raise
-            self._line = line
+            self._opening = _Shared(partial(self._subscribe, address), self._place.name)
+        await self._opening.made(within)
+
+    async def _subscribe(self, address: Address | None, within: float) -> None:
+        if self.address:
+            return
+        line = _WakeLine(self, self._place, address)
+        await line.connect(within)
+        try:
+            await line.ask(command("SUBSCRIBE", self._channel), within)
+        except BaseException:
+            line.close()
+            raise
+        if self._closed:
+            line.close()
+        self._line = line
 
     def close(self) -> None:
+        self._closed = True
         line, self._line = self._line, None
         if line is not None:
             line.close()
@@ -257,7 +280,7 @@ class AsyncioWires:
 
     def _reset(self) -> None:
         self._lines: dict[Address | None, _Line] = {}
-        self._dialling: dict[Address | None, asyncio.Lock] = {}
+        self._dialling: dict[Address | None, _Shared] = {}
         self._closed = False
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
@@ -298,18 +321,31 @@ class AsyncioWires:
             raise unavailable(self._place.name, "was let go of: this AsyncLocks is closed", transient=False)
         loop = asyncio.get_running_loop()
         self._belong_to(loop)
-        async with self._dialling.setdefault(address, asyncio.Lock()):
+        line = self._lines.get(address)
+        if line is None or not line.alive:
+            dialling = self._dialling.get(address)
+            if dialling is None:
+                dialling = self._dialling[address] = _Shared(
+                    partial(self._dial, address), str(address or self._place.name)
+                )
+            await dialling.made(within)
             line = self._lines.get(address)
-            if line is None or not line.alive:
-                line = _Line(self._place, address, loop)
-                await line.connect(within)
-                self._lines[address] = line
-            return line
+            if line is None:
+                raise unavailable(str(address or self._place.name), "was connected to and is gone again")
+        return line
+
+    async def _dial(self, address: Address | None, within: float) -> None:
+        line = _Line(self._place, address, asyncio.get_running_loop())
+        await line.connect(within)
+        if self._closed:
+            line.close()
+        self._lines[address] = line
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.wakes.is_new(loop):
             self._lines = {}
             self._dialling = {}
+            self.wakes.begin_again()
 
     def drop(self, address: Address | None) -> None:
         line = self._lines.pop(address, None)

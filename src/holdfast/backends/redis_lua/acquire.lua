@@ -13,13 +13,13 @@ local state = redis.call('GET', KEYS[1])
 if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true) then
   local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
   local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
-  local base, held_for, who = string.match(state, '^%x+ (%d+) (%d+) %d+ %d+ %a %d+ (%S*)', 18)
+  local base, held_for, who = string.match(state, '^%x+ (%d+) %d+ %d+ (%d+) %a %d+ (%S*)', 18)
   if reserved and string.sub(state, 19, 19 + #id) == id .. ' ' then
     if tonumber(reserved) > now and tonumber(alive) > now then
       redis.call('HDEL', KEYS[3], id)
       local clock = string.format('%d', wall)
-      redis.call('SET', KEYS[1], next_number .. '+' .. id .. string.format(' %d ', now) .. ARGV[1] .. ' ' .. next_number
-        .. ' ' .. clock .. ' x 0 ' .. holder .. ' ' .. ARGV[5], 'PX', math.ceil(ttl / 1000) + REMEMBER_MS)
+      redis.call('SET', KEYS[1], next_number .. '+' .. id .. string.format(' %d ', now) .. next_number .. ' ' .. clock
+        .. ' ' .. ARGV[1] .. ' x 0 ' .. holder .. ' ' .. ARGV[5], 'PX', math.ceil(ttl / 1000) + REMEMBER_MS)
       return next_number .. ' ' .. clock .. ' +'
     end
   elseif ARGV[7] ~= '' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)

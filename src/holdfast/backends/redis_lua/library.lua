@@ -3,7 +3,7 @@
 -- KEYS  1 held: who holds   2 line: sorted set of waiters by place   3 waits: hash of waiters
 --       4 eyes: hash of observers   5 changes: sorted set by number
 -- `held` is one string: the last number given out in 16 digits, a sign, and a line for each
---   claim base ttl fence acquired mode limit holder metadata      that holds, and ends at base + ttl
+--   claim base fence acquired ttl mode limit holder metadata      that holds, and ends at base + ttl
 --   ~claim ...                                                    that was released and lingers
 --   ?claim until alive place mode                                 that waits, and for which it is reserved
 --   !claim until                                                  that was given up before it arrived
@@ -31,7 +31,7 @@ local function read_line(line)
     local id, until_ = string.match(line, '^!(%S+) (%d+)$')
     if tonumber(until_) > now then gone[id] = tonumber(until_) end
   else
-    local ended, id, base, ttl, fence, acquired, mode, limit, holder, metadata =
+    local ended, id, base, fence, acquired, ttl, mode, limit, holder, metadata =
       string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) (%a) (%d+) (%S*) (.*)$')
     holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
       ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
@@ -73,8 +73,8 @@ local function save()
   crowded = still_crowded()
   local lines, longest = {}, 0
   for id, hold in inside() do
-    lines[#lines + 1] = string.format('%s %d %d %d %s %s %s %s %s', hold.ended and '~' .. id or id, hold.base,
-      hold.ttl, hold.fence, hold.acquired, hold.mode, hold.limit, hold.holder, hold.metadata)
+    lines[#lines + 1] = string.format('%s %d %d %s %d %s %s %s %s', hold.ended and '~' .. id or id, hold.base, hold.fence,
+      hold.acquired, hold.ttl, hold.mode, hold.limit, hold.holder, hold.metadata)
     longest = math.max(longest, hold.base + hold.ttl - now)
   end
   for id, one in pairs(kept) do
@@ -82,8 +82,12 @@ local function save()
   end
   for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   local sign = crowded and (observed and '*' or '+') or #lines == 0 and '-' or '='
-  redis.call('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
+  local done = redis.pcall('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
     'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + REMEMBER_MS)  -- longer if the clock was set back
+  if done.err then  -- the memory is full: whoever holds may still let go
+    if next(holds) then error(done.err) end
+    redis.call('DEL', KEYS[1])
+  end
 end
 
 local function count_number()

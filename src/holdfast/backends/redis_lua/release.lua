@@ -17,7 +17,7 @@ if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '
   if waiter then
     local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
     if mode == 'x' and tonumber(alive) > now then
-      local base, ttl = string.match(state, '^(%d+) (%d+)', after + 1)
+      local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+)', after + 1)
       redis.call('ZREM', KEYS[2], first)
       redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
         .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)

@@ -16,12 +16,12 @@ for i = 1, #KEYS do
   end
   local before = start and start > 17 and string.sub(state, start - 1, start - 1)
   if before and (start == 18 or before == '\n') then
-    local base, held_for, its_fence, rest = string.match(state, '^(%d+) (%d+) (%d+)()', stop + 1)
+    local base, its_fence, acquired, held_for, rest = string.match(state, '^(%d+) (%d+) (%d+) (%d+)()', stop + 1)
     local ends = base + held_for
     if ends > now and its_fence == fence then
       if now + ttl > ends then
-        local renewed = string.sub(state, 1, stop) .. clock .. ' ' .. ttl .. ' ' .. fence .. string.sub(state, rest)
-        redis.call('SET', KEYS[i], renewed, 'KEEPTTL')
+        redis.call('SET', KEYS[i], string.sub(state, 1, stop) .. clock .. ' ' .. fence .. ' ' .. acquired .. ' ' .. ttl
+          .. string.sub(state, rest), 'KEEPTTL')
         local lives = math.ceil(ttl / 1000) + REMEMBER_MS
         if redis.call('PTTL', KEYS[i]) < lives - DAY / 1000 then redis.call('PEXPIRE', KEYS[i], lives) end
       end
