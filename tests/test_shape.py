@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
 }
 
 # Libraries that only some rooms may import: clients of a technology, and what an extra brings.
-CLIENTS = {"sqlite3"}
+CLIENTS = {"sqlite3", "redis", "hiredis"}
 EXTRAS = {"cli": {"rich"}, "testing": {"pytest", "hypothesis"}}
 
 
@@ -279,11 +280,13 @@ def differences(sync: Any, aio: Any, where: str = "") -> list[str]:
 
 
 def _differing_call(a: Any, b: Any, where: str) -> Iterator[str]:
-    if str(inspect.signature(a)) != str(inspect.signature(b)).replace("Async", ""):
+    # A plain function that gives a coroutine is awaited like any other.
+    twin, gives = re.subn(r"Coroutine\[Any, Any, (.+)\]", r"\1", str(inspect.signature(b)).replace("Async", ""))
+    if str(inspect.signature(a)) != twin:
         yield f"{where}: {inspect.signature(a)} is not {inspect.signature(b)}"
     does_now = inspect.getsource(a).replace("lambda: drive(", "")
     waits = "drive(" in does_now or where.endswith(("__enter__", "__exit__"))
-    if waits and not inspect.iscoroutinefunction(b) and not inspect.isasyncgenfunction(b):
+    if waits and not gives and not inspect.iscoroutinefunction(b) and not inspect.isasyncgenfunction(b):
         yield f"{where} drives an operation, but its twin is not awaited"
     if not waits and inspect.iscoroutinefunction(b) and a is not b:
         yield f"{where} drives nothing, but its twin is awaited"

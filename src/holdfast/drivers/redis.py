@@ -261,6 +261,9 @@ class BlockingWires:
         return answer
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        return self._ask(address, request, replies, within)
+
+    def _ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
         until = boot_now() + within
         line = self._line_to(address, within)
         try:
@@ -298,7 +301,7 @@ class BlockingWires:
         for address, request, replies in requests:
             if address not in heard:
                 try:
-                    heard[address] = await self.ask(address, request, replies, max(0.01, until - boot_now()))
+                    heard[address] = self._ask(address, request, replies, max(0.01, until - boot_now()))
                 except BackendUnavailable as error:
                     heard[address] = error
         return [heard[address] for address, _, _ in requests]

@@ -6,6 +6,7 @@ Leaves to the wires of either world: one request to one server. Nothing that may
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,8 @@ from holdfast.drivers.redis_places import Address, Cluster, Place
 from holdfast.drivers.redis_wire import ASKING, ReplyError, Script, command, refusal, unavailable, whole
 from holdfast.drivers.wakes import Wakes
 from holdfast.errors import BackendUnavailable
-from holdfast.observe.events import logger
+
+_logger = logging.getLogger("holdfast")
 
 HOPS = 5  # redirections that one request may take
 NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else meanwhile
@@ -276,7 +278,7 @@ class RedisDriver:
             raise unavailable(self.place.name, "is a read-only replica: locks are kept on the primary", transient=False)
         policy = facts.get("maxmemory_policy", "noeviction")
         if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
-            logger.warning(EVICTS, self.place.name, policy)
+            _logger.warning(EVICTS, self.place.name, policy)
         self._greeted, self._direct = True, self._map is None
 
 
