@@ -1,8 +1,8 @@
 """A Redis server whose clock is set while it runs. Expiry follows that clock; what holds all the same is said here.
 
 Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
-tell them apart. Backwards, whatever nobody renews or releases stays as much longer; nobody is let in too early. Fences
-grow as long as no jump is longer than they are remembered: two days.
+tell them apart. Backwards, nothing lasts longer than its ttl from the jump, and nobody is let in too early.
+Fences grow.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_the_clock_of_the_server_really_jumps(server: JumpyServer) -> None:
         assert clock_of(server) - time.time() == pytest.approx(offset, abs=5)
 
 
-@pytest.mark.parametrize("offset", [HOUR, -HOUR, 23 * HOUR, -23 * HOUR])
+@pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])
 def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: holdfast.Locks, offset: float) -> None:
     fences = []
     for jump in (0.0, offset, 0.0, -offset, 0.0):
@@ -96,8 +96,7 @@ def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believi
     server.jump_to(-HOUR)
     while lease.held:
         assert others.lock("x").acquire(blocking=False) is None or not lease.held
-    others.break_lock("x")  # the way out for whatever nobody lets go of any more
-    assert take(others, wait=1).fence > lease.fence
+    assert take(others, wait=2 * TTL).fence > lease.fence, "the jump makes nothing last for an hour"
 
 
 def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(

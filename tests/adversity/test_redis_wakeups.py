@@ -42,10 +42,12 @@ class TestLostWakeUps(OnAServer):
 
     async def test_a_subscription_that_is_dropped_is_noticed_and_made_again(self, stage: Stage) -> None:
         holder, waiter = await self._held_and_waited_for(stage)
+        started = boot_now()
         for _ in range(3):
             assert self.server.command("CLIENT", "KILL", "TYPE", "pubsub") == 1
             await stage.until(lambda: b"cmd=subscribe" in self.server.command("CLIENT", "LIST", "TYPE", "pubsub"))
         released = boot_now()
+        assert released - started < 2 * patrol(0), "at once, each time"
         assert await holder.release()
         _, at = await waiter.result()
         assert at - released < SOON, "it hears by the new one"
