@@ -31,6 +31,9 @@ _PASSING: Final = (
 )
 
 
+_TELLING: Final = {*_PASSING, "NOPERM", "CROSSSLOT"}
+
+
 class Script(NamedTuple):
     """Sent by its digest. Who does not know it gets the text: that changes neither the words nor their number."""
 
@@ -74,6 +77,8 @@ def refusal(server: str, error: Any) -> BackendUnavailable:
     """What an error of the server's means to a caller."""
     text = str(error)
     kind = text.partition(" ")[0]
+    if kind == "ERR":  # a script's error of an older server: what it means comes later
+        kind = next((word for word in text.split() if word in _TELLING), kind)
     if kind == "READONLY":
         return unavailable(server, f"is a read-only replica, or has become one: {text}")
     if kind in ("MOVED", "ASK", "CROSSSLOT"):

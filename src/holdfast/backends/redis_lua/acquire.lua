@@ -24,8 +24,10 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
     end
   elseif ARGV[7] ~= '' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
       or (base and base + 0 <= now and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
+    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+    local until_ = first and string.match(redis.call('HGET', KEYS[3], first) or '0', '^%d+') + 0
     local record = string.format('%d ', now + PRESENCE) .. next_number .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
-    if redis.call('HSETNX', KEYS[3], id, record) == 1 then
+    if (not first or (until_ > now and until_ <= now + PRESENCE)) and redis.call('HSETNX', KEYS[3], id, record) == 1 then
       redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')
       redis.call('ZADD', KEYS[2], next_number, id)
       local ahead = redis.call('ZCARD', KEYS[2]) - 1
@@ -107,7 +109,7 @@ if own and kept[id] then
   return grant()
 end
 local before_us = false
-if crowded and fits(mode, limit) then
+if crowded then
   local first, waiter = first_in_line()
   before_us = first and first ~= id and (not own or waiter.place < own.place)
 end
