@@ -19,12 +19,14 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from holdfast._time import boot_now
 from holdfast.drivers.redis_wire import unavailable
 from holdfast.errors import BackendUnavailable
 
 PORT = 6379
 _LOGIN = ("username", "password")
 SENTINEL_PORT = 26379
+SENTINEL_WITHIN = 1.0  # seconds that each Sentinel may take: there are others to ask
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
 _WANTED = (
@@ -73,19 +75,22 @@ class Place:
 
     def dial(self, address: Address | None, within: float) -> Any:
         """A connection of redis-py's after its handshake. Raises BackendUnavailable."""
+        until = boot_now() + within
         try:
-            connection = _KINDS[self._kind](
-                **self._all(address or self.find(within), within), retry=Retry(NoBackoff(), 0)
-            )
+            where = address or self.find(within)
+            settings = self._all(where, max(0.01, until - boot_now()))
+            connection = _KINDS[self._kind](**settings, retry=Retry(NoBackoff(), 0))
             connection.connect()
         except (redis.RedisError, OSError) as error:
             raise self.unreachable(address, error) from error
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
+        until = boot_now() + within
         try:
             where = address or await self.find_async(within)
-            connection = _ASYNC_KINDS[self._kind](**self._all(where, within), retry=AsyncRetry(NoBackoff(), 0))
+            settings = self._all(where, max(0.01, until - boot_now()))
+            connection = _ASYNC_KINDS[self._kind](**settings, retry=AsyncRetry(NoBackoff(), 0))
             try:
                 await connection.connect()
             except BaseException:
@@ -119,6 +124,7 @@ class Sentinels(Place):
         super().__init__(kind, settings, Address(service))
         self._service = service
         self._sentinels = tuple(sentinels)
+        self._name = f"{service} (by Sentinels {', '.join(map(str, sentinels))})"
         given = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
         if kind == "tls":
             given |= {name: value for name, value in self._settings.items() if name.startswith("ssl_")} | {"ssl": True}
@@ -126,17 +132,19 @@ class Sentinels(Place):
 
     @property
     def name(self) -> str:
-        return f"{self._service} (by Sentinels {', '.join(map(str, self._sentinels))})"
+        return self._name
 
     def _arguments(self, within: float) -> dict[str, Any]:
-        each = within / len(self._sentinels)
+        each = min(SENTINEL_WITHIN, within / len(self._sentinels))
         return {**self._to_sentinels, "socket_timeout": each, "socket_connect_timeout": each}
 
     def find(self, within: float) -> Address:
         settings = {**self._arguments(within), "retry": Retry(NoBackoff(), 0)}
         sentinel: Any = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
         try:
-            return Address(*sentinel.discover_master(self._service))
+            found = Address(*sentinel.discover_master(self._service))
+            self._prefer(sentinel.sentinels[0])
+            return found
         finally:
             for client in sentinel.sentinels:
                 client.close()
@@ -147,10 +155,18 @@ class Sentinels(Place):
             self._sentinels, sentinel_kwargs=settings
         )
         try:
-            return Address(*await sentinel.discover_master(self._service))
+            found = Address(*await sentinel.discover_master(self._service))
+            self._prefer(sentinel.sentinels[0])
+            return found
         finally:
             for client in sentinel.sentinels:
                 await client.connection_pool.disconnect()
+
+    def _prefer(self, answered: Any) -> None:
+        """Ask this one first from now on: redis-py has put it there. One that hangs then costs time only once."""
+        settings = answered.connection_pool.connection_kwargs
+        first = Address(settings["host"], int(settings["port"]))
+        self._sentinels = (first, *(one for one in self._sentinels if one != first))
 
 
 class Cluster(Place):
