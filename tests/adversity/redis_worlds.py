@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 from holdfast._connect import open_backend
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
+from holdfast.backends.redis import _keys
+from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLease
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
@@ -48,6 +50,11 @@ class Anywhere(Promise):
         granted = await waiter.result()
         assert granted.fence > held.fence
         assert await granted.release()
+
+
+def record_of(namespace: str, name: str) -> str:
+    """The key of a server's record of who holds that name."""
+    return _keys(qualify(namespace, name))[0]
 
 
 def knows(server: Server, lease: AwaitedLease) -> bool:
