@@ -5,8 +5,11 @@ Decides: nothing about locks. A chapter says where its locks are: `where`, a URL
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
+
+import redis
 
 from holdfast._connect import open_backend
 from holdfast._worlds import Clock, World
@@ -16,7 +19,7 @@ from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLease
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
-from tests.servers.server import Server
+from tests.servers.server import HOST, Server
 
 
 class Anywhere(Promise):
@@ -58,6 +61,15 @@ def record_of(namespace: str, name: str) -> str:
 
 
 def knows(server: Server, lease: AwaitedLease) -> bool:
-    """Whether that very server has a record of the lease."""
-    records = (server.command("GET", key) for key in server.command("KEYS", "holdfast:*:held"))
-    return any(lease.claim_id.encode() in record for record in records if record)
+    """Whether that very server has a record of the lease, be it a replica, or a node that does not own it yet."""
+    with redis.Redis(HOST, server.port, single_connection_client=True) as client:
+        with suppress(redis.ResponseError):  # no cluster
+            client.execute_command("READONLY")
+        records = [_look(client, key) for key in client.keys("holdfast:*:held")]
+    return any(lease.claim_id.encode() in record for record in records)
+
+
+def _look(client: redis.Redis, key: bytes) -> bytes:
+    with suppress(redis.ResponseError):
+        client.execute_command("ASKING")
+    return bytes(client.get(key) or b"")

@@ -108,11 +108,11 @@ class Nodes:
         for node in (target, source, *(one for one in self.primaries if one not in (source, target))):
             node.command("CLUSTER", "SETSLOT", slot, "NODE", id)
 
-    def lose(self, node: Server) -> None:
-        """Kill it, and let the others notice soon."""
+    def replace(self, primary: Server) -> None:
+        """Let the others notice that it is gone, and its replica take over."""
+        assert not primary.running
         self._configure("cluster-replica-no-failover", "no")
         self._configure("cluster-node-timeout", _NERVOUS)
-        node.kill()
 
     def close(self) -> None:
         self._stack.close()
