@@ -55,14 +55,14 @@ class TestCluster(Anywhere):
     async def test_one_node_that_is_known_is_enough(self, stage: Stage) -> None:
         self.where = f"redis+cluster://{HOST}:{self.nodes.replicas[2].port}"
         for name in self.one_on_each(stage):
-            assert await stage.locks().lock(name).take()
+            assert (await stage.locks().lock(name).take()).held
 
     async def test_nodes_that_are_not_there_do_not_stop_anybody(self, stage: Stage) -> None:
         with Server() as gone:
             port = gone.port
         self.where = self.nodes.url.replace("://", f"://{HOST}:{port},")
         for name in self.one_on_each(stage):
-            assert await stage.locks().lock(name).take()
+            assert (await stage.locks().lock(name).take()).held
 
     async def test_all_names_are_listed_whichever_node_has_them(self, stage: Stage) -> None:
         locks = stage.locks()

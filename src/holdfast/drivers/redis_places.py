@@ -7,6 +7,7 @@ that is said on a connection afterwards. redis-py repeats nothing here: its retr
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs
@@ -105,8 +106,15 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        final = isinstance(error, redis.AuthenticationError | redis.ResponseError)
+        final = isinstance(error, redis.AuthenticationError | redis.ResponseError) or _is_distrust(error)
         return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+
+
+def _is_distrust(error: BaseException | None) -> bool:
+    """Whether it comes of a certificate that is not trusted: that stays so, however often it is tried."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def hang_up(connection: Any) -> None:
@@ -225,7 +233,7 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     first = "" if base == "unix" else hosts.partition(",")[0]
     if base == "unix" and not path:
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
-    url = parts._replace(scheme=base, netloc=user + at + first, path=path).geturl()
+    url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
     settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
     known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
     for option in parse_qs(parts.query):
