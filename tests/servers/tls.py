@@ -57,6 +57,7 @@ class TlsFront:
         self, server: Server, certificates: Certificates, *, asks_clients: bool = False, piece: int = 0
     ) -> None:
         self._server = server
+        self.certificates = certificates
         self._piece = piece or _CHUNK
         self.port = free_port()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

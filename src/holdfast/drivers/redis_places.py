@@ -57,7 +57,7 @@ class Place:
 
     def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
         self._kind = kind  # "tcp", "tls" or "unix"
-        wanted = {name: value for name, value in settings.items() if name in _WANTED or name.startswith("ssl_")}
+        wanted = {name: value for name, value in settings.items() if _is_wanted(name, value)}
         if kind != "unix":
             wanted = {"socket_keepalive": True, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
@@ -82,7 +82,7 @@ class Place:
             settings = self._all(where, max(0.01, until - boot_now()))
             connection = _KINDS[self._kind](**settings, retry=Retry(NoBackoff(), 0))
             connection.connect()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
             raise self.unreachable(address, error) from error
         return connection
 
@@ -97,7 +97,7 @@ class Place:
             except BaseException:
                 hang_up(connection)
                 raise
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, TypeError) as error:
             raise self.unreachable(address, error) from error
         return connection
 
@@ -106,8 +106,14 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        final = isinstance(error, redis.AuthenticationError | redis.ResponseError) or _is_distrust(error)
+        final = isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError) or _is_distrust(error)
         return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+
+
+def _is_wanted(name: str, value: Any) -> bool:
+    """What a client of the one world leaves out, one of the other may never have heard of."""
+    left_out = value is None or (name.startswith("ssl_validate_ocsp") and not value)
+    return name in _WANTED or (name.startswith("ssl_") and not left_out)
 
 
 def _is_distrust(error: BaseException | None) -> bool:
