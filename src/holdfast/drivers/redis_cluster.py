@@ -12,8 +12,11 @@ from typing import Any
 
 from redis.crc import key_slot
 
+from holdfast._time import boot_now
 from holdfast.drivers.redis_places import Address
 from holdfast.drivers.redis_wire import unavailable
+
+DOUBT = 5.0  # seconds after a node failed to answer for which others are asked rather than it, where any will do
 
 
 class ClusterMap:
@@ -22,6 +25,7 @@ class ClusterMap:
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = tuple(seeds)
         self._nodes: dict[int, Address] = {}
+        self._doubted: dict[Address, float] = {}  # until when
         self.stale = True
 
     def node_of(self, key: str) -> Address:
@@ -35,12 +39,21 @@ class ClusterMap:
         return sorted(set(self._nodes.values()))
 
     def any(self) -> Address:
-        return random.choice(self.primaries() or self._seeds)
+        return self.candidates()[0]
 
     def candidates(self) -> list[Address]:
+        """All that may be asked, those first that are likely to answer."""
         known = self.primaries()
         random.shuffle(known)
-        return [*known, *(seed for seed in self._seeds if seed not in known)]
+        now = boot_now()
+        nodes = [*known, *(seed for seed in self._seeds if seed not in known)]
+        return sorted(nodes, key=lambda node: self._doubted.get(node, 0.0) > now)
+
+    def doubt(self, node: Address | None) -> None:
+        """It did not answer, so it may have been replaced."""
+        self.stale = True
+        if node is not None:
+            self._doubted[node] = boot_now() + DOUBT
 
     def read(self, answer: Any, asked: Address) -> bool:
         """Take over what a node says; whether it knows anything."""

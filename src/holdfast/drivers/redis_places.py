@@ -7,6 +7,7 @@ that is said on a connection afterwards. redis-py repeats nothing here: its retr
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs
@@ -19,12 +20,14 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from holdfast._time import boot_now
 from holdfast.drivers.redis_wire import unavailable
 from holdfast.errors import BackendUnavailable
 
 PORT = 6379
 _LOGIN = ("username", "password")
 SENTINEL_PORT = 26379
+SENTINEL_WITHIN = 1.0  # seconds that each Sentinel may take: there are others to ask
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
 _WANTED = (
@@ -54,7 +57,7 @@ class Place:
 
     def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
         self._kind = kind  # "tcp", "tls" or "unix"
-        wanted = {name: value for name, value in settings.items() if name in _WANTED or name.startswith("ssl_")}
+        wanted = {name: value for name, value in settings.items() if _is_wanted(name, value)}
         if kind != "unix":
             wanted = {"socket_keepalive": True, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
@@ -73,25 +76,28 @@ class Place:
 
     def dial(self, address: Address | None, within: float) -> Any:
         """A connection of redis-py's after its handshake. Raises BackendUnavailable."""
+        until = boot_now() + within
         try:
-            connection = _KINDS[self._kind](
-                **self._all(address or self.find(within), within), retry=Retry(NoBackoff(), 0)
-            )
+            where = address or self.find(within)
+            settings = self._all(where, max(0.01, until - boot_now()))
+            connection = _KINDS[self._kind](**settings, retry=Retry(NoBackoff(), 0))
             connection.connect()
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
             raise self.unreachable(address, error) from error
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
+        until = boot_now() + within
         try:
             where = address or await self.find_async(within)
-            connection = _ASYNC_KINDS[self._kind](**self._all(where, within), retry=AsyncRetry(NoBackoff(), 0))
+            settings = self._all(where, max(0.01, until - boot_now()))
+            connection = _ASYNC_KINDS[self._kind](**settings, retry=AsyncRetry(NoBackoff(), 0))
             try:
                 await connection.connect()
             except BaseException:
                 hang_up(connection)
                 raise
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, TypeError) as error:
             raise self.unreachable(address, error) from error
         return connection
 
@@ -100,8 +106,21 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        final = isinstance(error, redis.AuthenticationError | redis.ResponseError)
+        final = isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError) or _is_distrust(error)
         return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+
+
+def _is_wanted(name: str, value: Any) -> bool:
+    """What a client of the one world leaves out, one of the other may never have heard of."""
+    left_out = value is None or (name.startswith("ssl_validate_ocsp") and not value)
+    return name in _WANTED or (name.startswith("ssl_") and not left_out)
+
+
+def _is_distrust(error: BaseException | None) -> bool:
+    """Whether it comes of a certificate that is not trusted: that stays so, however often it is tried."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def hang_up(connection: Any) -> None:
@@ -119,6 +138,7 @@ class Sentinels(Place):
         super().__init__(kind, settings, Address(service))
         self._service = service
         self._sentinels = tuple(sentinels)
+        self._name = f"{service} (by Sentinels {', '.join(map(str, sentinels))})"
         given = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
         if kind == "tls":
             given |= {name: value for name, value in self._settings.items() if name.startswith("ssl_")} | {"ssl": True}
@@ -126,17 +146,19 @@ class Sentinels(Place):
 
     @property
     def name(self) -> str:
-        return f"{self._service} (by Sentinels {', '.join(map(str, self._sentinels))})"
+        return self._name
 
     def _arguments(self, within: float) -> dict[str, Any]:
-        each = within / len(self._sentinels)
+        each = min(SENTINEL_WITHIN, within / len(self._sentinels))
         return {**self._to_sentinels, "socket_timeout": each, "socket_connect_timeout": each}
 
     def find(self, within: float) -> Address:
         settings = {**self._arguments(within), "retry": Retry(NoBackoff(), 0)}
         sentinel: Any = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
         try:
-            return Address(*sentinel.discover_master(self._service))
+            found = Address(*sentinel.discover_master(self._service))
+            self._prefer(sentinel.sentinels[0])
+            return found
         finally:
             for client in sentinel.sentinels:
                 client.close()
@@ -147,10 +169,18 @@ class Sentinels(Place):
             self._sentinels, sentinel_kwargs=settings
         )
         try:
-            return Address(*await sentinel.discover_master(self._service))
+            found = Address(*await sentinel.discover_master(self._service))
+            self._prefer(sentinel.sentinels[0])
+            return found
         finally:
             for client in sentinel.sentinels:
                 await client.connection_pool.disconnect()
+
+    def _prefer(self, answered: Any) -> None:
+        """Ask this one first from now on: redis-py has put it there. One that hangs then costs time only once."""
+        settings = answered.connection_pool.connection_kwargs
+        first = Address(settings["host"], int(settings["port"]))
+        self._sentinels = (first, *(one for one in self._sentinels if one != first))
 
 
 class Cluster(Place):
@@ -209,7 +239,7 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     first = "" if base == "unix" else hosts.partition(",")[0]
     if base == "unix" and not path:
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
-    url = parts._replace(scheme=base, netloc=user + at + first, path=path).geturl()
+    url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
     settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
     known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
     for option in parse_qs(parts.query):

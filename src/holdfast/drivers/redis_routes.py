@@ -21,6 +21,7 @@ from holdfast.errors import BackendUnavailable
 _logger = logging.getLogger("holdfast")
 
 HOPS = 5  # redirections that one request may take
+NODE_WITHIN = 1.0  # seconds that a node may take to tell of its cluster: there are others to ask
 NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else meanwhile
 
 
@@ -91,25 +92,23 @@ class RedisDriver:
         return answer
 
     async def _ask_node(self, key: str, request: bytes, within: float) -> Any:
-        if not self._greeted:
-            await self._greet(within)
-        address = None if self._map is None else await self._node_of(key, within)
+        within = await self._get_ready(within)
+        address = None if self._map is None else self._map.node_of(key)
         try:
             return await self._ask_one(address, request, within)
         except BackendUnavailable:
-            self._lost_sight()
+            self._lost_sight(address)
             raise
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
         """As `run`, and how many replicas have it too."""
-        if not self._greeted:
-            await self._greet(within)
-        address = None if self._map is None else await self._node_of(key, within)
+        within = await self._get_ready(within)
+        address = None if self._map is None else self._map.node_of(key)
         wait = self._wait(within)
         try:
             answer, replicas = await self._wires.ask(address, request + wait, 2, within)
         except BackendUnavailable:
-            self._lost_sight()
+            self._lost_sight(address)
             raise
         if answer.__class__ is ReplyError:
             answer, replicas = await self._settle(script, request, answer, address, within, wait)
@@ -124,27 +123,31 @@ class RedisDriver:
     async def run_all(self, script: Script, calls: Sequence[Call], within: float) -> list[Any]:
         """Run many, on whichever servers; for those that cannot be known the answer is a BackendUnavailable."""
         until = boot_now() + within
-        if not self._greeted:
-            await self._greet(within)
+        within = await self._get_ready(within)
+        answers: list[Any] = [None] * len(calls)
         shares: dict[Address | None, list[int]] = {}
         for place, call in enumerate(calls):
-            address = None if self._map is None else await self._node_of(call.key, within)
-            shares.setdefault(address, []).append(place)
+            try:
+                address = None if self._map is None else self._map.node_of(call.key)
+                shares.setdefault(address, []).append(place)
+            except BackendUnavailable as error:
+                answers[place] = error
         wait = self._wait(within) if self.replicas else b""
         requests = [
             (address, b"".join([calls[place].request for place in places]) + wait, len(places) + bool(wait))
             for address, places in shares.items()
         ]
-        answers: list[Any] = [None] * len(calls)
         for (address, places), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
             told = self._enough(share, address) if self.replicas else share
             if isinstance(told, BackendUnavailable):
-                self._lost_sight()
+                self._lost_sight(address)
             for number, place in enumerate(places):
                 answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
                 if answer.__class__ is ReplyError:
                     try:
                         left = until - boot_now()
+                        if left <= 0:
+                            raise unavailable(self.place.name, "did not answer in time")
                         (answer, *_) = await self._settle(script, calls[place].request, answer, address, left, wait)
                     except BackendUnavailable as error:
                         answer = error
@@ -171,10 +174,9 @@ class RedisDriver:
 
     async def scan(self, pattern: str, within: float) -> list[bytes]:
         """All keys like that, on every server that has any."""
-        if not self._greeted:
-            await self._greet(within)
+        within = await self._get_ready(within)
         if self._map is not None:
-            await self._learn(within)
+            await self._learn(within)  # a node that we do not know of has keys too
         found: list[bytes] = []
         for address in (None,) if self._map is None else self._map.primaries():
             cursor = b"0"
@@ -228,19 +230,13 @@ class RedisDriver:
         error = refusal(str(address or self.place.name), answer)
         if str(answer).startswith(("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN")):
             self._wires.drop(address)  # the next connection finds the new primary
-            self._lost_sight()
+            self._lost_sight(address)
         return error
 
     # The cluster
 
-    async def _node_of(self, key: str, within: float) -> Address:
-        assert self._map is not None
-        if self._map.stale:
-            await self._learn(within)
-        return self._map.node_of(key)
-
-    async def _learn(self, within: float) -> None:
-        """Ask any node who has what. Raises BackendUnavailable if none answers."""
+    async def _learn(self, within: float) -> Address:
+        """Ask any node who has what, and tell which one knew. Raises BackendUnavailable if none answers."""
         assert self._map is not None
         until = boot_now() + within
         error: BackendUnavailable | None = None
@@ -249,26 +245,37 @@ class RedisDriver:
             if left <= 0:
                 break
             try:
-                answer = await self._ask_one(address, command("CLUSTER", "SLOTS"), max(0.05, left / 3))
+                each = min(NODE_WITHIN, max(0.05, left / 3))
+                answer = await self._ask_one(address, command("CLUSTER", "SLOTS"), each)
             except BackendUnavailable as failure:
+                self._lost_sight(address)
                 error = failure
                 continue
             if answer.__class__ is not ReplyError and self._map.read(answer, address):
-                return
+                return address
             error = unavailable(str(address), f"does not tell of its cluster: {answer}", transient=answer == [])
         raise error or unavailable(self.place.name, "did not answer in time")
 
-    def _lost_sight(self) -> None:
+    def _lost_sight(self, address: Address | None) -> None:
         if self._map is not None:
-            self._map.stale = True
+            self._map.doubt(address)
 
     # Good manners
 
+    async def _get_ready(self, within: float) -> float:
+        """Whatever must be known before anything is asked; how much of the time is left."""
+        if self._greeted and (self._map is None or not self._map.stale):
+            return within
+        until = boot_now() + within
+        if not self._greeted:
+            await self._greet(within)
+        elif self._map is not None:
+            await self._learn(within)
+        return max(0.01, until - boot_now())
+
     async def _greet(self, within: float) -> None:
         """Once: look at what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
-        if self._map is not None and self._map.stale:
-            await self._learn(within)
-        address = None if self._map is None else self._map.any()
+        address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "memory") + command("INFO", "replication")
         facts: dict[str, str] = {}
         for answer in await self._wires.ask(address, questions, 2, within):

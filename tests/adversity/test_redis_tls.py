@@ -1,0 +1,162 @@
+"""Locks over TLS, with passwords, by a socket's path: all that a URL can ask for, in both worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+
+from holdfast import BackendUnavailable
+from holdfast._time import boot_now
+from holdfast.drivers.redis_places import Address, place_of_url
+from holdfast.testing.awaited import AwaitedLock
+from holdfast.testing.stage import Stage
+from tests.adversity.redis_worlds import Anywhere
+from tests.servers.server import HOST, Server
+from tests.servers.tls import Certificates, TlsFront
+
+pytestmark = pytest.mark.slow
+
+SOON = 0.6  # seconds: less than the patrol that would find out without a wake-up
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        server.command("ACL", "SETUSER", "ann", "on", ">secret word", "~*", "&*", "+@all")
+        yield server
+
+
+class TestTls(Anywhere):
+    @pytest.fixture(autouse=True)
+    def _servers(self, server: Server, certificates: Certificates) -> Iterator[None]:
+        self.server, self.certificates = server, certificates
+        with ExitStack() as self.stack:
+            yield
+
+    def front(self, *, asks_clients: bool = False, piece: int = 0) -> TlsFront:
+        front = TlsFront(self.server, self.certificates, asks_clients=asks_clients, piece=piece)
+        return self.stack.enter_context(front)
+
+    @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+    async def test_locks_work_over_tls(self, stage: Stage, scheme: str) -> None:
+        self.where = self.front().url(scheme, **self.certificates.trusting)
+        await self.works(stage)
+
+    @pytest.mark.parametrize("piece", [1, 7, 100])
+    async def test_wake_ups_arrive_in_however_many_records(self, stage: Stage, piece: int) -> None:
+        self.where = self.front(piece=piece).url(**self.certificates.trusting)
+        locks = stage.locks()
+        for number in range(5):
+            held = await stage.locks().lock(f"x{number}").take()
+            waiter = stage.start(_take_and_tell_when(locks.lock(f"x{number}")))
+            await stage.queue(f"x{number}", 1)
+            released = boot_now()
+            assert await held.release()
+            assert await waiter.result() - released < SOON
+
+    async def test_many_waiters_share_one_connection_for_wake_ups(self, stage: Stage) -> None:
+        self.where = self.front(piece=50).url(**self.certificates.trusting)
+        one, other = stage.locks(), stage.locks()
+        held = [await one.lock(f"x{number}").take() for number in range(8)]
+        waiters = [stage.start(_take_and_tell_when(other.lock(f"x{number}"))) for number in range(8)]
+        for number in range(8):
+            await stage.queue(f"x{number}", 1)
+        released = boot_now()
+        for lease in held:
+            assert await lease.release()
+        assert max([await waiter.result() for waiter in waiters]) - released < SOON
+
+    async def test_a_lease_is_renewed_over_tls(self, stage: Stage) -> None:
+        self.where = self.front().url(**self.certificates.trusting)
+        lease = await stage.locks().lock("x", ttl=0.5).take()
+        for _ in range(3):
+            await self.renewed(stage, lease)
+        assert lease.held
+
+    async def test_a_large_answer_is_read_to_its_end(self, stage: Stage) -> None:
+        self.where = self.front().url(**self.certificates.trusting)
+        await stage.locks().cell("large").write("x" * 200_000)
+        assert (await stage.locks().cell("large").read()).value == "x" * 200_000
+
+    async def test_a_server_that_asks_for_certificates_gets_ours(self, stage: Stage) -> None:
+        front = self.front(asks_clients=True)
+        self.where = front.url(**self.certificates.known)
+        await self.works(stage)
+        self.where = front.url(**self.certificates.trusting)
+        with pytest.raises(BackendUnavailable):
+            await stage.locks(patience=0.2).lock("x").take()
+
+    async def test_a_server_that_nobody_vouches_for_is_not_trusted(self, stage: Stage) -> None:
+        self.where = self.front().url(ssl_ca_certs=str(self.certificates.stranger))
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as told:
+            await stage.locks().lock("x").take()
+        assert not told.value.transient
+
+    async def test_a_password_and_a_user_go_over_tls_too(self, stage: Stage) -> None:
+        front = self.front()
+        self.where = front.url(login="ann:secret%20word@", **self.certificates.trusting)
+        await self.works(stage)
+        self.where = front.url(login="ann:wrong@", **self.certificates.trusting)
+        with pytest.raises(BackendUnavailable, match=r"WRONGPASS|invalid username") as told:
+            await stage.locks().lock("x").take()
+        assert not told.value.transient
+
+    async def test_a_cluster_is_reached_over_tls(self, stage: Stage) -> None:
+        node = self.stack.enter_context(Server("--cluster-enabled", "yes"))
+        front = self.stack.enter_context(TlsFront(node, self.certificates))
+        node.command("CONFIG", "SET", "cluster-announce-port", front.port)
+        node.command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await stage.until(lambda: b"cluster_state:ok" in node.command("CLUSTER", "INFO"))
+        self.where = front.url("rediss+cluster", **self.certificates.trusting)
+        await self.works(stage)
+
+    async def test_the_path_of_a_socket_is_enough(self, stage: Stage) -> None:
+        self.where = f"unix://{self.server.socket}"
+        await self.works(stage)
+        self.where = f"unix://ann:secret%20word@{self.server.socket}?db=3"
+        lease = await stage.locks().lock("x").take()
+        (key,) = self.server.command("KEYS", "holdfast:*", db=3)
+        assert lease.claim_id.encode() in self.server.command("GET", key, db=3)
+        self.server.command("FLUSHDB", db=3)
+
+    async def test_valkey_is_another_word_for_redis(self, stage: Stage) -> None:
+        self.where = self.server.url.replace("redis:", "valkey:")
+        await self.works(stage)
+
+
+async def _take_and_tell_when(lock: AwaitedLock) -> float:
+    await lock.take()
+    return boot_now()
+
+
+def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Server) -> None:
+    with Server(sentinel=True) as sentinel, TlsFront(sentinel, certificates) as front:
+        sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
+        url = front.url("rediss+sentinel", **certificates.trusting).replace("/?", "/locks?")
+        assert place_of_url(urlsplit(url)).find(1.0) == Address(HOST, server.port)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h/0?max_connections=5", "redis://h/0?socket_timeout=1", "unix://", "redis+sentinel://h"]
+)
+def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"option|unix|service"):
+        place_of_url(urlsplit(url))
+
+
+def test_the_password_is_never_told() -> None:
+    for url in (
+        "redis://ann:hush@h",
+        "redis+sentinel://ann:hush@h/s",
+        "redis+cluster://ann:hush@h,i",
+        "unix://ann:hush@/x",
+    ):
+        assert "hush" not in place_of_url(urlsplit(url)).name

@@ -1,0 +1,128 @@
+"""A cluster of three primaries, each with one replica.
+
+Decides: who has which slots, and when the whole counts as up: every node knows of every other, and all are of one mind.
+Leaves to `server`: each node.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from redis.crc import key_slot
+
+from tests.servers.sentinel import replicates, until
+from tests.servers.server import HOST, Server
+
+SLOTS = 16384
+SHARDS = 3
+_CALM = 15_000  # milliseconds of silence after which a node counts as failed: not by the load of a test machine
+_NERVOUS = 500  # and when one is to fail; nodes also tell each other the news the faster
+_ARGS = (
+    *("--cluster-enabled", "yes"),
+    *("--cluster-node-timeout", str(_NERVOUS)),
+    *("--cluster-replica-no-failover", "yes"),
+    *("--cluster-replica-validity-factor", "0"),
+    *("--cluster-allow-replica-migration", "no"),
+    *("--cluster-require-full-coverage", "no"),
+    *("--repl-diskless-sync-delay", "0"),
+)
+
+
+class Nodes:
+    """Shard n is `primaries[n]` and `replicas[n]`, until one of them fails."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.primaries = [Server(*_ARGS) for _ in range(SHARDS)]
+        self.replicas = [Server(*_ARGS) for _ in range(SHARDS)]
+
+    @property
+    def all(self) -> list[Server]:
+        return [*self.primaries, *self.replicas]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.primaries)
+
+    def start(self) -> Nodes:
+        for number, node in enumerate(self.all):
+            self._stack.enter_context(node)
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for number, primary in enumerate(self.primaries):
+            first, last = number * SLOTS // SHARDS, (number + 1) * SLOTS // SHARDS - 1
+            primary.command("CLUSTER", "ADDSLOTS", *range(first, last + 1))  # ADDSLOTSRANGE is not for Redis 6
+        for node in self.all:
+            for other in self.all:
+                if node.port < other.port:
+                    node.command("CLUSTER", "MEET", HOST, other.port)
+        until(lambda: all(len(self._known(node)) == 2 * SHARDS for node in self.all), "all to know all")
+        for primary, replica in zip(self.primaries, self.replicas, strict=True):
+            replica.command("CLUSTER", "REPLICATE", self.id(primary))
+        until(lambda: all(replicates(replica) for replica in self.replicas), "the replicas")
+        until(lambda: all(self._is_well(node) for node in self.all), "all to be of one mind")
+        self._configure("cluster-node-timeout", _CALM)
+        return self
+
+    def _configure(self, option: str, value: str | int) -> None:
+        for node in self.all:
+            if node.running:
+                node.command("CONFIG", "SET", option, value)
+
+    def _known(self, node: Server) -> list[Any]:
+        lines = node.command("CLUSTER", "NODES").splitlines()
+        return [line for line in lines if b"handshake" not in line and b"noaddr" not in line]
+
+    def _is_well(self, node: Server) -> bool:
+        shards = {shard[0]: len(shard) - 2 for shard in node.command("CLUSTER", "SLOTS")}
+        covered = b"cluster_state:ok" in node.command("CLUSTER", "INFO")
+        return covered and len(shards) == SHARDS and set(shards.values()) == {2}
+
+    def id(self, node: Server) -> str:
+        return str(node.command("CLUSTER", "MYID").decode())
+
+    def owner(self, key: str) -> Server:
+        """The primary whose slot it is, as the first node knows it that runs."""
+        asked = next(node for node in self.all if node.running)
+        for first, last, primary, *_ in asked.command("CLUSTER", "SLOTS"):
+            if first <= key_slot(key.encode()) <= last:
+                return next(node for node in self.all if node.port == primary[1])
+        raise LookupError(key)
+
+    # A slot that moves: in steps, so that a test can look at it in between
+
+    def begin_move(self, slot: int, source: Server, target: Server) -> None:
+        target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))
+        source.command("CLUSTER", "SETSLOT", slot, "MIGRATING", self.id(target))
+
+    def move_keys(self, slot: int, source: Server, target: Server, *keys: bytes) -> None:
+        """Those keys, or all that are there."""
+        moving = keys or source.command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+        if moving:
+            source.command("MIGRATE", HOST, target.port, "", 0, 5000, "KEYS", *moving)
+
+    def end_move(self, slot: int, source: Server, target: Server) -> None:
+        self.move_keys(slot, source, target)
+        id = self.id(target)
+        for node in (target, source, *(one for one in self.primaries if one not in (source, target))):
+            node.command("CLUSTER", "SETSLOT", slot, "NODE", id)
+
+    def replace(self, primary: Server) -> None:
+        """Let the others notice that it is gone, and its replica take over."""
+        assert not primary.running
+        self._configure("cluster-replica-no-failover", "no")
+        self._configure("cluster-node-timeout", _NERVOUS)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Nodes:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,104 @@
+"""A primary, its replica, and Sentinels that watch over them.
+
+Decides: how fast the Sentinels are, and when the whole counts as up.
+Leaves to `server`: each server of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any
+
+import redis
+
+from tests.servers.server import HOST, Server
+
+SERVICE = "locks"
+DOWN_AFTER = 500  # milliseconds of silence after which a server counts as down
+_WITHIN = 20.0  # seconds; only ever reached when something is broken
+
+# The Sentinels' own timers, in milliseconds: they are made for the distances of a real network.
+_FAST = {
+    "info-period": 100,
+    "ping-period": 300,  # five of them without news of a replica, and that one is not made the primary
+    "ask-period": 50,
+    "publish-period": 50,
+    "tilt-period": 100,
+    "tilt-trigger": 20_000,  # a busy machine is no reason to distrust the clock
+    "election-timeout": 500,
+    "default-failover-timeout": 2000,
+}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Until it is true; what it answered."""
+    limit = time.monotonic() + _WITHIN
+    while time.monotonic() < limit:
+        with suppress(redis.RedisError, OSError):
+            if answer := condition():
+                return answer
+        time.sleep(0.005)
+    raise AssertionError(f"waited in vain for {what}")
+
+
+def replicates(replica: Server) -> bool:
+    return b"master_link_status:up" in replica.command("INFO", "replication")
+
+
+class Watched:
+    """One primary, one replica, and so many Sentinels of one mind."""
+
+    def __init__(self, sentinels: int = 3) -> None:
+        self._stack = ExitStack()
+        self.primary = Server("--repl-diskless-sync-delay", "0")
+        self.replica = Server("--repl-diskless-sync-delay", "0", "--repl-timeout", "5")
+        self.sentinels = [Server(sentinel=True) for _ in range(sentinels)]
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}"
+
+    def start(self) -> Watched:
+        self._stack.enter_context(self.primary)
+        self._stack.enter_context(self.replica)
+        self.replica.command("REPLICAOF", HOST, self.primary.port)
+        for sentinel in self.sentinels:
+            self._stack.enter_context(sentinel)
+            self.watch(sentinel, self.primary)
+        until(lambda: replicates(self.replica), "the replica")
+        until(lambda: all(self._knows_all(sentinel) for sentinel in self.sentinels), "the Sentinels to know all")
+        return self
+
+    def watch(self, sentinel: Server, primary: Server) -> None:
+        """From now on it tells everybody of this primary."""
+        with suppress(redis.ResponseError):
+            sentinel.command("SENTINEL", "REMOVE", SERVICE)
+        sentinel.command("SENTINEL", "DEBUG", *(word for pair in _FAST.items() for word in pair))
+        first = sentinel is self.sentinels[0]  # it runs for the lead before the others do: they would split the votes
+        quorum = len(self.sentinels) // 2 + 1 if first else len(self.sentinels)
+        sentinel.command("SENTINEL", "MONITOR", SERVICE, HOST, primary.port, quorum)
+        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", DOWN_AFTER + 100 * first)
+        sentinel.command("SENTINEL", "SET", SERVICE, "failover-timeout", 2000)
+
+    def _knows_all(self, sentinel: Server) -> bool:
+        (facts,) = sentinel.command("SENTINEL", "MASTERS")
+        known = dict(zip(facts[::2], facts[1::2], strict=True))
+        others = int(known[b"num-other-sentinels"])
+        return int(known[b"num-slaves"]) == 1 and others == len(self.sentinels) - 1 and known[b"flags"] == b"master"
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Watched:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
