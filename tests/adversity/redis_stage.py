@@ -87,5 +87,5 @@ class OnAServer(Promise):
 
     async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
         """Until one more renewal has come through."""
-        before = lease.expires_at
-        await stage.until(lambda: lease.expires_at > before, "a renewal")
+        before = lease._deadline
+        await stage.until(lambda: lease._deadline > before, "a renewal")

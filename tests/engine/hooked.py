@@ -39,7 +39,7 @@ class HookedBackend:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._through("wait", self.inner.wait(claim, seconds))
 
-    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         return await self._through("renew", self.inner.renew(batch, within=within))
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:

@@ -284,7 +284,12 @@ class RedisBackend:
         return await self._look(key, breaks=True)
 
     async def _look(self, key: str, *, breaks: bool) -> LockInfo:
-        found, queue, wall = await self._run("inspect", key, (int(breaks), *self._now()), QUICK)
+        keys = _keys(key)
+        request = call(script("inspect"), keys, (int(breaks), *self._now()))
+        if breaks:
+            found, queue, wall = await self._driver.run(script("inspect"), keys[0], request, QUICK)
+        else:
+            found, queue, wall = await self._driver.question(keys[0], request, QUICK, script("inspect"))
         holders = [
             HolderInfo(
                 holder=unquote(holder.decode()),
@@ -324,7 +329,7 @@ class RedisBackend:
     async def read(self, key: str) -> Stored:
         cell = f"{_tagged(key)}:cell"
         request = command("HMGET", cell, "v", "n", "f", "w")
-        value, version, fence, writer = await self._driver.command(cell, request, QUICK)
+        value, version, fence, writer = await self._driver.question(cell, request, QUICK)
         if value is None:
             return Stored()
         return Stored(value.decode(), int(version), int(fence), writer.decode())

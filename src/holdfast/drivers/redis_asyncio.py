@@ -296,12 +296,14 @@ class AsyncioWires:
         return self._ask_first(address, request, within)
 
     async def _ask_first(self, address: Address | None, request: bytes, within: float) -> Any:
+        started = asyncio.get_running_loop().time()
         line = await self._line_to(address, within)
-        return await line.ask(request, within)
+        return await line.ask(request, max(0.001, within - (line.loop.time() - started)))
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        started = asyncio.get_running_loop().time()
         line = await self._line_to(address, within)
-        return await line.ask_several(request, replies, within)
+        return await line.ask_several(request, replies, max(0.001, within - (line.loop.time() - started)))
 
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float

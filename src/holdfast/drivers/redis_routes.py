@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from holdfast._model import Claim
@@ -23,6 +24,9 @@ _logger = logging.getLogger("holdfast")
 HOPS = 5  # redirections that one request may take
 NODE_WITHIN = 1.0  # seconds that a node may take to tell of its cluster: there are others to ask
 NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else meanwhile
+
+
+_NO_SCRIPT = Script(b"", b"")
 
 
 class Wires(Protocol):
@@ -168,9 +172,16 @@ class RedisDriver:
             f"has only {replicas} replicas that confirm what it was told, and {self.replicas} were asked for",
         )
 
-    async def command(self, key: str, request: bytes, within: float) -> Any:
-        """A command that is no script."""
-        return await self.run(_NO_SCRIPT, key, request, within)
+    async def question(self, key: str, request: bytes, within: float, script: Script = _NO_SCRIPT) -> Any:
+        """As `run`, for what changes nothing: asked again at once if the connection had ended unnoticed."""
+        started = boot_now()
+        try:
+            return await self.run(script, key, request, within)
+        except BackendUnavailable as error:
+            left = within - (boot_now() - started)
+            if not error.transient or left < within / 2:
+                raise
+            return await self.run(script, key, request, left)
 
     async def scan(self, pattern: str, within: float) -> list[bytes]:
         """All keys like that, on every server that has any."""
@@ -179,6 +190,7 @@ class RedisDriver:
             await self._learn(within)  # a node that we do not know of has keys too
         found: list[bytes] = []
         for address in (None,) if self._map is None else self._map.primaries():
+            await self._wake_up(address, within)
             cursor = b"0"
             while True:
                 request = command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
@@ -190,6 +202,11 @@ class RedisDriver:
                 if cursor == b"0":
                     break
         return found
+
+    async def _wake_up(self, address: Address | None, within: float) -> None:
+        """Find out now if the connection has ended unnoticed."""
+        with suppress(BackendUnavailable):
+            await self._ask_one(address, command("PING"), within / 2)
 
     async def close(self) -> None:
         await self._wires.close()
@@ -293,4 +310,3 @@ EVICTS = (
     "the lock server %s evicts keys when its memory is full (maxmemory-policy %s), and locks with them: "
     "set noeviction, or keep locks on a server of their own"
 )
-_NO_SCRIPT = Script(b"", b"")

@@ -11,7 +11,7 @@ if state and state >= clock then  -- the clock was set back: then the last numbe
   fence = string.format('%016d', string.sub(state, 1, 16) + 1)
   lives = math.ceil((fence - clock) / 1000) + lives
 end
-redis.call('PSETEX', KEYS[1], lives, fence .. '=' .. ARGV[1] .. ' ' .. (ARGV[4] or clock) .. ' ' .. fence .. ' ' .. clock
-  .. ARGV[2])
+redis.call('SET', KEYS[1], fence .. '=' .. ARGV[1] .. ' ' .. (ARGV[4] or clock) .. ' ' .. fence .. ' ' .. clock .. ARGV[2],
+  'PX', lives)
 if fence == clock then return clock end
 return fence .. ' ' .. clock
