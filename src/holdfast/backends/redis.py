@@ -17,7 +17,7 @@ import string
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from holdfast._model import (
@@ -90,34 +90,45 @@ def _keys(key: str) -> list[str]:
     return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "eyes", "changes")]
 
 
+class _Prepared(NamedTuple):
+    """A request but for the claim: the same for every claim on the same terms, so it is written once."""
+
+    script: Script
+    key: str  # the one that leads to the server
+    size: int  # in words
+    before: bytes  # the claim
+    after: bytes
+
+
+def _prepared(
+    name: str, keys: Sequence[str], before: Sequence[str | int], after: Sequence[str | int] = ()
+) -> _Prepared:
+    size = 3 + len(keys) + len(before) + 1 + len(after)
+    return _Prepared(script(name), keys[0], size, script(name).digest + words(len(keys), *keys, *before), words(*after))
+
+
 @lru_cache(maxsize=1024)
-def _quick_acquire(terms: Terms) -> tuple[str, bytes, bytes]:
-    """The key, and what comes before and after the claim in a request on these terms."""
-    key = f"{_tagged(terms.key)}:held"
+def _quick_acquire(terms: Terms) -> _Prepared:
     ttl = _micros(terms.ttl)
     record = f" {ttl} {_mode(terms)} {terms.limit or 0} {_plain(terms.holder)} {terms.metadata or ''}"
     lives = -(-ttl // 1000) + _CONSTANTS["REMEMBER_MS"]
-    return key, script("acquire_quick").digest + words(1, key), words(record, lives)
+    return _prepared("acquire_quick", _keys(terms.key)[:1], (), (record, lives))
 
 
 @lru_cache(maxsize=1024)
-def _quick_release(key: str) -> tuple[str, bytes]:
-    key = f"{_tagged(key)}:held"
-    return key, script("release_quick").digest + words(1, key)
+def _quick_release(key: str) -> _Prepared:
+    return _prepared("release_quick", _keys(key)[:1], ())
 
 
 @lru_cache(maxsize=256)
-def _acquire(terms: Terms) -> tuple[str, bytes]:
-    """As above, for a name that others want too."""
-    keys = _keys(terms.key)
+def _acquire(terms: Terms, address: str) -> _Prepared:
     args = (_micros(terms.ttl), _mode(terms), terms.limit or 0, _plain(terms.holder), terms.metadata or "")
-    return keys[0], script("acquire").digest + words(len(keys), *keys, *args)
+    return _prepared("acquire", _keys(terms.key), args, (address,))
 
 
 @lru_cache(maxsize=256)
-def _release(key: str, linger: int, heir: str) -> tuple[str, bytes]:
-    keys = _keys(key)
-    return keys[0], script("release").digest + words(len(keys), *keys, linger, _plain(heir))
+def _release(key: str, linger: int, heir: str) -> _Prepared:
+    return _prepared("release", _keys(key), (linger, _plain(heir)))
 
 
 def _renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
@@ -163,54 +174,49 @@ class RedisBackend:
         now = self._driver.now
         return () if now is None else (b"%d" % _micros(now()),)
 
+    def _request(self, prepared: _Prepared, id: str) -> bytes:
+        _, _, size, before, after = prepared
+        if self._driver.now is None:
+            return b"*%d\r\n%b$%d\r\n%b\r\n%b" % (size, before, len(id), id.encode(), after)
+        return b"*%d\r\n%b%b%b%b" % (size + 1, before, words(id), after, words(*self._now()))
+
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         id, terms = claim
         if terms.key not in self._crowded and not self._driver.replicas:
-            key, head, tail = _quick_acquire(terms)
-            request = b"*7\r\n%b$%d\r\n%b\r\n%b" % (head, len(id), id.encode(), tail)
-            if self._driver.now is not None:
-                request = b"*8" + request[2:] + words(*self._now())
-            answer = await self._driver.ask(key, request, within)
+            prepared = _quick_acquire(terms)
+            request = self._request(prepared, id)
+            answer = await self._driver.ask(prepared.key, request, within)
             if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(script("acquire_quick"), key, request, answer, within)
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
             if answer is not None:
                 return _granted(answer)
-        return await self._acquire_or_wait(claim, enqueue, within)
-
-    async def _acquire_or_wait(self, claim: Claim, enqueue: bool, within: float) -> Grant | Busy:
         wakes = self._driver.wakes
-        answer = await self._acquire(claim, await self._driver.expect(claim, within) if enqueue else "", within)
+        address = wakes.address if enqueue else ""
+        if enqueue and not (address and wakes.expects(claim)):
+            address = await self._driver.expect(claim, within)
+        answer = await self._acquire(claim, address, within)
         if answer.__class__ is not list:
             wakes.forget(claim)
-            self._remember(claim.terms.key, crowded=answer.endswith(b"+"))
+            self._remember(terms.key, crowded=answer.endswith(b"+"))
             return _granted(answer)
-        self._remember(claim.terms.key, crowded=True)
+        self._remember(terms.key, crowded=True)
         if len(answer) == 1:
-            LimitMismatch.tell(claim.terms.name, answer[0] or None, claim.terms.limit)
-        ahead, retry, holder = answer
-        retry_after = patrol(ahead)
-        if retry >= 0:
-            retry_after = min(retry_after, retry / MICRO)
-        return Busy(ahead, retry_after, None if holder is None else unquote(holder.decode()))
+            LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
+        return _busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
-        id, terms = claim
-        key, head = _acquire(terms)
-        now = self._now()
-        request = b"*%d\r\n%b$%d\r\n%b\r\n%b%b" % (
-            15 + len(now),
-            head,
-            len(id),
-            id.encode(),
-            words(address),
-            words(*now),
-        )
-        if not self._driver.replicas:
-            return await self._driver.run(script("acquire"), key, request, within)
-        answer, replicas = await self._driver.run_replicated(script("acquire"), key, request, within)
-        if answer.__class__ is not list and replicas < self._driver.replicas:
-            await self.abandon(claim, within=within)
-            raise self._driver.too_few(replicas)
+        """Where others want it too, or may."""
+        prepared = _acquire(claim.terms, address)
+        request = self._request(prepared, claim.id)
+        if self._driver.replicas:
+            answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
+            if answer.__class__ is not list and replicas < self._driver.replicas:
+                await self.abandon(claim, within=within)
+                raise self._driver.too_few(replicas)
+            return answer
+        answer = await self._driver.ask(prepared.key, request, within)
+        if answer.__class__ is ReplyError:
+            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
         return answer
 
     async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
@@ -242,19 +248,18 @@ class RedisBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         id, terms = claim
         if not linger and terms.key not in self._crowded:
-            key, head = _quick_release(terms.key)
-            request = b"*5\r\n%b$%d\r\n%b\r\n" % (head, len(id), id.encode())
-            if self._driver.now is not None:
-                request = b"*6" + request[2:] + words(*self._now())
-            answer = await self._driver.ask(key, request, within)
+            prepared = _quick_release(terms.key)
+            request = self._request(prepared, id)
+            answer = await self._driver.ask(prepared.key, request, within)
             if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(script("release_quick"), key, request, answer, within)
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
             if answer is not None:
                 return bool(answer == 1)
-        key, head = _release(terms.key, _micros(linger), heir)
-        now = self._now()
-        request = b"*%d\r\n%b$%d\r\n%b\r\n%b" % (11 + len(now), head, len(id), id.encode(), words(*now))
-        answer = await self._driver.run(script("release"), key, request, within)
+        prepared = _release(terms.key, _micros(linger), heir)
+        request = self._request(prepared, id)
+        answer = await self._driver.ask(prepared.key, request, within)
+        if answer.__class__ is ReplyError:
+            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
         self._remember(terms.key, crowded=answer == 2)
         return bool(answer)
 
@@ -358,6 +363,13 @@ class RedisBackend:
 def _change(text: bytes) -> Change:
     number, fence, holder = text.decode().split(" ", 2)
     return Change(int(number), int(fence), unquote(holder[1:]) if holder.startswith("+") else None)
+
+
+def _busy(ahead: int, retry: int, holder: bytes | None) -> Busy:
+    retry_after = patrol(ahead)
+    if retry >= 0:
+        retry_after = min(retry_after, retry / MICRO)
+    return Busy(ahead, retry_after, None if holder is None else unquote(holder.decode()))
 
 
 def _granted(answer: bytes) -> Grant:

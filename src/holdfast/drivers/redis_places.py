@@ -67,6 +67,10 @@ class Place:
     def name(self) -> str:
         return str(self.address)
 
+    @property
+    def db(self) -> int:
+        return int(self._settings.get("db") or 0)
+
     def find(self, within: float) -> Address:
         """Where the server is now. Raises redis.RedisError."""
         return self.address

@@ -215,7 +215,7 @@ class RedisDriver:
         self._wires.after_fork()
 
     def __repr__(self) -> str:
-        return f"redis at {self.place.name}"
+        return f"redis at {self.place.name}, db {self.place.db}"  # two of them are one store if this is the same
 
     # Answers that are none
 
