@@ -16,7 +16,7 @@ from holdfast._connect import open_backend
 from holdfast._model import LockInfo
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
-from holdfast.backends.redis import script
+from holdfast.backends.redis_requests import script
 from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage

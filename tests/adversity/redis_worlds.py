@@ -14,7 +14,7 @@ import redis
 from holdfast._connect import open_backend
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
-from holdfast.backends.redis import _keys
+from holdfast.backends.redis_requests import keys_of
 from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLease
 from holdfast.testing.contract import Promise, on_the_real_clock
@@ -57,7 +57,7 @@ class Anywhere(Promise):
 
 def record_of(namespace: str, name: str) -> str:
     """The key of a server's record of who holds that name."""
-    return _keys(qualify(namespace, name))[0]
+    return keys_of(qualify(namespace, name))[0]
 
 
 def knows(server: Server, lease: AwaitedLease) -> bool:

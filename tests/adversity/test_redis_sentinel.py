@@ -11,7 +11,7 @@ import redis.sentinel
 
 from holdfast import BackendUnavailable
 from holdfast._time import boot_now
-from holdfast.backends.redis import script
+from holdfast.backends.redis_requests import script
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.servers.sentinel import SERVICE, Watched, replicates, until
