@@ -41,7 +41,7 @@ def in_demand(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     with locks.lock("x", wait=20) as lease:
         for number, waiter in enumerate(waiters, 1):
             waiter.start()
-            while locks.inspect("x").waiters < number:
+            while locks.inspect("x").waiters < number and waiter.is_alive():
                 continue  # the test's own time limit ends a wait for ever
         lease.extend(60)
         assert [info.name for info in others.list()] == ["x"]
