@@ -5,6 +5,8 @@ The convention, for whoever writes README.md or docs/*.md:
 - A ```python block is run by itself, as a file of its own, in an empty folder, with `HOLDFAST_URL` naming a fresh
   SQLite file there. It must end without an error; a block may use `await` at its outermost level.
 - The word `continued` after the language (```python continued) runs a block in the namespace of the one above it.
+- `redis://localhost:6379/0`, in a block or a command, is a server of the tests with an empty database: one for each
+  block with its continuations, and one for the commands of a page.
 - The word `sketch` (```python sketch) shows code that cannot run by itself, such as a call to a server that a test
   does not have; it must still compile.
 - In a ```console block every line that begins with `$ holdfast` is run as a command, in order and in one folder for
@@ -25,16 +27,20 @@ import shlex
 import sqlite3
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 
 import pytest
+import redis
 
 import holdfast
+from tests.servers import shared
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+REDIS = "redis://localhost:6379/0"  # as the pages write it
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -90,6 +96,11 @@ def commands_of(block: Block) -> list[Command]:
     return found
 
 
+def at_a_server(text: str, folder: Path) -> str:
+    """The same text, where the Redis of the pages is one of the tests: started when a page first names it."""
+    return text.replace(REDIS, shared.valkey().url(folder)) if REDIS in text else text
+
+
 def compiled(block: Block) -> CodeType:
     """With its line numbers on the page, so that a traceback leads there."""
     text = "\n" * (block.line - 1) + block.text
@@ -109,7 +120,7 @@ def run_chain(chain: list[Block]) -> None:
             if inspect.iscoroutine(result):
                 runner.run(result)
         for left in namespace.values():
-            if isinstance(left, holdfast.Locks | sqlite3.Connection):
+            if isinstance(left, holdfast.Locks | sqlite3.Connection | redis.Redis):
                 left.close()
             elif isinstance(left, holdfast.aio.AsyncLocks):
                 runner.run(left.close())
@@ -120,7 +131,7 @@ def run_command(command: Command, folder: Path) -> str:
         (folder / script).write_text("#!/bin/sh\n")
         (folder / script).chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *command.arguments],
+        [sys.executable, "-m", "holdfast", *(at_a_server(argument, folder) for argument in command.arguments)],
         cwd=folder,
         env={**os.environ, "HOLDFAST_URL": f"sqlite:///{folder / 'locks.db'}", "NO_COLOR": "1", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
@@ -162,7 +173,7 @@ def test_every_block_of_python_runs(page: str, tmp_path: Path, monkeypatch: pyte
         folder.mkdir()
         monkeypatch.chdir(folder)
         monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{folder / 'locks.db'}")
-        run_chain(chain)
+        run_chain([replace(block, text=at_a_server(block.text, folder)) for block in chain])
 
 
 def test_every_block_of_python_compiles() -> None:
@@ -221,6 +232,15 @@ def test_a_block_that_fails_is_noticed_at_its_line() -> None:
     with pytest.raises(AssertionError) as caught:
         run_chain(chain)
     assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_a_page_s_redis_is_a_real_one_and_empty(tmp_path: Path) -> None:
+    [chain] = chains(blocks_of("page", f"```python\nurl = {REDIS!r}\n```\n"))
+    text = at_a_server(chain[0].text, tmp_path)
+    assert REDIS not in text
+    assert at_a_server("redis://elsewhere:6379/0", tmp_path) == "redis://elsewhere:6379/0"
+    with holdfast.connect(text.split("'")[1]) as locks, locks.lock("x"):
+        assert [info.name for info in locks.list()] == ["x"]
 
 
 def test_commands_are_told_from_what_is_only_shown() -> None:
