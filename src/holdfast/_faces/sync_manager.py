@@ -36,11 +36,12 @@ class DistributedLock:
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         patience: Seconds = PATIENCE,
+        replicas: int = 0,
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, **options))
+        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, replicas=replicas, **options))
 
     @property
     def holder_id(self) -> str:

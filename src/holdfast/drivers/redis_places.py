@@ -225,6 +225,8 @@ def place_of_url(parts: SplitResult) -> Place:
     kind = "unix" if base == "unix" else "tls" if tls else "tcp"
     settings = dict(_parse(parts, base))
     if not variant:
+        if kind != "unix":
+            _number(parts.path.strip("/"), parts)
         host, port = settings.get("host", "localhost"), settings.get("port", PORT)
         return Place(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
     hosts = _hosts(parts, SENTINEL_PORT if variant == "sentinel" else PORT)
@@ -233,7 +235,13 @@ def place_of_url(parts: SplitResult) -> Place:
     service, _, db = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
-    return Sentinels(kind, {**settings, **({"db": int(db)} if db else {})}, service, hosts)
+    return Sentinels(kind, {**settings, **({"db": _number(db, parts)} if db else {})}, service, hosts)
+
+
+def _number(db: str, parts: SplitResult) -> int:
+    if not db or db.isdecimal():
+        return int(db or 0)
+    raise ValueError(f"a database of {parts.scheme}:// is a number, not {db!r}")
 
 
 def _parse(parts: SplitResult, base: str) -> dict[str, Any]:

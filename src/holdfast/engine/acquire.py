@@ -7,7 +7,7 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from holdfast.engine.core import Engine
 
 Adopt = Callable[[Lease], None]
-
-BRIEFLY: Final = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
 
 
 def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
@@ -102,13 +100,13 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             asked_at = engine.now()
             if not woken and asked_at >= give_up_at:
                 if enqueue:
-                    await engine.abandon(claim, within=BRIEFLY)
+                    await engine.abandon(claim, within=engine.briefly)
                 return answer
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
         raise
     except BackendUnavailable:
-        await engine.abandon(claim, within=BRIEFLY)
+        await engine.abandon(claim, within=engine.briefly)
         raise
     except BaseException:
         await engine.abandon(claim)

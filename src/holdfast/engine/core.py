@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
 
+BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
 
@@ -59,6 +60,7 @@ class Engine:
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
+        self.briefly = BRIEFLY
         self.closed = False
         _living.add(self)
 

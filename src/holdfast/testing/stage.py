@@ -120,6 +120,7 @@ class Stage(ABC):
 
         options.setdefault("namespace", self.namespace)
         raw = self._connect(open_faulty, clock=clock or store_clock, **options)
+        raw._logic.engine.briefly = 1.0  # real seconds, and a machine may be busy: stories look at once what is left
         self._opened.append(AwaitedLocks(raw, made[0]))
         return self._opened[-1]
 

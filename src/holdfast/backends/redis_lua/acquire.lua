@@ -10,7 +10,8 @@ local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4
 -- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
 -- watches. Whatever is unusual in any way is left to the rest.
 local state = redis.call('GET', KEYS[1])
-if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true) then
+if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true)
+    and string.sub(state, 1, 16) + 0 <= wall then
   local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
   local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
   local base, held_for, who = string.match(state, '^%x+ (%d+) %d+ %d+ (%d+) %a %d+ (%S*)', 18)

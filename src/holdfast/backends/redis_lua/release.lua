@@ -11,7 +11,7 @@ local linger, id = tonumber(ARGV[1]), ARGV[3]
 local state = redis.call('GET', KEYS[1])
 local after = 18 + #id
 if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '+' .. id .. ' '
-    and not string.find(state, '\n', after, true) then
+    and not string.find(state, '\n', after, true) and string.sub(state, 1, 16) + 0 <= wall then
   local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
   local waiter = first and redis.call('HGET', KEYS[3], first)
   if waiter then
