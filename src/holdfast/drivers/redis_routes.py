@@ -148,15 +148,22 @@ class RedisDriver:
             for number, place in enumerate(places):
                 answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
                 if answer.__class__ is ReplyError:
-                    try:
-                        left = until - boot_now()
-                        if left <= 0:
-                            raise unavailable(self.place.name, "did not answer in time")
-                        (answer, *_) = await self._settle(script, calls[place].request, answer, address, left, wait)
-                    except BackendUnavailable as error:
-                        answer = error
+                    answer = await self._settle_one(script, calls[place], answer, address, until, wait)
                 answers[place] = answer
         return answers
+
+    async def _settle_one(
+        self, script: Script, call: Call, answer: Any, address: Address | None, until: float, wait: bytes
+    ) -> Any:
+        left = until - boot_now()
+        if left <= 0:
+            return unavailable(self.place.name, "did not answer in time")
+        try:
+            settled = await self._settle(script, call.request, answer, address, left, wait)
+        except BackendUnavailable as error:
+            return error
+        told = self._enough(settled, address) if wait else settled
+        return told if isinstance(told, BackendUnavailable) else told[0]
 
     def _enough(self, share: Any, address: Address | None) -> Any:
         """What was answered, if enough replicas have it."""

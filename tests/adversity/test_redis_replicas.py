@@ -1,0 +1,110 @@
+"""`replicas=n`: a lock counts once so many replicas have it. What is not confirmed is taken back, or not believed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import BackendUnavailable, LeaseLost, Unsupported
+from holdfast._model import LockInfo
+from holdfast.testing.stage import Stage
+from tests.adversity.redis_worlds import Anywhere, knows
+from tests.servers.sentinel import replicates, until
+from tests.servers.server import HOST, Server, free_port
+
+pytestmark = pytest.mark.slow
+
+
+Pair = tuple[Server, Server]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    with Server("--repl-diskless-sync-delay", "0") as primary, Server() as replica:
+        yield primary, replica
+
+
+class TestReplicas(Anywhere):
+    replicas = 1
+
+    @pytest.fixture(autouse=True)
+    def _where(self, pair: Pair) -> Iterator[None]:
+        self.primary, self.replica = pair
+        self.replica.command("REPLICAOF", HOST, self.primary.port)
+        until(lambda: replicates(self.replica), "the replica")
+        self.where = self.primary.url
+        yield
+        self.replica.go_on()
+
+    async def _free(self, stage: Stage, name: str) -> bool:
+        with holdfast.connect(self.primary.url, namespace=stage.namespace) as locks:
+            return locks.inspect(name) == LockInfo(name)
+
+    async def test_what_is_granted_is_known_to_the_replica_at_once(self, stage: Stage) -> None:
+        for number in range(20):
+            assert knows(self.replica, await stage.locks().lock(f"x{number}").take())
+
+    async def test_waiting_handing_over_and_renewing_work_as_ever(self, stage: Stage) -> None:
+        await self.works(stage)
+        lease = await stage.locks().lock("x", ttl=0.5).take()
+        for _ in range(3):
+            await self.renewed(stage, lease)
+        assert await lease.release()
+
+    async def test_a_grant_that_is_not_confirmed_is_taken_back(self, stage: Stage) -> None:
+        locks = stage.locks(patience=0.3)
+        self.replica.pause()
+        with pytest.raises(BackendUnavailable, match=r"only 0 replicas .* 1 were asked for") as told:
+            await locks.lock("x", ttl=60).take()
+        assert told.value.transient
+        await stage.until(lambda: self._free(stage, "x"), "the grant to be taken back")
+        self.replica.go_on()
+        assert (await locks.lock("x").take()).held
+
+    async def test_a_primary_that_its_replica_has_left_grants_nothing(self, stage: Stage) -> None:
+        self.replica.command("REPLICAOF", HOST, free_port())
+        with pytest.raises(BackendUnavailable, match="only 0 replicas"):
+            await stage.locks(patience=0.3).lock("x").take()
+        await stage.until(lambda: self._free(stage, "x"), "the grant to be taken back")
+
+    async def test_a_renewal_that_is_not_confirmed_is_asked_for_again(self, stage: Stage) -> None:
+        lease = await stage.locks().lock("x", ttl=2).take()
+        heard = stage.record(stage._opened[0])
+        self.replica.pause()
+        await stage.until(lambda: any(event.kind == "renewal_failed" for event in heard), "a renewal in vain")
+        self.replica.go_on()
+        await self.renewed(stage, lease)
+        assert lease.held
+
+    async def test_without_confirmation_the_lease_is_lost_in_time(self, stage: Stage) -> None:
+        losses: list[Any] = []
+        lease = await stage.locks().lock("x", ttl=1, on_lost=losses.append).take()
+        deadline = lease._deadline
+        self.replica.pause()
+        await stage.until(lambda: losses, "the loss to be told")
+        assert lease._deadline == deadline, "nothing that was not confirmed was believed"
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+    async def test_more_replicas_than_there_are_is_told_with_their_number(self, stage: Stage) -> None:
+        self.__dict__["replicas"] = 2
+        with pytest.raises(BackendUnavailable, match=r"only 1 replicas .* 2 were asked for"):
+            await stage.locks(patience=0.3).lock("x").take()
+
+
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db"])
+def test_a_store_without_replicas_says_so(connect: Any, url: str) -> None:
+    with pytest.raises(Unsupported, match="replicas"):
+        connect(url, replicas=1)
+
+
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("number", [-1, 1.5, "1", True, None])
+def test_a_number_of_replicas_that_is_none_is_refused(connect: Any, number: Any) -> None:
+    with pytest.raises(ValueError, match="replicas"):
+        connect("redis://localhost", replicas=number)
