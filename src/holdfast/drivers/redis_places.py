@@ -110,8 +110,10 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        final = isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError) or _is_distrust(error)
-        return unavailable(str(address or self.name), f"cannot be connected to: {error}", transient=not final)
+        distrust = _distrust(error)  # told itself: not every release of redis-py does
+        final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError)
+        told = f"cannot be connected to: {distrust or error}"
+        return unavailable(str(address or self.name), told, transient=not final)
 
 
 def _is_wanted(name: str, value: Any) -> bool:
@@ -120,11 +122,11 @@ def _is_wanted(name: str, value: Any) -> bool:
     return name in _WANTED or (name.startswith("ssl_") and not left_out)
 
 
-def _is_distrust(error: BaseException | None) -> bool:
-    """Whether it comes of a certificate that is not trusted: that stays so, however often it is tried."""
+def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """That a certificate is not trusted, if it comes of that: it stays so, however often it is tried."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
-    return error is not None
+    return error
 
 
 def hang_up(connection: Any) -> None:
