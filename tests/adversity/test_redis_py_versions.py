@@ -1,0 +1,64 @@
+"""The oldest redis-py that is promised, in a folder of its own: the request path leans on it. The newest is all around.
+
+Decides: which tests are told again with it. Which release that is stands in pyproject.toml, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = (
+    "tests/contract/test_contract.py",
+    "tests/adversity/test_redis_clients.py",
+    "tests/adversity/test_redis_cluster.py",
+    "tests/adversity/test_redis_sentinel.py",
+    "tests/adversity/test_redis_wakeups.py",
+)
+CHAPTERS = ("NoBodyWithoutLock", "IdentityIsTheClaim", "HolderStopsBelievingFirst", "FencesOnlyGrow")
+TOLD = (
+    *(f"Test{chapter}_redis and not redis6" for chapter in CHAPTERS),
+    "TestClients",
+    "TestFound and (live_on or client_of)",
+    "TestCluster and (each_name or ready_client)",
+    "sound_wire",
+)
+AT_LEAST = 150  # tests; if there are fewer, the words above no longer find them
+
+
+def promised(package: str) -> str:
+    """The oldest release that the extra asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [need.split(">=") for need in project["optional-dependencies"]["redis"]]
+    return next(str(version) for name, version in needs if name == package)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_oldest_redis_py_that_is_promised_carries_the_same_promises(tmp_path: Path) -> None:
+    oldest = promised("redis")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path), f"redis=={oldest}"]
+    subprocess.run(install, check=True, capture_output=True, text=True)
+    paths = [str(tmp_path), str(ROOT / "src"), str(ROOT)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env = {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def ask(*words: str) -> str:
+        done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+        return done.stdout
+
+    assert ask("-c", "import redis; print(redis.__version__)").startswith(oldest)
+    words = " or ".join(f"({told})" for told in TOLD)
+    told = ask("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", words, *FILES)
+    found = re.search(r"(\d+) passed", told)
+    assert found, told
+    assert int(found[1]) >= AT_LEAST
+    assert "skipped" not in told
