@@ -109,10 +109,11 @@ class Nodes:
             node.command("CLUSTER", "SETSLOT", slot, "NODE", id)
 
     def replace(self, primary: Server) -> None:
-        """Let the others notice that it is gone, and its replica take over."""
+        """Let its replica take over, by order: an election may take several rounds."""
         assert not primary.running
-        self._configure("cluster-replica-no-failover", "no")
         self._configure("cluster-node-timeout", _NERVOUS)
+        heir = self.replicas[self.primaries.index(primary)]
+        heir.command("CLUSTER", "FAILOVER", "TAKEOVER")
 
     def close(self) -> None:
         self._stack.close()

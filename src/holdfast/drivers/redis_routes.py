@@ -79,7 +79,12 @@ class RedisDriver:
         return self._wires.wakes
 
     async def expect(self, claim: Claim, within: float) -> str:
-        return await self._wires.expect(claim, None if self._map is None else self._map.any(), within)
+        address = None if self._map is None else self._map.any()
+        try:
+            return await self._wires.expect(claim, address, within)
+        except BackendUnavailable:
+            self._lost_sight(address)
+            raise
 
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
         """Run one script, on the server that has the key. Raises BackendUnavailable."""
