@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -53,14 +54,19 @@ class TestTls(Anywhere):
     @pytest.mark.parametrize("piece", [1, 7, 100])
     async def test_wake_ups_arrive_in_however_many_records(self, stage: Stage, piece: int) -> None:
         self.where = self.front(piece=piece).url(**self.certificates.trusting)
-        locks = stage.locks()
+        locks, heard_by = stage.locks(), set[bytes]()
         for number in range(5):
             held = await stage.locks().lock(f"x{number}").take()
             waiter = stage.start(_take_and_tell_when(locks.lock(f"x{number}")))
             await stage.queue(f"x{number}", 1)
+            heard_by = heard_by or self._subscribers()
             released = boot_now()
             assert await held.release()
             assert await waiter.result() - released < SOON
+        assert self._subscribers() <= heard_by, "it was heard, not the end of a connection that had to be made again"
+
+    def _subscribers(self) -> set[bytes]:
+        return set(re.findall(rb"id=(\d+)", self.server.command("CLIENT", "LIST", "TYPE", "pubsub")))
 
     async def test_many_waiters_share_one_connection_for_wake_ups(self, stage: Stage) -> None:
         self.where = self.front(piece=50).url(**self.certificates.trusting)
