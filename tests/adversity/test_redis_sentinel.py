@@ -12,6 +12,7 @@ import redis.sentinel
 from holdfast import BackendUnavailable
 from holdfast._time import boot_now
 from holdfast.backends.redis_requests import script
+from holdfast.drivers.redis_places import SENTINEL_WITHIN
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.servers.sentinel import SERVICE, Watched, replicates, until
@@ -57,10 +58,17 @@ class TestFound(Anywhere):
         await self.works(stage)
 
     async def test_a_sentinel_that_hangs_does_not_stop_anybody(self, stage: Stage) -> None:
+        await stage.info("x")
         self.calm.sentinels[0].pause()
-        started = boot_now()
-        await stage.locks().lock("x").take()
+        locks, started = stage.locks(), boot_now()
+        lease = await locks.lock("x").take()
         assert boot_now() - started < SOON
+        started = boot_now()
+        waiter = stage.start(locks.lock("x").take())  # by a connection of its own
+        await stage.queue("x", 1)
+        assert boot_now() - started < SENTINEL_WITHIN, "it was not asked first again"
+        assert await lease.release()
+        await waiter.result()
 
     async def test_wait_is_kept_to_though_all_sentinels_hang(self, stage: Stage) -> None:
         for sentinel in self.calm.sentinels:

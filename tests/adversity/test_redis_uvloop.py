@@ -73,7 +73,6 @@ class TestWaitersAreWoken(_OnRedis, WaitersAreWoken):
 
 class TestTls(_OnUvloop, _Tls):
     make_backend = _Tls.make_backend
-    test_a_cluster_is_reached_over_tls = None  # type: ignore[assignment] # nothing of the loop's, and slow
 
 
 class TestLostWakeUps(_OnUvloop, _LostWakeUps):
