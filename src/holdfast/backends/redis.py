@@ -28,6 +28,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
+from holdfast._time import boot_now
 from holdfast._values import NANO, Allowance, Booked, Rate, Stored, Write, Written
 from holdfast.backends import redis_requests as requests
 from holdfast.backends.redis_requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
@@ -35,6 +36,7 @@ from holdfast.drivers.redis_routes import Call, RedisDriver
 from holdfast.drivers.redis_wire import ReplyError, call, command, words
 from holdfast.errors import BackendUnavailable, LimitMismatch
 
+DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
 CROWDED: Final = 4096  # names that are remembered to be in demand
 LOOKS: Final = 500  # names that are looked at in one go
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
@@ -45,6 +47,7 @@ class RedisBackend:
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
+        self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
         self._crowded: set[str] = set()  # keys that others lately wanted too: the quick scripts would be in vain
 
     def _now(self) -> tuple[bytes, ...]:
@@ -59,20 +62,29 @@ class RedisBackend:
         return b"*%d\r\n%b%b%b%b" % (size + 1, before, words(id), after, words(*self._now()))
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        started = boot_now()
         id, terms = claim
-        if terms.key not in self._crowded and not self._driver.replicas:
-            prepared = requests.quick_acquire(terms)
-            request = self._request(prepared, id)
-            answer = await self._driver.ask(prepared.key, request, within)
-            if answer.__class__ is ReplyError:
-                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
-            if answer is not None:
-                return _granted(answer)
-        wakes = self._driver.wakes
+        try:
+            if terms.key not in self._crowded and not self._driver.replicas:
+                prepared = requests.quick_acquire(terms)
+                request = self._request(prepared, id)
+                answer = await self._driver.ask(prepared.key, request, within)
+                if answer.__class__ is ReplyError:
+                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                if answer is not None:
+                    return _granted(answer)
+            return await self._acquire_or_wait(claim, enqueue, started + within)
+        except BaseException:
+            self._doubt(id)
+            raise
+
+    async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
+        """Where others want it too, or may."""
+        wakes, terms = self._driver.wakes, claim.terms
         address = wakes.address if enqueue else ""
         if enqueue and not (address and wakes.expects(claim)):
-            address = await self._driver.expect(claim, within)
-        answer = await self._acquire(claim, address, within)
+            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if answer.__class__ is not list:
             wakes.forget(claim)
             self._remember(terms.key, crowded=answer.endswith(b"+"))
@@ -83,7 +95,6 @@ class RedisBackend:
         return _busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
-        """Where others want it too, or may."""
         prepared = requests.acquire(claim.terms, address)
         request = self._request(prepared, claim.id)
         if self._driver.replicas:
@@ -125,6 +136,10 @@ class RedisBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         id, terms = claim
+        if id in self._doubtful:
+            freed = await self._release(claim, linger, within, heir)
+            await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
+            return freed
         if not linger and terms.key not in self._crowded:
             prepared = requests.quick_release(terms.key)
             request = self._request(prepared, id)
@@ -133,6 +148,10 @@ class RedisBackend:
                 answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
             if answer is not None:
                 return bool(answer == 1)
+        return await self._release(claim, linger, within, heir)
+
+    async def _release(self, claim: Claim, linger: float, within: float, heir: str) -> bool:
+        id, terms = claim
         prepared = requests.release(terms.key, requests.micros(linger), heir)
         request = self._request(prepared, id)
         answer = await self._driver.ask(prepared.key, request, within)
@@ -147,9 +166,17 @@ class RedisBackend:
         elif len(self._crowded) < CROWDED:
             self._crowded.add(key)
 
+    def _doubt(self, id: str) -> None:
+        """A request of this claim went unanswered, so it may still arrive, after whatever is asked next."""
+        if len(self._doubtful) > DOUBTFUL:
+            self._doubtful.pop()
+        self._doubtful.add(id)
+
     async def abandon(self, claim: Claim, *, within: float) -> None:
+        doubtful = int(claim.id in self._doubtful)
         try:
-            await self._run("abandon", claim.terms.key, (claim.id, *self._now()), within)
+            await self._run("abandon", claim.terms.key, (claim.id, doubtful, *self._now()), within)
+            self._doubtful.discard(claim.id)
         finally:
             self._driver.wakes.forget(claim)
 

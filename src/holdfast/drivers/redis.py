@@ -9,7 +9,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from holdfast._worlds import Clock, World
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_routes import RedisDriver
-from holdfast.drivers.redis_wire import NOTHING, RECEIVE, command, unavailable
+from holdfast.drivers.redis_wire import NOTHING, RECEIVE, ReplyError, command, refusal, unavailable
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
@@ -40,8 +39,6 @@ class _Line:
         self.socket: socket.socket = self._connection._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
-        if not self._tls:
-            self.socket.settimeout(None)
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
@@ -95,18 +92,12 @@ class _Line:
         return answers
 
     def _limit(self, seconds: float) -> None:
-        """How long one call may take. The kernel counts, so that a call needs no second one that waits before it."""
+        """How long one call may take, interrupted by signals or not."""
         self._timeout = seconds
-        if self._tls:
-            self.socket.settimeout(seconds)
-            return
-        whole = int(seconds)
-        length = struct.pack("@ll", whole, int((seconds - whole) * 1e6) or 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, length)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, length)
+        self.socket.settimeout(seconds)
 
     def _broken(self, error: OSError) -> BackendUnavailable:
-        if isinstance(error, TimeoutError | BlockingIOError):
+        if isinstance(error, TimeoutError):
             return unavailable(self.name, "did not answer in time")
         return unavailable(self.name, f"closed the connection: {error}")
 
@@ -140,7 +131,9 @@ class _WakeLine:
         self.broken = False
         self._line = line
         line.send(command("SUBSCRIBE", channel), within)
-        line.replies(1, boot_now() + within)
+        (answer,) = line.replies(1, boot_now() + within)
+        if answer.__class__ is ReplyError:
+            raise refusal(line.name, answer)
         line.socket.setblocking(False)
         self._bell, self._hand = socket.socketpair()
         self._bell.setblocking(False)

@@ -21,7 +21,7 @@ from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
-from holdfast.drivers.redis_wire import NOTHING, command, unavailable
+from holdfast.drivers.redis_wire import NOTHING, ReplyError, command, refusal, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
@@ -82,6 +82,9 @@ class _Line(asyncio.Protocol):
         self._connection = connection  # it would close what is ours now, were it dropped
         self._heard_at = self._time()
         self.alive = True
+        if self._transport.is_closing() or connection._reader.at_eof():  # of which redis-py was told, and not we
+            self.close()
+            raise unavailable(self._name, "closed the connection after the handshake")
 
     def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
         """The reply, later: an error of the server's too, or BackendUnavailable."""
@@ -185,6 +188,10 @@ class _Shared:
         self._name = name
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def under_way(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     async def made(self, within: float) -> None:
         """Raises BackendUnavailable."""
         if self._task is None or self._task.done():
@@ -241,7 +248,7 @@ class AsyncioRedisWakes(AsyncioSeats):
         return self.address
 
     async def subscribe(self, address: Address | None, within: float) -> None:
-        if self._opening is None:
+        if self._opening is None or not self._opening.under_way:  # else it would be the node of the first time for ever
             self._opening = _Shared(partial(self._subscribe, address), self._place.name)
         await self._opening.made(within)
 
@@ -251,7 +258,9 @@ class AsyncioRedisWakes(AsyncioSeats):
         line = _WakeLine(self, self._place, address)
         await line.connect(within)
         try:
-            await line.ask(command("SUBSCRIBE", self._channel), within)
+            answer = await line.ask(command("SUBSCRIBE", self._channel), within)
+            if answer.__class__ is ReplyError:
+                raise refusal(str(address or self._place.name), answer)
         except BaseException:
             line.close()
             raise

@@ -15,7 +15,7 @@ from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast.drivers.redis_cluster import ClusterMap, address_in
 from holdfast.drivers.redis_places import Address, Cluster, Place
-from holdfast.drivers.redis_wire import ASKING, ReplyError, Script, command, refusal, unavailable, whole
+from holdfast.drivers.redis_wire import ASKING, ReplyError, Script, command, kind_of, refusal, unavailable, whole
 from holdfast.drivers.wakes import Wakes
 from holdfast.errors import BackendUnavailable
 
@@ -257,7 +257,7 @@ class RedisDriver:
 
     def _refused(self, answer: Any, address: Address | None) -> BackendUnavailable:
         error = refusal(str(address or self.place.name), answer)
-        if str(answer).startswith(("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN")):
+        if kind_of(answer) in ("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN"):
             self._wires.drop(address)  # the next connection finds the new primary
             self._lost_sight(address)
         return error

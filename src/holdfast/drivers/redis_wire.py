@@ -73,12 +73,18 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
     return BackendUnavailable(f"the lock server {server} {what}", transient=transient)
 
 
+def kind_of(error: Any) -> str:
+    """The word that says what it is. An older server puts it somewhere into the text of a script's error."""
+    words = str(error).split()
+    first = words[0] if words else ""
+    return (
+        next((word.lstrip("-") for word in words if word.lstrip("-") in _TELLING), first) if first == "ERR" else first
+    )
+
+
 def refusal(server: str, error: Any) -> BackendUnavailable:
     """What an error of the server's means to a caller."""
-    text = str(error)
-    kind = text.partition(" ")[0]
-    if kind == "ERR":  # a script's error of an older server: what it means comes later
-        kind = next((word for word in text.split() if word in _TELLING), kind)
+    text, kind = str(error), kind_of(error)
     if kind == "READONLY":
         return unavailable(server, f"is a read-only replica, or has become one: {text}")
     if kind in ("MOVED", "ASK", "CROSSSLOT"):

@@ -57,6 +57,7 @@ class Engine:
         self.keeper = Keeper(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue, or may soon
+        self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
@@ -123,15 +124,15 @@ class Engine:
         try:
             await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
+            self.unfinished[claim.id] = claim
             self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
 
     async def _abandon_later(self, claim: Claim) -> None:
         """Time clears it away at the latest; until then, try."""
         until = self.now() + claim.terms.ttl + PRESENCE
-        try:
+        with suppress(BackendUnavailable):
             await self.insist(lambda within: self.backend.abandon(claim, within=within), until)
-        except BackendUnavailable:
-            return
+        self.unfinished.pop(claim.id, None)
 
     async def extend(self, lease: Lease, ttl: float) -> None:
         asked_at = self.now()
@@ -293,6 +294,9 @@ class Engine:
                 await self.release(lease)
         for claim in list(self.waiting.values()):  # whoever waits learns of the end only when it looks up
             await self.abandon(claim, within=max(0.02, until - self.now()))
+        for claim in list(self.unfinished.values()):
+            with suppress(BackendUnavailable):
+                await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
         await self.backend.close()
 
     def after_fork(self) -> None:
@@ -305,6 +309,7 @@ class Engine:
         self.keeper = Keeper(self)
         self.entered = {}
         self.waiting = {}
+        self.unfinished = {}
         self.holder = default_holder() if self._given_holder is None else self._given_holder
 
 

@@ -1,8 +1,8 @@
 -- KEYS  see library.lua
--- ARGV  1 claim   2 now, or nothing
+-- ARGV  1 claim   2 "1" if a request of it may still be on its way   3 now, or nothing
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
-local now = tonumber(ARGV[2]) or wall
+local now = tonumber(ARGV[3]) or wall
 local id = ARGV[1]
 
 --@library
@@ -23,7 +23,7 @@ if watched then
   changed = true
   if redis.call('EXISTS', KEYS[4]) == 0 then redis.call('DEL', KEYS[5]) end
 end
-if not mine and not waiter and not watched then
+if ARGV[2] == '1' or (not mine and not waiter and not watched) then
   -- Its request may still be on its way, on another connection, and must not take effect after this one.
   gone[id] = now + LINGER_MS * 1000
   count_number()

@@ -86,6 +86,16 @@ local function other_limit()
   end
 end
 
+-- Whoever did not come when it was woken stands in no line; if it is dead nobody else comes across it.
+local function forget_the_dead()
+  local in_line = redis.call('ZCARD', KEYS[2])
+  for _ in pairs(kept) do in_line = in_line + 1 end
+  if redis.call('HLEN', KEYS[3]) <= in_line then return end
+  for _, other in ipairs(redis.call('HKEYS', KEYS[3])) do
+    if not kept[other] and not is_alive(read_waiter(other).alive) then drop_waiter(other) end
+  end
+end
+
 look()
 local mine = holds[id]
 if mine and not mine.ended then return grant_again(mine) end
@@ -133,6 +143,7 @@ for _, one in pairs(kept) do
   if not own or one.place < own.place then ahead = ahead + 1 end
   if not soonest or one.until_ < soonest then soonest = one.until_ end
 end
+if own then forget_the_dead() end
 local who = false
 for _, hold in inside() do who = hold.holder end
 local watches = soonest and (first or not who)  -- only the first in line watches for when time makes room

@@ -127,7 +127,7 @@ local function tell(fence, holder)
   for i = 1, #eyes, 2 do
     local alive, address = string.match(eyes[i + 1], '^(%d+) (%S*)$')
     if tonumber(alive) > now then
-      redis.call('PUBLISH', address, eyes[i])
+      redis.pcall('PUBLISH', address, eyes[i])
     else
       redis.call('HDEL', KEYS[4], eyes[i])
     end
@@ -153,7 +153,7 @@ local function reserve(id, waiter)
   kept[id] = { until_ = now + GRACE, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
   take_room(waiter.mode, 1)
   changed = true
-  redis.call('PUBLISH', waiter.address, id)
+  redis.pcall('PUBLISH', waiter.address, id)  -- not allowed to, it finds out by itself a little later
 end
 
 -- The first in line that is alive, and its id; whoever is not is forgotten on the way.

@@ -21,7 +21,7 @@ if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '
       redis.call('ZREM', KEYS[2], first)
       redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
         .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)
-      redis.call('PUBLISH', address, first)
+      redis.pcall('PUBLISH', address, first)
       return base + ttl > now and 2 or 0
     end
   end

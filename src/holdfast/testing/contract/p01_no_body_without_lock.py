@@ -72,7 +72,7 @@ class NoBodyWithoutLock(Promise):
         holder = await stage.locks().lock("door", ttl=600).take()
         patient = stage.start(stage.locks().lock("door", wait=0).acquire(timeout=100))
         await stage.queue("door", 1)
-        stage.clock.advance(99)
+        await stage.pass_time(99)
         await stage.queue("door", 1)
         await holder.release()
         assert await patient.result() is not None
