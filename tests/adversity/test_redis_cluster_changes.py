@@ -12,10 +12,12 @@ from redis.crc import key_slot
 
 from holdfast import BackendUnavailable, LeaseLost
 from holdfast._time import boot_now
+from holdfast.drivers.redis_cluster import ClusterMap
+from holdfast.drivers.redis_places import Address
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows, record_of
 from tests.servers.cluster import Nodes
-from tests.servers.server import Server
+from tests.servers.server import HOST, Server
 
 pytestmark = pytest.mark.slow
 
@@ -143,8 +145,10 @@ class TestNodesDie(Anywhere):
         name = name_on(self.nodes, stage, dying)
         lease = await locks.lock(name, ttl=9).take()
         leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=1).take() for node in others]
-        waiter = stage.start(stage.locks().lock(name).take())
-        await stage.queue(name, 1)
+        with pytest.MonkeyPatch.context() as patch:  # its wake-ups too would come from the node that dies
+            patch.setattr(ClusterMap, "any", lambda self: Address(HOST, dying.port))
+            waiter = stage.start(stage.locks().lock(name).take())
+            await stage.queue(name, 1)
         await stage.until(lambda: knows(heir, lease), "the lease to be replicated")
         dying.kill()
         for _ in range(3):
