@@ -75,11 +75,9 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
 
 def kind_of(error: Any) -> str:
     """The word that says what it is. An older server puts it somewhere into the text of a script's error."""
-    words = str(error).split()
-    first = words[0] if words else ""
-    return (
-        next((word.lstrip("-") for word in words if word.lstrip("-") in _TELLING), first) if first == "ERR" else first
-    )
+    first, *others = str(error).split() or [""]
+    telling = [word.lstrip("-") for word in others if word.lstrip("-") in _TELLING]
+    return telling[0] if first == "ERR" and telling else first
 
 
 def refusal(server: str, error: Any) -> BackendUnavailable:
