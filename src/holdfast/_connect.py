@@ -100,11 +100,14 @@ def _redis(parts: SplitResult, world: World, clock: Clock | None, replicas: int)
 
 def _of_client(client: object, world: World, clock: Clock | None, replicas: int) -> Backend | None:
     """The backend that a ready client's settings lead to, or None if we know no such client."""
-    if type(client).__module__.partition(".")[0] not in ("redis", "valkey"):
+    if not any(kind.__module__.partition(".")[0] in ("redis", "valkey") for kind in type(client).__mro__):
         return None
-    from holdfast.backends.redis import RedisBackend
-    from holdfast.drivers.redis import open_driver
-    from holdfast.drivers.redis_places import place_of_client
+    try:
+        from holdfast.backends.redis import RedisBackend
+        from holdfast.drivers.redis import open_driver
+        from holdfast.drivers.redis_places import place_of_client
+    except ImportError as error:
+        raise Unsupported(f"a client of Redis needs an extra: pip install 'holdfast[redis]' ({error})") from error
 
     place = place_of_client(client)
     return None if place is None else RedisBackend(open_driver(place, world, clock, replicas))

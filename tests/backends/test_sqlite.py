@@ -26,7 +26,7 @@ from holdfast.backends import sqlite_store
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.backends.sqlite_store import prepare
 from holdfast.drivers import sqlite as driver
-from holdfast.drivers.datagrams import _QUEUE_LENGTH, Sender
+from holdfast.drivers.datagrams import _QUEUE_LENGTH, Sender, open_mailbox
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.sqlite import BlockingSqlite
 from holdfast.drivers.sqlite_asyncio import AsyncioWakes
@@ -318,7 +318,7 @@ def test_a_datagram_that_says_nothing_harms_nobody(locks: Locks, path: Path) -> 
 def test_where_there_are_no_sockets_waiters_look_for_themselves(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.drivers.wakes.open_mailbox", lambda: None)
+    monkeypatch.setattr("holdfast.drivers.sqlite.open_mailbox", lambda: None)
     holder = hold(locks)
     with holdfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
@@ -359,7 +359,7 @@ def overflow(address: str, claims: list[Claim]) -> None:
 
 
 def test_when_more_wake_ups_come_than_fit_every_waiting_thread_looks() -> None:
-    wakes, claims = BlockingWakes(None), [claim_on("x"), claim_on("y")]
+    wakes, claims = BlockingWakes(None, open_mailbox), [claim_on("x"), claim_on("y")]
     addresses = {wakes.expect(claim) for claim in claims}
     overflow(addresses.pop(), claims)
     assert [drive(wakes.wait(claim, LIMIT)) for claim in claims] == [True, True]

@@ -101,7 +101,7 @@ class RedisBackend:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
             if answer.__class__ is not list and replicas < self._driver.replicas:
                 await self.abandon(claim, within=within)
-                raise self._driver.too_few(replicas)
+                raise self._driver.too_few(replicas, transient=False)
             return answer
         answer = await self._driver.ask(prepared.key, request, within)
         if answer.__class__ is ReplyError:
@@ -123,7 +123,7 @@ class RedisBackend:
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
             calls.append(requests.renewal(part, self._now()))
-        answers = await self._driver.run_all(script("renew"), calls, within)
+        answers = await self._driver.run_all(script("renew"), calls, within, replicated=True)
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if len(errors) == len(answers):
             raise errors[0]
@@ -163,7 +163,9 @@ class RedisBackend:
     def _remember(self, key: str, *, crowded: bool) -> None:
         if not crowded:
             self._crowded.discard(key)
-        elif len(self._crowded) < CROWDED:
+        else:
+            if len(self._crowded) >= CROWDED:
+                self._crowded.pop()
             self._crowded.add(key)
 
     def _doubt(self, id: str) -> None:
@@ -217,7 +219,7 @@ class RedisBackend:
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
         moment = "" if now is None else _moment(round(now() * NANO))
-        wait = round(min(patience, 1e6) * NANO)
+        wait = round(min(patience, 9e6) * NANO)
         args = (moment, rate.interval, rate.burst, cost, wait)
         allowed, left, early, until = await self._run_on_value("throttle", f"{tagged(key)}:limit", args, within)
         seconds, nanos = map(int, until.split())

@@ -240,7 +240,9 @@ class BlockingWires:
             idle = self._idle[address]
             line = idle.pop()
         except LookupError:
+            started = boot_now()
             line = self._dial(address, within)
+            within = max(0.01, within - (boot_now() - started))
             idle = self._idle.setdefault(address, [])
         try:
             answer = line.ask(request, within)

@@ -341,7 +341,7 @@ class AsyncioWires:
                 )
             await dialling.made(within)
             line = self._lines.get(address)
-            if line is None:
+            if line is None or not line.alive:
                 raise unavailable(str(address or self._place.name), "was connected to and is gone again")
         return line
 

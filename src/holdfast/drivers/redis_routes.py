@@ -129,32 +129,37 @@ class RedisDriver:
         """Ask how many replicas have what this connection wrote, for as long as they may take."""
         return command("WAIT", self.replicas, max(1, int(min(within / 2, 1.0) * 1000)))
 
-    async def run_all(self, script: Script, calls: Sequence[Call], within: float) -> list[Any]:
-        """Run many, on whichever servers; for those that cannot be known the answer is a BackendUnavailable."""
+    async def run_all(
+        self, script: Script, calls: Sequence[Call], within: float, *, replicated: bool = False
+    ) -> list[Any]:
+        """Run many, on whichever servers; for those that cannot be known the answer is a BackendUnavailable.
+
+        If `replicated`, what too few replicas have counts as not known.
+        """
         until = boot_now() + within
         within = await self._get_ready(within)
         answers: list[Any] = [None] * len(calls)
         shares: dict[Address | None, list[int]] = {}
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             try:
                 address = None if self._map is None else self._map.node_of(call.key)
-                shares.setdefault(address, []).append(place)
+                shares.setdefault(address, []).append(index)
             except BackendUnavailable as error:
-                answers[place] = error
-        wait = self._wait(within) if self.replicas else b""
+                answers[index] = error
+        wait = self._wait(within) if replicated and self.replicas else b""
         requests = [
-            (address, b"".join([calls[place].request for place in places]) + wait, len(places) + bool(wait))
-            for address, places in shares.items()
+            (address, b"".join([calls[index].request for index in indices]) + wait, len(indices) + bool(wait))
+            for address, indices in shares.items()
         ]
-        for (address, places), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
-            told = self._enough(share, address) if self.replicas else share
+        for (address, indices), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
+            told = self._enough(share, address) if wait else share
             if isinstance(told, BackendUnavailable):
                 self._lost_sight(address)
-            for number, place in enumerate(places):
+            for number, index in enumerate(indices):
                 answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
                 if answer.__class__ is ReplyError:
-                    answer = await self._settle_one(script, calls[place], answer, address, until, wait)
-                answers[place] = answer
+                    answer = await self._settle_one(script, calls[index], answer, address, until, wait)
+                answers[index] = answer
         return answers
 
     async def _settle_one(
@@ -178,10 +183,11 @@ class RedisDriver:
             return self._refused(share[-1], address)
         return share if share[-1] >= self.replicas else self.too_few(share[-1])
 
-    def too_few(self, replicas: int) -> BackendUnavailable:
+    def too_few(self, replicas: int, *, transient: bool = True) -> BackendUnavailable:
         return unavailable(
             self.place.name,
             f"has only {replicas} replicas that confirm what it was told, and {self.replicas} were asked for",
+            transient=transient,
         )
 
     async def question(self, key: str, request: bytes, within: float, script: Script = _NO_SCRIPT) -> Any:

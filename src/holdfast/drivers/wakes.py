@@ -1,7 +1,7 @@
-"""Where the waiters of one `Locks` sleep, and how a datagram finds the right one.
+"""Where the waiters of one `Locks` sleep, and how a wake-up finds the right one.
 
 Decides: which thread reads the mailbox.
-Leaves to `datagrams`: what travels between processes.
+Leaves to each technology's mailbox: what travels between processes.
 """
 
 from __future__ import annotations

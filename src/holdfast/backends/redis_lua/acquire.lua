@@ -8,7 +8,7 @@ local now = tonumber(ARGV[8]) or wall
 local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
 -- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
--- watches. Whatever is unusual in any way is left to the rest.
+-- watches. Whatever is unusual in any way is left to the rest, and every hundredth too, which clears up.
 local state = redis.call('GET', KEYS[1])
 if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true)
     and string.sub(state, 1, 16) + 0 <= wall then
@@ -23,7 +23,7 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
         .. ' ' .. ARGV[1] .. ' x 0 ' .. holder .. ' ' .. ARGV[5], 'PX', math.ceil(ttl / 1000) + REMEMBER_MS)
       return next_number .. ' ' .. clock .. ' +'
     end
-  elseif ARGV[7] ~= '' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
+  elseif ARGV[7] ~= '' and string.sub(next_number, -2) ~= '00' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
       or (base and base + 0 <= now and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
     local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
     local until_ = first and string.match(redis.call('HGET', KEYS[3], first) or '0', '^%d+') + 0
@@ -143,7 +143,7 @@ for _, one in pairs(kept) do
   if not own or one.place < own.place then ahead = ahead + 1 end
   if not soonest or one.until_ < soonest then soonest = one.until_ end
 end
-if own then forget_the_dead() end
+if ARGV[7] ~= '' then forget_the_dead() end
 local who = false
 for _, hold in inside() do who = hold.holder end
 local watches = soonest and (first or not who)  -- only the first in line watches for when time makes room
