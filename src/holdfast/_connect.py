@@ -33,10 +33,13 @@ def open_backend(url: object, world: World, clock: Clock | None, replicas: int =
         if backend_of_client is None:
             raise ValueError(f"connect() takes a URL or a client, not {type(url).__name__}; known are {_known()}")
         return backend_of_client
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which would show all of it
+        raise ValueError("this is no URL; is something in its password not percent-encoded?") from None
     opener = _OPENERS.get(parts.scheme)
     if opener is None:
-        raise ValueError(f"unknown scheme {parts.scheme!r} in {_without_password(parts)!r}; known are {_known()}")
+        raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
     return opener(parts, world, clock, replicas)
 
 
@@ -51,10 +54,6 @@ def default_url() -> str:
 
 def _known() -> str:
     return ", ".join(f"{scheme}://" for scheme in _OPENERS)
-
-
-def _without_password(parts: SplitResult) -> str:
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _memory(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
@@ -94,7 +93,7 @@ def _redis(parts: SplitResult, world: World, clock: Clock | None, replicas: int)
     except ImportError as error:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
     if parts.fragment:
-        raise ValueError(f"{parts.scheme}:// takes no fragment, but {_without_password(parts)!r} has one")
+        raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
     return RedisBackend(open_driver(place_of_url(parts), world, clock, replicas))
 
 

@@ -72,6 +72,7 @@ class RedisBackend:
                 if answer.__class__ is ReplyError:
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
                 if answer is not None:
+                    self._driver.wakes.forget(claim)  # it may have stood in line when it was asked for before
                     return _granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
         except BaseException:

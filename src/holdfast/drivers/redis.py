@@ -27,6 +27,7 @@ from holdfast.drivers.redis_wire import NOTHING, RECEIVE, ReplyError, command, r
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
+_SILENT = 1.0  # seconds without an answer after which the other connections are not trusted either
 _IDLE = 16  # connections that are kept for later, for each server
 
 
@@ -39,6 +40,7 @@ class _Line:
         self.socket: socket.socket = self._connection._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
+        self.late = False  # it was given up because an answer did not come
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
@@ -51,7 +53,7 @@ class _Line:
             self._send(request)
             self._feed(self._receive(RECEIVE))
             answer = self._gets()
-        except OSError as error:
+        except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
         return self.one_reply(within) if answer is NOTHING else answer  # a part of it, or the end of the stream
 
@@ -60,7 +62,7 @@ class _Line:
             if within != self._timeout:
                 self._limit(within)
             self._send(request)
-        except OSError as error:
+        except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
 
     def one_reply(self, within: float) -> Any:
@@ -77,7 +79,7 @@ class _Line:
                     return answer
                 until = until or boot_now() + within
                 self._limit(max(0.001, until - boot_now()))
-        except OSError as error:
+        except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
 
     def replies(self, number: int, until: float) -> list[Any]:
@@ -96,8 +98,9 @@ class _Line:
         self._timeout = seconds
         self.socket.settimeout(seconds)
 
-    def _broken(self, error: OSError) -> BackendUnavailable:
-        if isinstance(error, TimeoutError):
+    def _broken(self, error: Exception) -> BackendUnavailable:
+        self.late = isinstance(error, TimeoutError)
+        if self.late:
             return unavailable(self.name, "did not answer in time")
         return unavailable(self.name, f"closed the connection: {error}")
 
@@ -157,7 +160,7 @@ class _WakeLine:
             return []
         try:
             messages = self._line.read_all()
-        except OSError:
+        except (OSError, hiredis.HiredisError):
             self.broken = True
             return [LOOK_ALL]  # what was told meanwhile is lost
         return [message[2].decode() for message in messages if message[0] == b"message"]
@@ -229,10 +232,12 @@ class BlockingWires:
         else:
             line.close()
 
-    def _throw_away(self, address: Address | None, line: _Line, error: BaseException) -> None:
-        """A late reply must never be taken for another's. Where one connection has ended, the idle ones have too."""
+    def _throw_away(self, address: Address | None, line: _Line, error: BaseException, within: float) -> None:
+        """A late reply must never be taken for another's. Where one connection has ended, the idle ones have too; but
+        a server that does not answer at once may just be far away.
+        """
         line.close()
-        if isinstance(error, BackendUnavailable):
+        if isinstance(error, BackendUnavailable) and (within >= _SILENT or not line.late):
             self.drop(address)
 
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
@@ -247,7 +252,7 @@ class BlockingWires:
         try:
             answer = line.ask(request, within)
         except BaseException as error:
-            self._throw_away(address, line, error)
+            self._throw_away(address, line, error, within)
             raise
         if len(idle) < _IDLE and not self._closed:
             idle.append(line)
@@ -265,7 +270,7 @@ class BlockingWires:
             line.send(request, max(0.001, until - boot_now()))
             answers = line.replies(replies, until)
         except BaseException as error:
-            self._throw_away(address, line, error)
+            self._throw_away(address, line, error, within)
             raise
         self._put_back(address, line)
         return answers
@@ -284,14 +289,14 @@ class BlockingWires:
                     line.send(request, within)
                     sent.append((address, line, replies))
                 except BackendUnavailable as error:
-                    self._throw_away(address, line, error)
+                    self._throw_away(address, line, error, within)
                     heard[address] = error
         for address, line, replies in sent:
             try:
                 heard[address] = line.replies(replies, until)
                 self._put_back(address, line)
             except BackendUnavailable as error:
-                self._throw_away(address, line, error)
+                self._throw_away(address, line, error, within)
                 heard[address] = error
         for address, request, replies in requests:
             if address not in heard:

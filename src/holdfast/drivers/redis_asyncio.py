@@ -26,6 +26,7 @@ from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
+_SILENT = 1.0  # seconds without a word on a line where answers are due, after which it is given up
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
@@ -92,6 +93,8 @@ class _Line(asyncio.Protocol):
         now = self._time()
         self._unanswered.append((answer, now, now + within))
         self._send(request, now + within)
+        if not self.alive:
+            self._fail("closed the connection")
         return answer
 
     def ask_several(self, request: bytes, replies: int, within: float) -> asyncio.Future[list[Any]]:
@@ -99,6 +102,8 @@ class _Line(asyncio.Protocol):
         now = self._time()
         self._unanswered.extend([(several, now, now + within)] * replies)
         self._send(request, now + within)
+        if not self.alive:
+            self._fail("closed the connection")
         return several.answer
 
     def _send(self, request: bytes, late_at: float) -> None:
@@ -125,53 +130,66 @@ class _Line(asyncio.Protocol):
         """One timer for all requests: few of them ever wait for long."""
         now = self._time()
         self._timer, self._look_at = None, _NEVER
-        silent = False
         next_look = _NEVER
-        for answer, asked_at, late_at in self._unanswered:
+        for answer, _, late_at in self._unanswered:
             if late_at > now:
                 next_look = min(next_look, late_at)
             elif not answer.done():
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
-                silent = silent or self._heard_at < asked_at
-        if silent:  # not a slow answer but none at all: it may be a line that leads nowhere
-            self.close()
-        elif next_look < _NEVER:
+        if self._unanswered and self._heard_at < (oldest := self._unanswered[0][1]):
+            if now >= oldest + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
+                self.close()
+                return
+            next_look = min(next_look, oldest + _SILENT)
+        if next_look < _NEVER:
             self._watch(next_look)
 
     # What asyncio tells
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._time()
-        self._feed(data)
-        gets, unanswered = self._gets, self._unanswered
-        while (answer := gets()) is not NOTHING:
-            if unanswered:
-                waiting = unanswered.popleft()[0]
-                if not waiting.done():
-                    waiting.set_result(answer)
-            else:
-                self.message(answer)
+        try:
+            self._feed(data)
+            gets, unanswered = self._gets, self._unanswered
+            while (answer := gets()) is not NOTHING:
+                if unanswered:
+                    waiting = unanswered.popleft()[0]
+                    if not waiting.done():
+                        waiting.set_result(answer)
+                else:
+                    self.message(answer)
+        except hiredis.HiredisError:
+            self._fail("speaks another language")
+            self.close()
 
     def message(self, message: Any) -> None:
         """Overridden where messages are expected."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._let_go()
+        self._fail(f"closed the connection: {error or 'end of stream'}")
+
+    def _fail(self, what: str) -> None:
+        """Nothing that was asked here is answered any more."""
         unanswered, self._unanswered = self._unanswered, deque()
         for waiting, *_ in unanswered:
             if not waiting.done():
-                waiting.set_exception(unavailable(self._name, f"closed the connection: {error or 'end of stream'}"))
+                waiting.set_exception(unavailable(self._name, what))
 
     def close(self) -> None:
-        if self._transport is not None and not self.loop.is_closed():
+        ends = not self.loop.is_closed()
+        if ends and self._transport is not None:
             self._transport.abort()
         self._let_go()
+        if ends:
+            self._fail("was let go of")
 
     def _let_go(self) -> None:
         self.alive = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._look_at = _NEVER
         if self._connection is not None:  # it has nothing to close any more
             self._connection._reader = self._connection._writer = None
             self._connection = None

@@ -62,6 +62,7 @@ class Place:
             wanted = {"socket_keepalive": True, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
         self.address = address
+        self._to_sentinels: dict[str, Any] = {}  # how to log in there, where there are some
 
     @property
     def name(self) -> str:
@@ -109,10 +110,16 @@ class Place:
         where = {"path": address.host} if self._kind == "unix" else {"host": address.host, "port": address.port}
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
+    def _without_secrets(self, text: str) -> str:
+        """Some releases of redis-py tell how they tried to log in."""
+        for secret in filter(None, (self._settings.get("password"), self._to_sentinels.get("password"))):
+            text = text.replace(str(secret), "***")
+        return text
+
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
         distrust = _distrust(error)  # told itself: not every release of redis-py does
         final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError)
-        told = f"cannot be connected to: {distrust or error}"
+        told = f"cannot be connected to: {distrust or self._without_secrets(str(error))}"
         return unavailable(str(address or self.name), told, transient=not final)
 
 
@@ -226,6 +233,8 @@ def place_of_url(parts: SplitResult) -> Place:
     tls = base == "rediss"
     kind = "unix" if base == "unix" else "tls" if tls else "tcp"
     settings = dict(_parse(parts, base))
+    if "," in parts.netloc and not variant:
+        raise ValueError(f"{parts.scheme}:// names one server; for more there are +sentinel and +cluster")
     if not variant:
         if kind != "unix":
             _number(parts.path.strip("/"), parts)
@@ -243,7 +252,7 @@ def place_of_url(parts: SplitResult) -> Place:
 def _number(db: str, parts: SplitResult) -> int:
     if not db or db.isdecimal():
         return int(db or 0)
-    raise ValueError(f"a database of {parts.scheme}:// is a number, not {db!r}")
+    raise ValueError(f"the database of a {parts.scheme}:// URL is a number")
 
 
 def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
@@ -251,10 +260,13 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     user, at, hosts = parts.netloc.rpartition("@")
     path = "" if "+" in parts.scheme else parts.path
     first = "" if base == "unix" else hosts.partition(",")[0]
-    if base == "unix" and not path:
+    if base == "unix" and (not path or hosts):
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
     url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
-    settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
+    try:
+        settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
+    except ValueError:  # which may show a part of the password
+        raise ValueError(f"a {parts.scheme}:// URL that makes no sense; is its password percent-encoded?") from None
     known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
     for option in parse_qs(parts.query):
         if option not in known and not option.startswith("ssl_"):
