@@ -75,7 +75,7 @@ class RedisBackend:
                     self._driver.wakes.forget(claim)  # it may have stood in line when it was asked for before
                     return _granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
-        except BaseException:
+        except BackendUnavailable:  # a cancelled request needs no such care: what is asked later comes after it
             self._doubt(id)
             raise
 
