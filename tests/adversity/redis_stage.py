@@ -17,7 +17,6 @@ from holdfast._model import LockInfo
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.backends.redis_requests import script
-from holdfast.engine.core import BRIEFLY
 from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
@@ -63,7 +62,6 @@ class OnAServer(Promise):
         await lease.extend(1)
         await lease.release()
         await locks.faults.abandon(stage.claim("ready"), within=5)
-        locks.raw._logic.engine.briefly = BRIEFLY  # as users have it: here real time is what a story is about
         return locks
 
     def beside_the_wire(self, stage: Stage, **options: Any) -> AwaitedLocks:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def until(condition: Callable[[], bool]) -> None:
     timer.start()
     while not condition():
         assert not limit.is_set(), "waited in vain"
+        time.sleep(0.001)  # whoever makes it true needs the interpreter too
     timer.cancel()
 
 

@@ -55,6 +55,7 @@ class FaultyBackend:
         self.calls: Counter[str] = Counter()  # by verb, whatever became of them
         self.waiting = 0  # calls of `wait` that have not returned
         self.deaf = False  # no wake-up arrives; a waiter finds out by itself, if at all
+        self.least = 0.0  # real seconds that the store gets for an answer at least, however little is left of `within`
         # A verb that can hang can be cancelled while it does, so it is not instant any more.
         self.capabilities = inner.capabilities._replace(**{"instant": False, **capabilities})
         self._world = world
@@ -144,7 +145,9 @@ class FaultyBackend:
     # The verbs
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        return await self._through("acquire", lambda: self.inner.acquire(claim, enqueue=enqueue, within=within))
+        return await self._through(
+            "acquire", lambda: self.inner.acquire(claim, enqueue=enqueue, within=max(within, self.least))
+        )
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         self._count_waiting(1)
@@ -164,18 +167,20 @@ class FaultyBackend:
         return False
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
-        return await self._through("renew", lambda: self.inner.renew(batch, within=within))
+        return await self._through("renew", lambda: self.inner.renew(batch, within=max(within, self.least)))
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         return await self._through(
-            "release", lambda: self.inner.release(claim, linger=linger, within=within, heir=heir)
+            "release", lambda: self.inner.release(claim, linger=linger, within=max(within, self.least), heir=heir)
         )
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        await self._through("abandon", lambda: self.inner.abandon(claim, within=within))
+        await self._through("abandon", lambda: self.inner.abandon(claim, within=max(within, self.least)))
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
-        return await self._through("observe", lambda: self.inner.observe(claim, after=after, within=within))
+        return await self._through(
+            "observe", lambda: self.inner.observe(claim, after=after, within=max(within, self.least))
+        )
 
     async def inspect(self, key: str) -> LockInfo:
         return await self._through("inspect", lambda: self.inner.inspect(key))
@@ -188,19 +193,21 @@ class FaultyBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         return await self._through(
-            "throttle", lambda: self.inner.throttle(key, rate, cost=cost, patience=patience, within=within)
+            "throttle",
+            lambda: self.inner.throttle(key, rate, cost=cost, patience=patience, within=max(within, self.least)),
         )
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         await self._through(
-            "unthrottle", lambda: self.inner.unthrottle(key, rate, cost=cost, until=until, within=within)
+            "unthrottle",
+            lambda: self.inner.unthrottle(key, rate, cost=cost, until=until, within=max(within, self.least)),
         )
 
     async def read(self, key: str) -> Stored:
         return await self._through("read", lambda: self.inner.read(key))
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
-        return await self._through("write", lambda: self.inner.write(key, write, within=within))
+        return await self._through("write", lambda: self.inner.write(key, write, within=max(within, self.least)))
 
     async def close(self) -> None:
         await self.inner.close()

@@ -116,11 +116,12 @@ class Stage(ABC):
             self._watch(world)
             # The store follows the client's own clock, so there is no drift unless a story is about it.
             made.append(self._open(world, store_clock, **{"drift": 0.0, **(capabilities or {})}))
+            if store_clock is not None:  # then a short time is the story's, and a busy machine must not run out of it
+                made[-1].least = LIMIT
             return made[-1]
 
         options.setdefault("namespace", self.namespace)
         raw = self._connect(open_faulty, clock=clock or store_clock, **options)
-        raw._logic.engine.briefly = 1.0  # real seconds, and a machine may be busy: stories look at once what is left
         self._opened.append(AwaitedLocks(raw, made[0]))
         return self._opened[-1]
 
