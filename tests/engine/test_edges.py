@@ -330,13 +330,14 @@ def test_what_no_signal_raises_does_not_leave_a_listener_of_the_main_thread(
             lease.extend()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [SystemExit, asyncio.CancelledError])
 def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble: type[BaseException]) -> None:
     """An exit leaves the loop, as asyncio has it; whoever runs the loop again finds every lease kept."""
     locks = holdfast.aio.connect(url)
     loop = asyncio.new_event_loop()
     try:
-        lease = loop.run_until_complete(locks.lock("x", ttl=0.3).acquire())
+        lease = loop.run_until_complete(locks.lock("x", ttl=2).acquire())
         assert lease is not None
         stop = locks.events.listen(loud(trouble, "renewed"))
         first = lease.expires_at

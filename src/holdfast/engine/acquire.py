@@ -60,7 +60,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
     failures = 0
-    told = False  # that it must wait
+    checked = False  # that it does not wait for itself
     try:
         if enqueue:
             engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue
@@ -91,9 +91,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             answered_at = engine.now()
             if engine.closed:
                 engine.must_be_open()
-            if wait is None and not told:
+            if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
-                told = True
+                checked = True
             woken = answered_at < give_up_at and await engine.backend.wait(
                 claim, min(give_up_at - answered_at, answer.retry_after)
             )
