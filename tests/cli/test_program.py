@@ -69,7 +69,7 @@ def test_python_m_holdfast_is_the_same_program(shell: Shell) -> None:
 
 
 BAD_STORES = {
-    "unknown scheme": (64, "unknown scheme 'rediss'", "rediss://x"),
+    "unknown scheme": (64, "unknown scheme 'zookeeper'", "zookeeper://x"),
     "no file": (64, "a SQLite URL is", "sqlite://"),
     "a folder": (69, "cannot be opened", "sqlite:///{folder}"),
     "not a database": (69, "not an SQLite file", "sqlite:///{folder}/text"),

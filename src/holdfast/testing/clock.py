@@ -20,6 +20,7 @@ class FakeClock:
         self._order = count()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._cancelled: set[int] = set()  # ids of alarms that were taken back and still stand in the heap
+        self._before_moving: Callable[[], None] | None = None  # called before each step of `advance`
 
     def now(self) -> float:
         return self._now
@@ -47,6 +48,8 @@ class FakeClock:
     def advance_to(self, until: float) -> None:
         """As `advance`, up to a moment. Does nothing if that has passed."""
         while True:
+            if self._before_moving is not None:
+                self._before_moving()
             with self._mutex:
                 if not self._alarms or self._alarms[0][0] > until:
                     self._now = max(self._now, until)

@@ -54,6 +54,7 @@ class FaultyBackend:
         self.inner = inner
         self.calls: Counter[str] = Counter()  # by verb, whatever became of them
         self.waiting = 0  # calls of `wait` that have not returned
+        self.on_the_way = 0  # requests that the store has yet to hear of or to answer
         self.deaf = False  # no wake-up arrives; a waiter finds out by itself, if at all
         self.least = 0.0  # real seconds that the store gets for an answer at least, however little is left of `within`
         # A verb that can hang can be cancelled while it does, so it is not instant any more.
@@ -120,14 +121,23 @@ class FaultyBackend:
 
     async def _through(self, verb: Verb, ask: Callable[[], Awaitable[T]]) -> T:
         fault = self._next(verb)
-        if fault is None:
-            return await ask()
-        if not fault.after_effect:
+        if fault is not None and not fault.after_effect:
             await self._strike(fault)
-            return await ask()
-        answer = await ask()
-        await self._strike(fault)
+        answer = await (ask() if verb == "wait" else self._ask(ask))
+        if fault is not None and fault.after_effect:
+            await self._strike(fault)
         return answer
+
+    async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
+        self._count_on_the_way(1)
+        try:
+            return await ask()
+        finally:
+            self._count_on_the_way(-1)
+
+    def _count_on_the_way(self, change: int) -> None:
+        with self._mutex:
+            self.on_the_way += change
 
     async def _strike(self, fault: _Fault) -> None:
         if fault.error is not None:

@@ -19,7 +19,9 @@ from holdfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
 
 T = TypeVar("T")
 
-_sleep = time.sleep  # a story may replace the functions of `time`
+ANSWERS = 0.2  # real seconds that requests on their way hold up the clock at most: some of them wait for it to move
+
+_sleep, _real_now = time.sleep, time.monotonic  # a story may replace the functions of `time`
 
 
 class _ThreadActor(Generic[T]):
@@ -61,6 +63,13 @@ class ThreadStage(Stage):
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         super().__init__(opener, url, real_time=real_time)
         self._before = set(threading.enumerate())
+        self.clock._before_moving = self._let_answers_come
+
+    def _let_answers_come(self) -> None:
+        """A store that is told the time hears of it in the order in which it passed."""
+        until = _real_now() + ANSWERS
+        while any(locks.faults.on_the_way for locks in self._opened) and _real_now() < until:
+            _sleep(BLINK)
 
     def _connect(self, opener: Opener, **options: Any) -> holdfast.Locks:
         return holdfast.connect(opener, **options)
