@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
 
 import pytest
 
 from holdfast import BackendUnavailable
 from holdfast._time import boot_now
+from holdfast.drivers.redis_wire import PATIENT
 from holdfast.testing.awaited import AwaitedLock
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer
@@ -81,6 +83,25 @@ class TestStandsStill(OnAServer):
         self.server.go_on()
         await self.renewed(stage, lease)
         assert lease.held
+
+
+class TestLeadsNowhere(OnAServer):
+    async def test_a_connection_that_died_unnoticed_costs_a_part_of_wait_and_not_the_lock(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.proxy.forsake()
+        started = boot_now()
+        lease = await locks.lock("x", wait=3 * PATIENT).take()
+        assert PATIENT <= boot_now() - started < 2 * PATIENT
+        assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
+
+    async def test_who_waits_has_the_kernel_watch_over_the_line_that_only_listens(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        await self.beside_the_wire(stage).lock("x").take()
+        stage.start(locks.lock("x", wait=5).acquire())
+        await self.waiting(stage, "x")
+        wakes = locks.faults.inner._driver.wakes  # type: ignore[attr-defined]
+        line = wakes._mailbox._line if hasattr(wakes, "_mailbox") else wakes._line
+        assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 async def _refused_after(lock: AwaitedLock) -> float:

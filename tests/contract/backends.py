@@ -13,9 +13,9 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from holdfast.backends.memory_store import shared_store
-from tests.servers.binaries import HAS_REDIS_6
+from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 from tests.servers.records import count
-from tests.servers.shared import Shared, redis_6, valkey
+from tests.servers.shared import Shared, of_this_host, redis_6, valkey
 
 
 class Row(NamedTuple):
@@ -72,4 +72,5 @@ BACKENDS = (
     ),
     _redis("redis", valkey),
     *([_redis("redis6", redis_6)] if HAS_REDIS_6 else []),
+    *([_redis("redis_here", of_this_host)] if redis_of_this_host() else []),
 )

@@ -31,7 +31,7 @@ class _Pair:
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
-        self.fate = ""  # what becomes of the server's next words here: "silence" keeps them, "end" cuts
+        self.fate = ""  # "silence" keeps the server's next words from the client, "end" cuts, "nothing" takes all
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -78,6 +78,10 @@ class Proxy:
         """Everything is still taken and nothing passes, either way; it is kept, and passes after `heal`."""
         self._do(self._set(False))
 
+    def forsake(self) -> None:
+        """The connections there are lead nowhere from now on, and nobody is told; new ones are welcome."""
+        self._do(self._forsake())
+
     def heal(self) -> None:
         """As if nothing had happened; what is on its way arrives."""
         self._refuses, self.delay = False, 0.0
@@ -111,6 +115,10 @@ class Proxy:
     def _cut_now(self) -> None:
         for pair in list(self._pairs):
             pair.cut()
+
+    async def _forsake(self) -> None:
+        for pair in self._pairs:
+            pair.fate = "nothing"
 
     async def _set(self, passes: bool) -> None:
         (self._open.set if passes else self._open.clear)()
@@ -154,7 +162,8 @@ class Proxy:
             self.requests += data.count(b"\r\n$7\r\nEVALSHA\r\n") + data.count(b"\r\n$4\r\nEVAL\r\n")
             if trigger := _fires(self._on_request, data):
                 pair.fate = trigger.fate
-            writer.write(data)
+            if pair.fate != "nothing":
+                writer.write(data)
 
     async def _down(self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK):

@@ -50,3 +50,11 @@ def valkey() -> Shared:
 @cache
 def redis_6() -> Shared:
     return Shared(binaries.redis_6)
+
+
+@cache
+def of_this_host() -> Shared:
+    """Only where there is one."""
+    found = binaries.redis_of_this_host()
+    assert found is not None
+    return Shared(lambda: found)

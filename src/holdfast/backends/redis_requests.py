@@ -19,22 +19,24 @@ from urllib.parse import quote
 
 from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE, SHARED, Renewal, Terms
 from holdfast.drivers.redis_routes import Call
-from holdfast.drivers.redis_wire import Script, words
+from holdfast.drivers.redis_wire import CLUSTERED, Script, words
 from holdfast.drivers.redis_wire import script as pack_script
 
 MICRO: Final = 1_000_000
 DAY: Final = 86_400_000_000  # microseconds, as all times in scripts, unless their name says milliseconds
 _SAFE: Final = string.punctuation.replace("%", "")
 
-_CONSTANTS: Final = {
+_REMEMBER_MS: Final = 2 * DAY // 1000  # that a name's last fence is kept after its last use, less at most a day
+_CONSTANTS: Final[dict[str, int | str]] = {
     "DAY": DAY,
-    "REMEMBER_MS": 2 * DAY // 1000,  # that a name's last fence is kept after its last use, less at most a day
+    "REMEMBER_MS": _REMEMBER_MS,
     "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
     "SPARE_MS": 5000,  # that a limiter is kept when it means nothing any more
     "LINGER_MS": int(2 * PRESENCE * 1000),
     "PRESENCE": int(PRESENCE * MICRO),
     "GRACE": int(GRACE * MICRO),
     "KEPT_CHANGES": KEPT_CHANGES,
+    "CLUSTERED": f"'{CLUSTERED}'",
 }
 
 
@@ -90,7 +92,7 @@ def prepared(name: str, keys: Sequence[str], before: Sequence[str | int], after:
 def quick_acquire(terms: Terms) -> Prepared:
     ttl = micros(terms.ttl)
     record = f" {ttl} {_mode(terms)} {terms.limit or 0} {plain(terms.holder)} {terms.metadata or ''}"
-    lives = -(-ttl // 1000) + _CONSTANTS["REMEMBER_MS"]
+    lives = -(-ttl // 1000) + _REMEMBER_MS
     return prepared("acquire_quick", keys_of(terms.key)[:1], (), (record, lives))
 
 

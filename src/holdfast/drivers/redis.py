@@ -13,7 +13,6 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import hiredis
 
@@ -23,7 +22,17 @@ from holdfast._worlds import Clock, World
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_routes import RedisDriver
-from holdfast.drivers.redis_wire import NOTHING, RECEIVE, ReplyError, command, refusal, unavailable
+from holdfast.drivers.redis_wire import (
+    NOTHING,
+    PATIENT,
+    RECEIVE,
+    ReplyError,
+    command,
+    keep_alive,
+    new_channel,
+    refusal,
+    unavailable,
+)
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
@@ -137,6 +146,7 @@ class _WakeLine:
         (answer,) = line.replies(1, boot_now() + within)
         if answer.__class__ is ReplyError:
             raise refusal(line.name, answer)
+        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         line.socket.setblocking(False)
         self._bell, self._hand = socket.socketpair()
         self._bell.setblocking(False)
@@ -183,7 +193,7 @@ class BlockingWires:
         self._reset()
 
     def _reset(self) -> None:
-        self._channel = f"holdfast:wake:{uuid4().hex}"
+        self._channel = new_channel(clustered=self._place.clustered)
         self._idle: dict[Address | None, list[_Line]] = {}
         self._opening = threading.Lock()
         self._closed = False
@@ -244,6 +254,8 @@ class BlockingWires:
         try:
             idle = self._idle[address]
             line = idle.pop()
+            if within > PATIENT:
+                within = max(PATIENT, within / 3)
         except LookupError:
             started = boot_now()
             line = self._dial(address, within)

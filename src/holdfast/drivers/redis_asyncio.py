@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import hiredis
 
@@ -21,7 +20,16 @@ from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
-from holdfast.drivers.redis_wire import NOTHING, ReplyError, command, refusal, unavailable
+from holdfast.drivers.redis_wire import (
+    NOTHING,
+    PATIENT,
+    ReplyError,
+    command,
+    keep_alive,
+    new_channel,
+    refusal,
+    unavailable,
+)
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
@@ -87,12 +95,16 @@ class _Line(asyncio.Protocol):
             self.close()
             raise unavailable(self._name, "closed the connection after the handshake")
 
+    @property
+    def socket(self) -> Any:
+        return self._transport.get_extra_info("socket")
+
     def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
         """The reply, later: an error of the server's too, or BackendUnavailable."""
         answer = self._future()
         now = self._time()
         self._unanswered.append((answer, now, now + within))
-        self._send(request, now + within)
+        self._send(request, now + (within if within < PATIENT else PATIENT))
         if not self.alive:
             self._fail("closed the connection")
         return answer
@@ -101,14 +113,14 @@ class _Line(asyncio.Protocol):
         several = _Several(self._future(), replies)
         now = self._time()
         self._unanswered.extend([(several, now, now + within)] * replies)
-        self._send(request, now + within)
+        self._send(request, now + (within if within < PATIENT else PATIENT))
         if not self.alive:
             self._fail("closed the connection")
         return several.answer
 
-    def _send(self, request: bytes, late_at: float) -> None:
-        if late_at < self._look_at:
-            self._watch(late_at)
+    def _send(self, request: bytes, look_at: float) -> None:
+        if look_at < self._look_at:
+            self._watch(look_at)
         if not self._unsent:
             self.loop.call_soon(self._flush)
         self._unsent.append(request)
@@ -248,7 +260,7 @@ class AsyncioRedisWakes(AsyncioSeats):
     def __init__(self, place: Place, clock: Clock | None) -> None:
         super().__init__(clock)
         self._place = place
-        self._channel = f"holdfast:wake:{uuid4().hex}"
+        self._channel = new_channel(clustered=self._place.clustered)
         self._line: _WakeLine | None = None
         self._opening: _Shared | None = None
         self._closed = False
@@ -275,6 +287,7 @@ class AsyncioRedisWakes(AsyncioSeats):
             return
         line = _WakeLine(self, self._place, address)
         await line.connect(within)
+        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         try:
             answer = await line.ask(command("SUBSCRIBE", self._channel), within)
             if answer.__class__ is ReplyError:
@@ -294,7 +307,7 @@ class AsyncioRedisWakes(AsyncioSeats):
         self.wake(LOOK_ALL)
 
     def after_fork(self) -> None:
-        self._channel = f"holdfast:wake:{uuid4().hex}"
+        self._channel = new_channel(clustered=self._place.clustered)
         self._line = self._opening = None
         self.get_up()
 

@@ -5,8 +5,11 @@ Decides: how a request is written, and what the server's errors mean.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 import hiredis
 
@@ -16,6 +19,11 @@ ReplyError: Final = hiredis.ReplyError
 NOTHING: Final = object()  # what a reader says when it has nothing yet
 RECEIVE: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+
+CLUSTERED: Final = ":cluster:"  # what an address has in it if wake-ups may arrive by way of another node
+
+PATIENT: Final = 3.0  # seconds without a word on a connection that used to work, after which another one is tried
+_PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 # Asked again a little later, these may come out otherwise; every other error stays what it is.
 _PASSING: Final = (
@@ -54,6 +62,11 @@ def words(*values: str | bytes | int) -> bytes:
     return b"".join(parts)
 
 
+def new_channel(*, clustered: bool) -> str:
+    """Where the waiters of one `Locks` are woken."""
+    return f"holdfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
+
+
 def command(*values: str | bytes | int) -> bytes:
     """A whole request."""
     return b"*%d\r\n%b" % (len(values), words(*values))
@@ -67,6 +80,15 @@ def call(script: Script, keys: Sequence[str], args: Sequence[str | bytes | int])
 def whole(script: Script, request: bytes) -> bytes:
     """The same request with the script's text."""
     return request.replace(script.digest, script.text, 1)
+
+
+def keep_alive(line: Any) -> None:
+    """Have the kernel ask, where nobody else does, whether the other end is still there."""
+    with suppress(OSError):  # a unix socket has no such options
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _PROBES.items():
+            if hasattr(socket, option):  # not every system has all of them
+                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUnavailable:

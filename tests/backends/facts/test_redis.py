@@ -109,7 +109,9 @@ def test_what_a_script_publishes_reaches_a_subscriber(client: Client) -> None:
     with client.pubsub() as subscriber:
         subscriber.subscribe("holdfast:wake:fact")
         assert subscriber.get_message(timeout=5)["type"] == "subscribe"
-        client.eval("redis.call('PUBLISH', ARGV[1], ARGV[2])", 0, "holdfast:wake:fact", "claim")
+        publish = "return redis.call('PUBLISH', ARGV[1], ARGV[2])"
+        assert client.eval(publish, 0, "holdfast:wake:nobody", "claim") == 0  # it learns that nobody listens
+        assert client.eval(publish, 0, "holdfast:wake:fact", "claim") == 1
         message = subscriber.get_message(timeout=5)
         assert (message["type"], message["data"]) == ("message", b"claim")
 

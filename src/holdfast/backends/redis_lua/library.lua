@@ -148,12 +148,15 @@ local function fits(mode, limit)
   return limit == '0' or shared < tonumber(limit)
 end
 
--- For a waiter that was taken out of the line.
+-- For a waiter that was taken out of the line. If nobody listens there its process is dead, or has lost its connection:
+-- then it is passed over until it asks again, and the next one need not wait for it. In a cluster those who listen may
+-- do so at another node, and nothing is known. Where we may not publish, it finds out by itself a little later.
 local function reserve(id, waiter)
+  changed = true
+  local heard = redis.pcall('PUBLISH', waiter.address, id)
+  if heard == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return end
   kept[id] = { until_ = now + GRACE, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
   take_room(waiter.mode, 1)
-  changed = true
-  redis.pcall('PUBLISH', waiter.address, id)  -- not allowed to, it finds out by itself a little later
 end
 
 -- The first in line that is alive, and its id; whoever is not is forgotten on the way.

@@ -16,12 +16,12 @@ if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '
   local waiter = first and redis.call('HGET', KEYS[3], first)
   if waiter then
     local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
-    if mode == 'x' and tonumber(alive) > now then
+    if mode == 'x' and tonumber(alive) > now
+        and (redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true)) then
       local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+)', after + 1)
       redis.call('ZREM', KEYS[2], first)
       redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
         .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)
-      redis.pcall('PUBLISH', address, first)
       return base + ttl > now and 2 or 0
     end
   end
