@@ -25,6 +25,8 @@ def open_backend(url: object, world: World, clock: Clock | None, replicas: int =
         raise ValueError(f"replicas must be a whole number of at least 0, not {replicas!r}")
     if url is None:
         url = os.environ.get("HOLDFAST_URL") or default_url()
+    if isinstance(url, type) and _is_of_redis(url):
+        raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
         backend: Backend = url(world, clock)
         return backend
@@ -97,9 +99,13 @@ def _redis(parts: SplitResult, world: World, clock: Clock | None, replicas: int)
     return RedisBackend(open_driver(place_of_url(parts), world, clock, replicas))
 
 
+def _is_of_redis(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] in ("redis", "valkey") for base in kind.__mro__)
+
+
 def _of_client(client: object, world: World, clock: Clock | None, replicas: int) -> Backend | None:
     """The backend that a ready client's settings lead to, or None if we know no such client."""
-    if not any(kind.__module__.partition(".")[0] in ("redis", "valkey") for kind in type(client).__mro__):
+    if not _is_of_redis(type(client)):
         return None
     try:
         from holdfast.backends.redis import RedisBackend

@@ -136,3 +136,28 @@ def test_what_is_no_client_is_refused_by_its_kind(connect: Any, thing: Any) -> N
 def test_what_is_redis_but_no_client_is_refused_too(connect: Any) -> None:
     with pytest.raises(ValueError, match="URL or a client, not Retry"):
         connect(redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+
+
+@pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis, redis.cluster.RedisCluster])
+def test_the_class_of_a_client_is_no_client(kind: type) -> None:
+    with pytest.raises(ValueError, match=f"not its class {kind.__name__}"):
+        holdfast.connect(kind)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://localhost:0", "port 0"),
+        ("redis+cluster://one:7000,two:0", "port 0"),
+        ("redis+cluster://one,two/3", "no database to choose"),
+        ("redis://one,two", "names one server"),
+        ("redis://localhost/three", "is a number"),
+        ("redis://localhost?retry_on_timeout=yes", "no option 'retry_on_timeout'"),
+        ("redis+sentinel://one,two", "names the service"),
+        ("unix://localhost/tmp/x.sock", "names the socket"),
+    ],
+)
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+def test_a_url_that_says_nothing_sensible_is_refused_before_anything_is_sent(connect: Any, url: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        connect(url)

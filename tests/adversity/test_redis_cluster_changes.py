@@ -78,6 +78,17 @@ class TestSlotsMove(Anywhere):
         assert await later.release()
         assert met(source, "MOVED")
 
+    async def test_a_node_that_takes_the_slot_over_need_not_know_the_script(self, stage: Stage) -> None:
+        move = _, source, target = self._ends(stage, "x")
+        target.command("SCRIPT", "FLUSH")
+        self.nodes.begin_move(*move)
+        lease = await stage.locks().lock("x").take()
+        assert met(source, "ASK")
+        assert met(target, "NOSCRIPT")
+        assert not met(target, "MOVED"), "it was asked in the same way with the script's text"
+        assert await lease.release()
+        self.nodes.end_move(*move)
+
     async def test_holders_and_waiters_move_with_their_slot(self, stage: Stage) -> None:
         lease = await stage.locks().lock("x", ttl=2).take()
         waiter = stage.start(stage.locks().lock("x").take())

@@ -7,6 +7,7 @@ that is said on a connection afterwards. redis-py repeats nothing here: its retr
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -242,6 +243,8 @@ def place_of_url(parts: SplitResult) -> Place:
         return Place(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
     hosts = _hosts(parts, SENTINEL_PORT if variant == "sentinel" else PORT)
     if variant == "cluster":
+        if parts.path.strip("/0"):
+            raise ValueError(f"{parts.scheme}:// has no database to choose: a cluster has but one, 0")
         return Cluster(kind, settings, hosts)
     service, _, db = parts.path.strip("/").partition("/")
     if not service:
@@ -260,6 +263,8 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     user, at, hosts = parts.netloc.rpartition("@")
     path = "" if "+" in parts.scheme else parts.path
     first = "" if base == "unix" else hosts.partition(",")[0]
+    if any(re.search(r":0+$", host) for host in hosts.split(",")):
+        raise ValueError(f"nobody can be reached at port 0 of a {parts.scheme}:// URL")
     if base == "unix" and (not path or hosts):
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
     url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host

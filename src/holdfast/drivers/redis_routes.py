@@ -242,13 +242,13 @@ class RedisDriver:
     ) -> list[Any]:
         """Follow an error that says how to ask instead. What it refused has not happened, so it may be asked again."""
         until = boot_now() + within
+        asking = b""
         for _ in range(HOPS):
             kind, *rest = str(answer).split(" ")
-            asking = b""
-            if kind == "NOSCRIPT":
+            if kind == "NOSCRIPT":  # at the node that was asked last, in the same way
                 request = whole(script, request)
             elif kind == "MOVED" and self._map is not None:
-                address = self._map.moved(int(rest[0]), rest[1], address)
+                address, asking = self._map.moved(int(rest[0]), rest[1], address), b""
             elif kind == "ASK" and self._map is not None:
                 address, asking = address_in(rest[1], address), ASKING
             else:
