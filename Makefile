@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Tests start Python hundreds of times; whoever has switched off compiled modules would wait for that each time.
+export PYTHONDONTWRITEBYTECODE =
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
 
 .PHONY: help demo test check lint bench test-all clean
@@ -19,7 +21,7 @@ test: $(VENV)/.test lint  ## set up, and run every check and every test
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
 	$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -n $(JOBS) -q -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -15,13 +15,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_told_again(test: str) -> bool:
-    """The quick loop hears each story in each world once, on memory, the simulated one with its first seed.
+    """The quick loop hears each story once in threads and once in asyncio, on memory, but for those that take long.
 
-    What SQLite and Redis answer to the verbs is held against the reference there by a Hypothesis machine.
+    What SQLite and Redis answer to the verbs is held against the reference by a Hypothesis machine there, and a few
+    seeds of the simulation are told as well.
     """
     chapter, _, told = test.partition("[")
-    again = chapter.rpartition("::")[0].endswith(("_sqlite", "_redis", "_redis6", "_redis_here"))
-    return again or told.startswith(("simulated-1", "simulated-2"))
+    promise, _, story = chapter.rpartition("::")
+    return promise.endswith(AGAIN) or told.startswith("simulated-") or story in LONG
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[pytest.Item] | None:
+    """What the quick loop leaves out by the thousand is not even collected there."""
+    quick = collector.config.getoption("markexpr") == "not slow"
+    return [] if quick and name.startswith("Test") and name.endswith(AGAIN) else None
+
+
+AGAIN = ("_sqlite", "_redis", "_redis6", "_redis_here")
+LONG = (
+    "test_several_names_cancelled_at_any_moment_leave_nothing",
+    "test_callers_with_opposite_orders_never_wait_for_each_other_for_ever",
+    "test_blocking_without_a_limit_waits_for_as_long_as_it_takes",
+    "test_what_was_under_way_while_it_closed_opens_nothing_again",
+    "test_forgetting_closed_or_idle_locks_does_not_warn",
+    "test_forgetting_all_locks_warns_and_releases_nothing",
+    "test_forgetting_a_lock_or_a_lease_never_releases_it",
+    "test_one_object_can_be_used_by_many_at_once",
+    "test_its_memory_is_bounded",
+    "test_it_keeps_no_locks_alive",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -77,11 +77,16 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     @property
     def room(self) -> str:
         return room_of(self.name)
 
 
+@cache
 def room_of(name: str) -> str:
     fitting = [room for room in ROOMS if name == room or (room and name.startswith(room + "."))]
     return max(fitting, key=len) if fitting else f"{name} (in no room)"
@@ -104,7 +109,7 @@ MODULES = read_all()
 
 def imported(module: Module, *, known: set[str], at_run_time: bool = False) -> Iterator[str]:
     """Full names of what is imported; `at_run_time` leaves out what happens later or for type checkers only."""
-    for node in _outermost(module.tree) if at_run_time else ast.walk(module.tree):
+    for node in _outermost(module.tree) if at_run_time else module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -186,7 +191,7 @@ def awaits_in_blocking_drivers(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} suspends in {kind.name}"
         for module in modules.values()
-        for kind in ast.walk(module.tree)
+        for kind in module.nodes
         if isinstance(kind, ast.ClassDef) and kind.name.lstrip("_").startswith("Blocking")
         for node in ast.walk(kind)
         if isinstance(node, _SUSPENDS)
@@ -197,7 +202,7 @@ def awaits_under_a_mutex(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} suspends while a mutex is held"
         for module in modules.values()
-        for block in ast.walk(module.tree)
+        for block in module.nodes
         if isinstance(block, ast.With) and any("mutex" in ast.unparse(item.context_expr) for item in block.items)
         for node in _inside(block)
         if isinstance(node, _SUSPENDS)
@@ -220,7 +225,7 @@ def calls_outside_cli(*forbidden: str) -> Callable[[dict[str, Module]], list[str
             f"{module.name}:{node.lineno} calls {called}"
             for module in modules.values()
             if module.room != "cli"
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Call)
             and (called := ast.unparse(node.func))
             and any(called == name or called.endswith("." + name) for name in forbidden)
