@@ -255,7 +255,7 @@ class BlockingWires:
             idle = self._idle[address]
             line = idle.pop()
             if within > PATIENT:
-                within = max(PATIENT, within / 3)
+                within = PATIENT
         except LookupError:
             started = boot_now()
             line = self._dial(address, within)
