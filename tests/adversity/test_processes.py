@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import holdfast
 from holdfast._model import GRACE, PATROL
 from holdfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
+from tests.servers.shared import valkey
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +20,17 @@ Start = Callable[..., Actor]
 Waiting = Callable[[str, int], None]
 
 SOON = 0.5  # seconds: much less than any timer that could have done it instead
+
+
+STORES: dict[str, Callable[[Path], str]] = {
+    "sqlite": lambda folder: f"sqlite:///{folder / 'locks.db'}",
+    "redis": lambda folder: valkey().url(folder),
+}
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return STORES[request.param](tmp_path)
 
 
 def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, waiting: Waiting) -> None:
@@ -33,16 +44,32 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, waiting
     assert second["at"] - first["at"] < 1 + 1 + SOON  # a renewal may have come just before the end
 
 
-def test_a_killed_waiter_holds_up_nobody(start: Start, waiting: Waiting) -> None:
-    holder, dead, next_one = start(), start(), start()
+def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting) -> None:
+    holder, *dead, next_one = (start() for _ in range(5))
     holder.ask("acquire", name="x")
-    for number, actor in enumerate((dead, next_one), 1):
+    for number, actor in enumerate((*dead, next_one), 1):
         actor.tell("acquire", name="x")
         waiting("x", number)
-    dead.signal(signal.SIGKILL)
-    dead.process.wait()
+    for actor in dead:
+        actor.signal(signal.SIGKILL)
+        actor.process.wait()
     released = holder.ask("release")
-    assert next_one.expect()["at"] - released["at"] < SOON  # its wake-up came back, so nobody waited for it
+    assert next_one.expect()["at"] - released["at"] < SOON
+
+
+def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(start: Start, waiting: Waiting, locks: holdfast.Locks) -> None:
+    holder, *dead = (start() for _ in range(4))
+    holder.ask("acquire", name="x")
+    for number, actor in enumerate(dead, 1):
+        actor.tell("acquire", name="x")
+        waiting("x", number)
+    for actor in dead:
+        actor.signal(signal.SIGKILL)
+        actor.process.wait()
+    holder.ask("release")
+    lease = locks.lock("x", wait=SOON).acquire()
+    assert lease is not None
+    assert lease.release()
 
 
 def test_a_waiter_killed_after_the_lock_was_reserved_for_it_delays_the_next_by_a_grace(
@@ -93,10 +120,9 @@ def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, waiting
     assert now["fence"] == second["fence"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "memory"])
-def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start, url: str, kind: str) -> None:
-    parent = start(on=url if kind == "sqlite" else "memory://")
-    parent.ask("acquire", name="x", ttl=0.5)
+def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
+    parent = start()
+    parent.ask("acquire", name="x", ttl=0.6)
     child = parent.ask("fork")
     assert (child["held"], child["lost"], child["check"]) == (False, False, "NotHeld")
     assert child["released"] is False
@@ -145,16 +171,6 @@ def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, lo
     assert waited["cpu"] - before["cpu"] < 0.03  # one in a hundred of the time, the start included
 
 
-def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, tmp_path: Path) -> None:
-    holder, other = start(), start()
-    holder.ask("acquire", name="x", ttl=1.5)
-    for ending in ("-wal", "-shm"):
-        (tmp_path / f"locks.db{ending}").unlink()
-    assert other.ask("acquire", name="x", wait=20)["fence"]
-    while holder.ask("look")["held"]:  # until its next renewal at the latest; the test's time limit ends this
-        continue
-
-
 def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(
     start: Start, waiting: Waiting
 ) -> None:
@@ -167,24 +183,9 @@ def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost
     assert waiter.expect()["fence"]
 
 
-def test_nobody_is_shut_out_of_a_busy_file(start: Start, tmp_path: Path) -> None:
-    """Four processes write without a pause; a fifth one gets its turns all the same."""
-    busy = [start() for _ in range(4)]
-    patient = start()
-    for number in range(5):
-        (tmp_path / f"counter{number}").write_text("0")
-    for number, actor in enumerate(busy):
-        actor.tell("increment", name=f"own {number}", path=str(tmp_path / f"counter{number}"), times=2000)
-    turns = patient.ask("increment", name="own 4", path=str(tmp_path / "counter4"), times=100)["holds"]
-    waits = [later[1] - earlier[2] for earlier, later in itertools.pairwise(turns)]
-    assert max(waits) < 1.0
-    for actor in busy:
-        assert actor.expect()["holds"][-1][2] > turns[-1][2], "they were busy all the time"
-
-
 @pytest.mark.timeout(180)
 def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path) -> None:
-    workers, times = 8, 2000
+    workers, times = 8, 1000
     counter = tmp_path / "counter"
     counter.write_text("0")
     actors = [start() for _ in range(workers)]
