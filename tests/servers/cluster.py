@@ -6,12 +6,11 @@ Leaves to `server`: each node.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from redis.crc import key_slot
 
+from tests.servers.group import Group
 from tests.servers.sentinel import replicates, until
 from tests.servers.server import HOST, Server
 
@@ -30,11 +29,11 @@ _ARGS = (
 )
 
 
-class Nodes:
+class Nodes(Group):
     """Shard n is `primaries[n]` and `replicas[n]`, until one of them fails."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self.primaries = [Server(*_ARGS) for _ in range(SHARDS)]
         self.replicas = [Server(*_ARGS) for _ in range(SHARDS)]
 
@@ -46,7 +45,7 @@ class Nodes:
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.primaries)
 
-    def start(self) -> Nodes:
+    def start(self) -> Self:
         for number, node in enumerate(self.all):
             self._stack.enter_context(node)
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
@@ -114,16 +113,3 @@ class Nodes:
         self._configure("cluster-node-timeout", _NERVOUS)
         heir = self.replicas[self.primaries.index(primary)]
         heir.command("CLUSTER", "FAILOVER", "TAKEOVER")
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def __enter__(self) -> Nodes:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from types import TracebackType
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import redis
 
+from tests.servers.group import Group
 from tests.servers.server import HOST, Server
 
 SERVICE = "locks"
@@ -48,11 +48,11 @@ def replicates(replica: Server) -> bool:
     return b"master_link_status:up" in replica.command("INFO", "replication")
 
 
-class Watched:
+class Watched(Group):
     """One primary, one replica, and so many Sentinels of one mind."""
 
     def __init__(self, sentinels: int = 3) -> None:
-        self._stack = ExitStack()
+        super().__init__()
         self.primary = Server("--repl-diskless-sync-delay", "0")
         self.replica = Server("--repl-diskless-sync-delay", "0", "--repl-timeout", "5")
         self.sentinels = [Server(sentinel=True) for _ in range(sentinels)]
@@ -62,7 +62,7 @@ class Watched:
         hosts = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{hosts}/{SERVICE}"
 
-    def start(self) -> Watched:
+    def start(self) -> Self:
         self._stack.enter_context(self.primary)
         self._stack.enter_context(self.replica)
         self.replica.command("REPLICAOF", HOST, self.primary.port)
@@ -89,16 +89,3 @@ class Watched:
         known = dict(zip(facts[::2], facts[1::2], strict=True))
         others = int(known[b"num-other-sentinels"])
         return int(known[b"num-slaves"]) == 1 and others == len(self.sentinels) - 1 and known[b"flags"] == b"master"
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def __enter__(self) -> Watched:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

@@ -1,0 +1,31 @@
+"""Several servers that are started and stopped together.
+
+Decides: that none of them is left when one of them does not start.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+
+class Group:
+    def __init__(self) -> None:
+        self._stack = ExitStack()  # of all that was started
+
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
