@@ -28,6 +28,26 @@ class TestLostOnTheWire(OnAServer):
         assert await lease.release()
         assert self.free(stage, "x")()
 
+    async def test_nothing_is_sent_twice_but_by_us(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.proxy.sent.clear()
+        for number in range(3):
+            lost = self.proxy.cut_instead_of_reply(to=request_of("acquire"))
+            lease = await locks.lock(f"x{number}", renew=False).take()
+            assert lost.is_set()
+            assert await lease.release()
+        assert self.proxy.sent.count(request_of("acquire")) == 2 * 3
+        assert locks.faults.calls["acquire"] == 1 + 2 * 3
+
+    @needs("blocking")
+    async def test_as_many_connections_as_threads_that_ask_at_once(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.proxy.delay = 0.5
+        askers = [stage.start(locks.lock(f"x{number}").take()) for number in range(120)]
+        await stage.until(lambda: self.server.command("CLIENT", "LIST").count(b"\n") > 120, "all to be connected")
+        self.proxy.delay = 0.0
+        assert len({(await asker.result()).name for asker in askers}) == 120
+
     async def test_an_acquire_that_is_never_answered_leaves_no_orphan(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lost = self.proxy.swallow_reply(to=request_of("acquire"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,6 +167,54 @@ def test_a_full_memory_does_not_keep_anybody_from_letting_go(server: Server) -> 
         assert lease.release()
         server.command("CONFIG", "SET", "maxmemory", "0")
         assert not locks.inspect("x").locked
+
+
+@pytest.mark.parametrize("beside", ["a permit", "a reader", "min_hold", "a leader that is watched"])
+def test_a_full_memory_keeps_nobody_from_letting_go_of_what_others_hold_or_watch(server: Server, beside: str) -> None:
+    with holdfast.connect(server.url, patience=0.2) as locks:
+        if beside == "a leader that is watched":
+            election = locks.election("x")
+            seen = election.observe()
+            next(seen)
+            assert election.campaign()
+            fill(server)
+            assert election.resign()
+            return
+        kinds = {
+            "a permit": locks.semaphore("x", 3),
+            "a reader": locks.rwlock("x").read(),
+            "min_hold": locks.lock("x", min_hold=60),
+        }
+        one, other = kinds[beside].acquire(), kinds[beside].acquire() if beside != "min_hold" else None
+        assert one is not None
+        fill(server)
+        assert one.release()
+        server.command("CONFIG", "SET", "maxmemory", "0")
+        assert other is None or other.held
+        assert len(locks.inspect("x").holders) == 1
+
+
+def test_in_a_full_memory_nothing_is_renewed_and_the_holder_learns_of_it(server: Server) -> None:
+    lost = threading.Event()
+    with holdfast.connect(server.url) as locks:
+        lease = locks.lock("x", ttl=0.5, on_lost=lambda _: lost.set()).acquire()
+        assert lease is not None
+        fill(server)
+        assert lost.wait(10)
+        assert not lease.held
+
+
+def test_many_that_begin_at_once_warn_once_of_a_server_that_evicts(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        async with holdfast.aio.connect(server.url) as locks:
+            await asyncio.gather(*(locks.lock(f"x{number}").acquire() for number in range(20)))
+
+    server.command("CONFIG", "SET", "maxmemory", "100mb")
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    asyncio.run(ask())
+    assert len([record for record in caplog.records if "evicts" in record.getMessage()]) == 1
 
 
 def test_a_server_that_evicts_is_warned_of_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,11 @@ import holdfast
 import holdfast.aio
 from holdfast import BackendUnavailable, LeaseLost, Unsupported
 from holdfast._model import LockInfo
+from holdfast._time import boot_now
+from holdfast.drivers.redis_wire import PATIENT
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
+from tests.servers.proxy import Proxy
 from tests.servers.sentinel import replicates, until
 from tests.servers.server import HOST, Server, free_port
 
@@ -89,6 +92,34 @@ class TestReplicas(Anywhere):
         assert lease._deadline == deadline, "nothing that was not confirmed was believed"
         with pytest.raises(LeaseLost):
             lease.check()
+
+    async def test_a_downgrade_that_is_not_confirmed_leaves_the_lease_as_held_as_it_says(self, stage: Stage) -> None:
+        lease = await stage.locks(patience=0.3).rwlock("x", ttl=60).write().take()
+        self.replica.pause()
+        with pytest.raises(BackendUnavailable, match="only 0 replicas"):
+            await lease.downgrade()
+        assert lease.held
+        with holdfast.connect(self.primary.url, namespace=stage.namespace) as other:
+            assert [holder.fence for holder in other.inspect("x").holders] == [lease.fence]
+            assert other.rwlock("x").write().acquire(blocking=False) is None
+
+    async def test_a_contender_that_fails_leaves_the_holder_alone(self, stage: Stage) -> None:
+        lease = await stage.locks().lock("x", ttl=60).take()
+        self.replica.pause()
+        assert await stage.locks(patience=0.3).lock("x", wait=0).acquire() is None
+        assert lease.held
+        assert await lease.release()
+
+    async def test_a_connection_that_leads_nowhere_does_not_cost_the_lock(self, stage: Stage) -> None:
+        with Proxy(self.primary) as proxy:
+            self.where = proxy.url
+            locks = stage.locks()
+            assert await (await locks.lock("ready").take()).release()
+            proxy.forsake()
+            started = boot_now()
+            await locks.lock("x", wait=3 * PATIENT).take()
+            assert PATIENT <= boot_now() - started < 2 * PATIENT
+            await locks.close()
 
     async def test_more_replicas_than_there_are_is_told_with_their_number(self, stage: Stage) -> None:
         self.__dict__["replicas"] = 2

@@ -12,7 +12,7 @@ from holdfast._time import boot_now
 from holdfast.drivers.redis_wire import PATIENT
 from holdfast.testing.awaited import AwaitedLock
 from holdfast.testing.stage import Stage
-from tests.adversity.redis_stage import OnAServer
+from tests.adversity.redis_stage import OnAServer, request_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,29 @@ class TestStandsStill(OnAServer):
             best = min(best, await self._seconds_to_give_up(stage, f"x{number}"))
             if best <= WAIT + OVER:
                 break
+        assert best <= WAIT + OVER
+
+    async def test_wait_is_kept_to_though_an_answer_breaks_off_in_the_middle(self, stage: Stage) -> None:
+        best = WAIT + 10.0
+        for number in range(10):
+            locks = await self.ready(stage)
+            self.proxy.break_off_reply(to=request_of("acquire"))
+            self.proxy.delay = WAIT * 0.6
+            best = min(best, await _refused_after(locks.lock(f"x{number}", wait=WAIT)))
+            self.proxy.delay = 0.0
+            if best <= WAIT + OVER:
+                break
+        assert WAIT / 2 < best <= WAIT + OVER
+
+    async def test_wait_is_kept_to_though_each_answer_of_the_handshake_is_slow(self, stage: Stage) -> None:
+        self.server.command("CONFIG", "SET", "requirepass", "secret")
+        self._url = self.proxy.url.replace("redis://", "redis://:secret@")[:-1] + "3"
+        self.proxy.delay, best = WAIT / 2, WAIT + 10.0
+        for number in range(10):
+            best = min(best, await _refused_after(stage.locks(patience=0.01).lock(f"x{number}", wait=WAIT)))
+            if best <= WAIT + OVER:
+                break
+        self.proxy.delay = 0.0
         assert best <= WAIT + OVER
 
     async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
@@ -100,7 +123,7 @@ class TestLeadsNowhere(OnAServer):
         stage.start(locks.lock("x", wait=5).acquire())
         await self.waiting(stage, "x")
         wakes = locks.faults.inner._driver.wakes  # type: ignore[attr-defined]
-        line = wakes._mailbox._line if hasattr(wakes, "_mailbox") else wakes._line
+        line = wakes._mailbox._line if hasattr(wakes, "_mailbox") else wakes.line
         assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 

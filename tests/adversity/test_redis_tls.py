@@ -75,6 +75,7 @@ class TestTls(Anywhere):
         waiters = [stage.start(_take_and_tell_when(other.lock(f"x{number}"))) for number in range(8)]
         for number in range(8):
             await stage.queue(f"x{number}", 1)
+        assert len(self._subscribers()) == 1
         released = boot_now()
         for lease in held:
             assert await lease.release()

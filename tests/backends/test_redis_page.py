@@ -88,3 +88,18 @@ def test_everything_uses_all_that_the_rule_on_the_page_allows(server: Server) ->
     used = set(re.findall(r"^cmdstat_(\w+)", server.command("INFO", "commandstats").decode(), re.MULTILINE))
     allowed = {word[1:].partition("|")[0] for word in rule_on_the_page() if word.startswith("+")}
     assert allowed - used == set()
+
+
+def test_a_name_takes_as_many_bytes_as_the_page_says(server: Server) -> None:
+    least, most = map(int, re.findall(r"takes (\d+) to (\d+) bytes", PAGE.read_text())[0])
+    number = 8192  # a table of the server's that is just full, neither half empty nor about to grow
+    with holdfast.connect(server.url) as locks:
+        locks.lock("first").acquire()
+        before = used_memory(server)
+        for each in range(number):
+            locks.lock(f"name-{each:014d}", renew=False).acquire()
+        assert least <= (used_memory(server) - before) / number <= most
+
+
+def used_memory(server: Server) -> int:
+    return int(re.findall(rb"used_memory:(\d+)", server.command("INFO", "memory"))[0])

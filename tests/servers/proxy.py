@@ -31,7 +31,9 @@ class _Pair:
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
-        self.fate = ""  # "silence" keeps the server's next words from the client, "end" cuts, "nothing" takes all
+        # "silence" keeps the server's next words from the client, "half" all but their first half; "nothing" keeps
+        # the client's words, too; "end" cuts.
+        self.fate = ""
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -46,7 +48,7 @@ class Proxy:
         self._server = server
         self.port = free_port()
         self.delay = 0.0  # seconds that each piece of the server's answers is late
-        self.requests = 0  # commands that clients have sent
+        self.sent = bytearray()  # all that clients have said
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_request: list[_Trigger] = []
@@ -90,6 +92,10 @@ class Proxy:
     def swallow_reply(self, to: bytes) -> threading.Event:
         """Once: a request with these bytes is carried out; from there on its connection stays silent for ever."""
         return self._when(self._on_request, to, "silence")
+
+    def break_off_reply(self, to: bytes) -> threading.Event:
+        """Once: a request with these bytes is carried out; half of the reply arrives, and nothing after it."""
+        return self._when(self._on_request, to, "half")
 
     def cut_instead_of_reply(self, to: bytes) -> threading.Event:
         """Once: a request with these bytes is carried out; in place of the reply its connection ends."""
@@ -159,7 +165,7 @@ class Proxy:
     async def _up(self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK):
             await self._open.wait()
-            self.requests += data.count(b"\r\n$7\r\nEVALSHA\r\n") + data.count(b"\r\n$4\r\nEVAL\r\n")
+            self.sent += data
             if trigger := _fires(self._on_request, data):
                 pair.fate = trigger.fate
             if pair.fate != "nothing":
@@ -172,7 +178,10 @@ class Proxy:
                 await asyncio.sleep(self.delay)
             if pair.fate == "end":
                 return
-            if not pair.fate and not _fires(self._on_reply, data):
+            if pair.fate == "half":
+                writer.write(data[: len(data) // 2])
+                pair.fate = "silence"
+            elif not pair.fate and not _fires(self._on_reply, data):
                 writer.write(data)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:

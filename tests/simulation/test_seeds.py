@@ -73,6 +73,7 @@ def test_each_thing_to_contend_for_has_runs_of_its_own() -> None:
     assert OF.keys() == set(ABOUT)
 
 
+@pytest.mark.timeout(300)  # hundreds of runs, on however busy a machine
 @pytest.mark.slow
 @pytest.mark.parametrize("about", OF)
 def test_no_promise_breaks_where_all_contend_for_one_thing(about: str) -> None:

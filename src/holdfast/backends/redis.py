@@ -4,7 +4,7 @@ Decides: which script answers a verb, and what its answer means.
 Leaves to `redis_requests`: keys and requests. Leaves to the scripts (`redis_lua/`): each step. Leaves to the driver:
 connections, errors, where the waiters sleep.
 
-Every key expires by itself: whatever crashes, what is left is gone after a while.
+Every key but a cell's expires by itself: whatever crashes, what is left is gone after a while.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RedisBackend:
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
         self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
-        self._crowded: set[str] = set()  # keys that others lately wanted too: the quick scripts would be in vain
+        self._crowded: set[str] = set()  # keys that others lately held or wanted too: quick scripts would be in vain
 
     def _now(self) -> tuple[bytes, ...]:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -101,6 +101,8 @@ class RedisBackend:
         if self._driver.replicas:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
             if answer.__class__ is not list and replicas < self._driver.replicas:
+                if b"=" in answer:  # it held before, and still does: that is not ours to undo
+                    raise self._driver.too_few(replicas)
                 await self.abandon(claim, within=within)
                 raise self._driver.too_few(replicas, transient=False)
             return answer

@@ -56,6 +56,7 @@ class _Line:
 
     def ask(self, request: bytes, within: float) -> Any:
         """One request, one reply."""
+        started = boot_now()
         try:
             if within != self._timeout:
                 self._limit(within)
@@ -64,7 +65,8 @@ class _Line:
             answer = self._gets()
         except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
-        return self.one_reply(within) if answer is NOTHING else answer  # a part of it, or the end of the stream
+        # Else it was a part of it, or the end of the stream.
+        return answer if answer is not NOTHING else self.one_reply(started + within)
 
     def send(self, request: bytes, within: float) -> None:
         try:
@@ -74,11 +76,11 @@ class _Line:
         except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
 
-    def one_reply(self, within: float) -> Any:
-        """The next reply, within that time of its request."""
-        until = 0.0
+    def one_reply(self, until: float) -> Any:
+        """The next reply."""
         try:
             while True:
+                self._limit(max(0.001, until - boot_now()))
                 data = self._receive(RECEIVE)
                 if not data:
                     raise ConnectionResetError("end of stream")
@@ -86,8 +88,6 @@ class _Line:
                 answer = self._gets()
                 if answer is not NOTHING:
                     return answer
-                until = until or boot_now() + within
-                self._limit(max(0.001, until - boot_now()))
         except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
 
@@ -95,11 +95,7 @@ class _Line:
         answers: list[Any] = []
         while len(answers) < number:
             answer = self._gets()
-            if answer is NOTHING:
-                left = max(0.001, until - boot_now())
-                self._limit(left)
-                answer = self.one_reply(left)
-            answers.append(answer)
+            answers.append(answer if answer is not NOTHING else self.one_reply(until))
         return answers
 
     def _limit(self, seconds: float) -> None:
@@ -222,11 +218,13 @@ class BlockingWires:
             line.close()
             raise
 
-    def _line_to(self, address: Address | None, within: float) -> _Line:
+    def _line_to(self, address: Address | None, within: float) -> tuple[_Line, float]:
+        """A connection, and how long to wait on it for an answer: one that used to work may lead nowhere by now."""
         try:
-            return self._idle[address].pop()
+            return self._idle[address].pop(), within if within < PATIENT else PATIENT
         except LookupError:
-            return self._dial(address, within)
+            started = boot_now()
+            return self._dial(address, within), max(0.01, within - (boot_now() - started))
 
     def _dial(self, address: Address | None, within: float) -> _Line:
         if self._closed:
@@ -251,35 +249,23 @@ class BlockingWires:
             self.drop(address)
 
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
-        try:
-            idle = self._idle[address]
-            line = idle.pop()
-            if within > PATIENT:
-                within = PATIENT
-        except LookupError:
-            started = boot_now()
-            line = self._dial(address, within)
-            within = max(0.01, within - (boot_now() - started))
-            idle = self._idle.setdefault(address, [])
+        line, within = self._line_to(address, within)
         try:
             answer = line.ask(request, within)
         except BaseException as error:
             self._throw_away(address, line, error, within)
             raise
-        if len(idle) < _IDLE and not self._closed:
-            idle.append(line)
-        else:
-            line.close()
+        self._put_back(address, line)
         return answer
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
         return self._ask(address, request, replies, within)
 
     def _ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        line, within = self._line_to(address, within)
         until = boot_now() + within
-        line = self._line_to(address, within)
         try:
-            line.send(request, max(0.001, until - boot_now()))
+            line.send(request, within)
             answers = line.replies(replies, until)
         except BaseException as error:
             self._throw_away(address, line, error, within)
@@ -296,16 +282,17 @@ class BlockingWires:
         sent: list[tuple[Address | None, _Line, int]] = []
         for address, request, replies in requests:
             if self._idle.get(address):
-                line = self._line_to(address, within)
+                line, patience = self._line_to(address, within)
                 try:
-                    line.send(request, within)
+                    line.send(request, patience)
                     sent.append((address, line, replies))
                 except BackendUnavailable as error:
                     self._throw_away(address, line, error, within)
                     heard[address] = error
+        patient_until = min(until, boot_now() + PATIENT)
         for address, line, replies in sent:
             try:
-                heard[address] = line.replies(replies, until)
+                heard[address] = line.replies(replies, patient_until)
                 self._put_back(address, line)
             except BackendUnavailable as error:
                 self._throw_away(address, line, error, within)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from holdfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
 _SILENT = 1.0  # seconds without a word on a line where answers are due, after which it is given up
+_GONE = 0.5  # seconds that closing a connection may take
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
@@ -81,6 +83,7 @@ class _Line(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._connection: Any = None
         self._transport: Any = None
+        self._gone = asyncio.Event()
         self.alive = False
 
     async def connect(self, within: float) -> None:
@@ -178,6 +181,7 @@ class _Line(asyncio.Protocol):
         """Overridden where messages are expected."""
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._gone.set()
         self._let_go()
         self._fail(f"closed the connection: {error or 'end of stream'}")
 
@@ -195,6 +199,13 @@ class _Line(asyncio.Protocol):
         self._let_go()
         if ends:
             self._fail("was let go of")
+
+    async def gone(self) -> None:
+        """After `close`: until the loop has nothing left of it, since somebody may close the loop next."""
+        if self._transport is not None and self.loop is asyncio.get_running_loop():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GONE):
+                    await self._gone.wait()
 
     def _let_go(self) -> None:
         self.alive = False
@@ -261,17 +272,17 @@ class AsyncioRedisWakes(AsyncioSeats):
         super().__init__(clock)
         self._place = place
         self._channel = new_channel(clustered=self._place.clustered)
-        self._line: _WakeLine | None = None
+        self.line: _WakeLine | None = None
         self._opening: _Shared | None = None
         self._closed = False
 
     @property
     def address(self) -> str:
-        return self._channel if self._line is not None and self._line.alive else ""
+        return self._channel if self.line is not None and self.line.alive else ""
 
     def begin_again(self) -> None:
         """In another loop."""
-        self._line = self._opening = None
+        self.line = self._opening = None
 
     def expect(self, claim: Claim) -> str:
         self.seat(claim)
@@ -297,18 +308,18 @@ class AsyncioRedisWakes(AsyncioSeats):
             raise
         if self._closed:
             line.close()
-        self._line = line
+        self.line = line
 
     def close(self) -> None:
         self._closed = True
-        line, self._line = self._line, None
+        line, self.line = self.line, None
         if line is not None:
             line.close()
         self.wake(LOOK_ALL)
 
     def after_fork(self) -> None:
         self._channel = new_channel(clustered=self._place.clustered)
-        self._line = self._opening = None
+        self.line = self._opening = None
         self.get_up()
 
 
@@ -396,9 +407,12 @@ class AsyncioWires:
 
     async def close(self) -> None:
         self._closed = True
+        lines = [*self._lines.values(), *filter(None, [self.wakes.line])]
         self.wakes.close()
         for address in list(self._lines):
             self.drop(address)
+        for line in lines:
+            await line.gone()
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""

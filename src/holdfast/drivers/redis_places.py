@@ -87,6 +87,7 @@ class Place:
             where = address or self.find(within)
             settings = self._all(where, max(0.01, until - boot_now()))
             connection = _KINDS[self._kind](**settings, retry=Retry(NoBackoff(), 0))
+            connection.until = until
             connection.connect()
         except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
             raise self.unreachable(address, error) from error
@@ -212,11 +213,31 @@ class Cluster(Place):
         return f"cluster {', '.join(map(str, self.seeds))}"
 
 
-_KINDS: dict[str, Any] = {
-    "tcp": redis.Connection,
-    "tls": redis.SSLConnection,
-    "unix": redis.UnixDomainSocketConnection,
-}
+class _Timed:
+    """redis-py limits each answer of the handshake; this limits all of them together."""
+
+    until = 0.0
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        self._sock: Any
+        self._sock.settimeout(max(0.001, self.until - boot_now()))
+        return connection.read_response(*args, **options)
+
+
+class _Tcp(_Timed, redis.Connection):
+    pass
+
+
+class _Tls(_Timed, redis.SSLConnection):
+    pass
+
+
+class _Unix(_Timed, redis.UnixDomainSocketConnection):
+    pass
+
+
+_KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "unix": _Unix}
 _ASYNC_KINDS: dict[str, Any] = {
     "tcp": redis.asyncio.Connection,
     "tls": redis.asyncio.SSLConnection,

@@ -319,9 +319,9 @@ class RedisDriver:
         if facts.get("role") == "slave" and type(self.place) is Place:
             raise unavailable(self.place.name, "is a read-only replica: locks are kept on the primary", transient=False)
         policy = facts.get("maxmemory_policy", "noeviction")
-        if facts.get("maxmemory", "0") != "0" and policy != "noeviction":
+        told, self._greeted, self._direct = self._greeted, True, self._map is None  # others may have asked meanwhile
+        if not told and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _logger.warning(EVICTS, self.place.name, policy)
-        self._greeted, self._direct = True, self._map is None
 
 
 EVICTS = (

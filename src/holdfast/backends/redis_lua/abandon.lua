@@ -5,6 +5,7 @@ local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[3]) or wall
 local id = ARGV[1]
 
+local frees = true
 --@library
 
 look()

@@ -1,7 +1,7 @@
 -- KEYS  see library.lua
 -- ARGV  1 ttl   2 mode   3 limit   4 holder   5 metadata   6 claim   7 address, "" not to wait   8 now, or nothing
--- Answers "fence acquired" if granted, with " +" if others wait or watch, { other limit }, or { ahead, microseconds until
--- it is worth asking again or -1, holder or false }.
+-- Answers "fence acquired" if granted, then " =" if it was so before, and "+" if others hold, wait or watch;
+-- { other limit }; or { ahead, microseconds until it is worth asking again or -1, holder or false }.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[8]) or wall
@@ -43,19 +43,21 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
   end
 end
 
+local frees = false
 --@library
 
 local own  -- what is known of it, if it waits
 
 local function grant()
   if own then drop_waiter(id) end
+  local alone = exclusive + shared == 0
   local fence = count_number()
   ids[#ids + 1] = id
   holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
     holder = holder, metadata = ARGV[5] }
   tell(fence, holder)
   save()
-  return text(fence) .. ' ' .. text(wall) .. (crowded and ' +' or '')
+  return text(fence) .. ' ' .. text(wall) .. ((crowded or not alone) and ' +' or '')
 end
 
 local function grant_again(hold)
@@ -68,7 +70,7 @@ local function grant_again(hold)
   end
   changed = true
   save()
-  return text(hold.fence) .. ' ' .. hold.acquired .. (crowded and ' +' or '')
+  return text(hold.fence) .. ' ' .. hold.acquired .. ' =' .. (crowded and '+' or '')
 end
 
 -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.

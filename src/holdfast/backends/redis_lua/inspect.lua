@@ -6,6 +6,7 @@ local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[2]) or wall
 
+local frees = true
 --@library
 
 local breaks = ARGV[1] == '1'

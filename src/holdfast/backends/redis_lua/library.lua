@@ -1,4 +1,5 @@
 -- What all but the quick scripts share: a name as one script sees it. Mirrors `memory_store`; read that one first.
+-- A script has said before whether it `frees`: then it goes through in a full memory, too.
 --
 -- KEYS  1 held: who holds   2 line: sorted set of waiters by place   3 waits: hash of waiters
 --       4 eyes: hash of observers   5 changes: sorted set by number
@@ -16,6 +17,15 @@ local holds, ids, kept, gone, exclusive, shared = {}, {}, {}, {}, 0, 0
 local number, crowded, observed, changed, nobody_in_line = 0, false, false, false, false
 
 local function text(number) return string.format('%d', number) end
+
+-- A full memory refuses what needs some, but not to a script that has written already. Only those that free may use that.
+local function write(...)
+  local done = redis.pcall(...)
+  if type(done) ~= 'table' or not done.err then return end
+  if not frees then error(done.err) end
+  redis.call('PEXPIRE', KEYS[1], REMEMBER_MS)
+  redis.call(...)
+end
 
 local function take_room(mode, amount)
   if mode == 'x' then exclusive = exclusive + amount else shared = shared + amount end
@@ -82,12 +92,8 @@ local function save()
   end
   for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
   local sign = crowded and (observed and '*' or '+') or #lines == 0 and '-' or '='
-  local done = redis.pcall('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
+  write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
     'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + REMEMBER_MS)  -- longer if the clock was set back
-  if done.err then  -- the memory is full: whoever holds may still let go
-    if next(holds) then error(done.err) end
-    redis.call('DEL', KEYS[1])
-  end
 end
 
 local function count_number()
@@ -120,7 +126,7 @@ end
 local function tell(fence, holder)
   if not observed then return end
   local number = count_number()
-  redis.call('ZADD', KEYS[5], number, text(number) .. ' ' .. text(fence) .. ' ' .. (holder and ('+' .. holder) or '-'))
+  write('ZADD', KEYS[5], number, text(number) .. ' ' .. text(fence) .. ' ' .. (holder and ('+' .. holder) or '-'))
   redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -KEPT_CHANGES - 1)
   redis.call('PEXPIRE', KEYS[5], LINGER_MS)
   local eyes = redis.call('HGETALL', KEYS[4])

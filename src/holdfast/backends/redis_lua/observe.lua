@@ -6,6 +6,7 @@ local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
 local id, after = ARGV[1], ARGV[2]
 
+local frees = false
 --@library
 
 look()

@@ -1,6 +1,6 @@
 -- KEYS  see library.lua
 -- ARGV  1 linger   2 heir   3 claim   4 now, or nothing
--- Answers 1 if it held until now, 2 if others wait or watch besides, 0 if it did not hold.
+-- Answers 1 if it held until now, 2 if others hold, wait or watch besides, 0 if it did not hold.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
@@ -27,6 +27,7 @@ if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '
   end
 end
 
+local frees = true
 --@library
 
 look()
@@ -39,4 +40,4 @@ elseif held then
   hand_over(ARGV[2])
 end
 save()
-return held and (crowded and 2 or 1) or 0
+return held and ((crowded or next(holds)) and 2 or 1) or 0
