@@ -77,7 +77,7 @@ class TestCluster(Anywhere):
 
     async def test_leases_of_all_nodes_are_renewed(self, stage: Stage) -> None:
         locks = stage.locks()
-        leases = [await locks.lock(name, ttl=0.5).take() for name in self.one_on_each(stage)]
+        leases = [await locks.lock(name, ttl=2).take() for name in self.one_on_each(stage)]
         for _ in range(3):
             for lease in leases:
                 await self.renewed(stage, lease)

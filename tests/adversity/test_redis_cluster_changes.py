@@ -67,7 +67,7 @@ class TestSlotsMove(Anywhere):
         locks = stage.locks()
         move = slot, source, target = self._ends(stage, "x")
         self.nodes.begin_move(*move)
-        lease = await locks.lock("x", ttl=1).take()
+        lease = await locks.lock("x", ttl=3).take()
         assert met(source, "ASK")
         assert knows(target, lease)
         await self.renewed(stage, lease)
@@ -155,7 +155,7 @@ class TestNodesDie(Anywhere):
         locks = stage.locks()
         name = name_on(self.nodes, stage, dying)
         lease = await locks.lock(name, ttl=9).take()
-        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=1).take() for node in others]
+        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=2).take() for node in others]
         with pytest.MonkeyPatch.context() as patch:  # its wake-ups too would come from the node that dies
             patch.setattr(ClusterMap, "any", lambda self: Address(HOST, dying.port))
             waiter = stage.start(stage.locks().lock(name).take())

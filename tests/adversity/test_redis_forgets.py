@@ -71,7 +71,7 @@ class TestForgetful(OnAServer):
 
     async def test_scripts_that_were_forgotten_are_sent_again(self, stage: Stage) -> None:
         locks, other = await self.ready(stage), await self.ready(stage)
-        lease = await locks.lock("x", ttl=0.6).take()
+        lease = await locks.lock("x", ttl=2).take()
         waiter = stage.start(other.lock("x").take())
         await self.waiting(stage, "x")
         self.server.command("SCRIPT", "FLUSH")

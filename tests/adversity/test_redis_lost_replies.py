@@ -39,15 +39,6 @@ class TestLostOnTheWire(OnAServer):
         assert self.proxy.sent.count(request_of("acquire")) == 2 * 3
         assert locks.faults.calls["acquire"] == 1 + 2 * 3
 
-    @needs("blocking")
-    async def test_as_many_connections_as_threads_that_ask_at_once(self, stage: Stage) -> None:
-        locks = await self.ready(stage)
-        self.proxy.delay = 0.5
-        askers = [stage.start(locks.lock(f"x{number}").take()) for number in range(120)]
-        await stage.until(lambda: self.server.command("CLIENT", "LIST").count(b"\n") > 120, "all to be connected")
-        self.proxy.delay = 0.0
-        assert len({(await asker.result()).name for asker in askers}) == 120
-
     async def test_an_acquire_that_is_never_answered_leaves_no_orphan(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lost = self.proxy.swallow_reply(to=request_of("acquire"))
@@ -78,7 +69,7 @@ class TestLostOnTheWire(OnAServer):
 
     async def test_a_lost_reply_to_a_renewal_is_no_loss(self, stage: Stage) -> None:
         locks = await self.ready(stage)
-        lease = await locks.lock("x", ttl=0.6).take()
+        lease = await locks.lock("x", ttl=2).take()
         lost = self.proxy.cut_instead_of_reply(to=request_of("renew"))
         await stage.until(lost.is_set)
         first = lease.expires_at

@@ -53,7 +53,7 @@ class TestReplicas(Anywhere):
 
     async def test_waiting_handing_over_and_renewing_work_as_ever(self, stage: Stage) -> None:
         await self.works(stage)
-        lease = await stage.locks().lock("x", ttl=0.5).take()
+        lease = await stage.locks().lock("x", ttl=2).take()
         for _ in range(3):
             await self.renewed(stage, lease)
         assert await lease.release()
@@ -96,7 +96,7 @@ class TestReplicas(Anywhere):
     async def test_a_downgrade_that_is_not_confirmed_leaves_the_lease_as_held_as_it_says(self, stage: Stage) -> None:
         lease = await stage.locks(patience=0.3).rwlock("x", ttl=60).write().take()
         self.replica.pause()
-        with pytest.raises(BackendUnavailable, match="only 0 replicas"):
+        with pytest.raises(BackendUnavailable):
             await lease.downgrade()
         assert lease.held
         with holdfast.connect(self.primary.url, namespace=stage.namespace) as other:

@@ -83,7 +83,7 @@ class TestTls(Anywhere):
 
     async def test_a_lease_is_renewed_over_tls(self, stage: Stage) -> None:
         self.where = self.front().url(**self.certificates.trusting)
-        lease = await stage.locks().lock("x", ttl=0.5).take()
+        lease = await stage.locks().lock("x", ttl=1.5).take()
         for _ in range(3):
             await self.renewed(stage, lease)
         assert lease.held

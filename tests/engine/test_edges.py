@@ -98,13 +98,13 @@ def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
 @pytest.mark.parametrize("trouble", [lambda lease: sys.exit(1), lambda lease: threading.Event().wait(1.0)])
 def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble: Callable[[object], object]) -> None:
     with holdfast.connect(url) as locks:
-        good = locks.lock("good", ttl=0.3).acquire()
+        good = locks.lock("good", ttl=1.2).acquire()
         bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=trouble).acquire()
         assert good is not None
         assert bad is not None
         until(lambda: bad.lost)
         first = good.expires_at
-        until(lambda: good.expires_at > first + 0.6)  # renewed for two ttls more
+        until(lambda: good.expires_at > first + 1.2)  # renewed for two ttls more
         assert good.held
 
 
@@ -137,20 +137,20 @@ def test_a_thread_that_could_not_be_started_is_started_for_the_next_lease(
             with pytest.raises(RuntimeError, match="can't start"):
                 locks.lock("x").acquire()
         assert not locks.inspect("x").locked
-        lease = locks.lock("x", ttl=0.3).acquire()
+        lease = locks.lock("x", ttl=1.2).acquire()
         assert lease is not None
         first = lease.expires_at
-        until(lambda: lease.expires_at > first + 0.6)
+        until(lambda: lease.expires_at > first + 1.2)
 
 
 def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str) -> None:
     locks = holdfast.aio.connect(url)
 
     async def main() -> None:
-        lease = await locks.lock("x", ttl=0.3).acquire()
+        lease = await locks.lock("x", ttl=1.2).acquire()
         assert lease is not None
         first = lease.expires_at
-        await asyncio.to_thread(until, lambda: lease.expires_at > first + 0.6)
+        await asyncio.to_thread(until, lambda: lease.expires_at > first + 1.2)
         waiter = asyncio.create_task(locks.lock("x").acquire())
         while not (await locks.inspect("x")).waiters:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -273,10 +273,10 @@ def test_a_listener_that_exits_in_a_thread_of_ours_costs_no_lease(url: str, trou
     with holdfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, "renewed", "lost"))
         locks.events.listen(lambda event: heard.append(event.kind))
-        good = [locks.lock(name, ttl=0.3).acquire() for name in ("good", "better")]
+        good = [locks.lock(name, ttl=1.2).acquire() for name in ("good", "better")]
         bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
         first = [lease.expires_at for lease in good if lease is not None]
-        until(lambda: all(lease and lease.expires_at > at + 0.6 for lease, at in zip(good, first, strict=True)))
+        until(lambda: all(lease and lease.expires_at > at + 1.2 for lease, at in zip(good, first, strict=True)))
         until(lambda: told == [bad])
         assert {"renewed", "lost"} <= set(heard), "others hear of it all the same"
         stop()
@@ -348,7 +348,7 @@ def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble
             stop()
         loop.run_until_complete(renewed)
         second = lease.expires_at
-        loop.run_until_complete(asyncio.to_thread(until, lambda: lease.expires_at > second + 0.6))
+        loop.run_until_complete(asyncio.to_thread(until, lambda: lease.expires_at > second + 1.2))
         assert loop.run_until_complete(lease.release())
         loop.run_until_complete(locks.close())
     finally:
@@ -366,11 +366,11 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
     try:
         with holdfast.connect(url) as locks:
             told: list[object] = []
-            good = locks.lock("good", ttl=0.3).acquire()
+            good = locks.lock("good", ttl=1.2).acquire()
             locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
             assert good is not None
             first = good.expires_at
-            until(lambda: good.expires_at > first + 0.6)
+            until(lambda: good.expires_at > first + 1.2)
             until(lambda: bool(told))
     finally:
         log.removeFilter(failing)

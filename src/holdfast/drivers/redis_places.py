@@ -238,11 +238,28 @@ class _Unix(_Timed, redis.UnixDomainSocketConnection):
 
 
 _KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "unix": _Unix}
-_ASYNC_KINDS: dict[str, Any] = {
-    "tcp": redis.asyncio.Connection,
-    "tls": redis.asyncio.SSLConnection,
-    "unix": redis.asyncio.UnixDomainSocketConnection,
-}
+
+
+class _Abrupt:
+    """redis-py takes its leave of a server that has refused it, which in TLS takes longer than some loop lives."""
+
+    async def disconnect(self, *args: Any, **options: Any) -> None:
+        hang_up(self)
+
+
+class _AsyncTcp(_Abrupt, redis.asyncio.Connection):
+    pass
+
+
+class _AsyncTls(_Abrupt, redis.asyncio.SSLConnection):
+    pass
+
+
+class _AsyncUnix(_Abrupt, redis.asyncio.UnixDomainSocketConnection):
+    pass
+
+
+_ASYNC_KINDS: dict[str, Any] = {"tcp": _AsyncTcp, "tls": _AsyncTls, "unix": _AsyncUnix}
 
 
 # From a URL
