@@ -21,7 +21,9 @@ class Sights:
         self._number = number
         self._begun: dict[int, set[int]] = {}  # by fence: nodes where that hold began
         self._over: dict[int, set[int]] = {}  # by fence: nodes where it is over
-        self._holder: tuple[int, str] | None = None  # whoever was told last to hold, and the fence
+        self._open = [0] * nodes  # the fence of whoever holds there
+        self._last = 0  # the fence of whoever was told last to hold
+        self._holds = False  # and is not told to be over
         self._untold = True
         self._told: list[Change] = []  # until a later question shows that they arrived
 
@@ -31,47 +33,38 @@ class Sights:
             if has_answered(sight):
                 for change in sight.changes:
                     self._happened(node, change)
-        if self._untold and self._holder is None:
+        if self._untold:
             self._tell(0, None)
         retry_after = min(sight.retry_after for sight in heard if has_answered(sight))
         return Sight(tuple(self._told), retry_after)
 
     def _happened(self, node: int, change: Change) -> None:
         self.after[node] = change.number
-        for fence in self._begun:
-            if change.holder is None and change.fence in (0, fence) or change.holder is not None and change.fence != fence:
-                self._over.setdefault(fence, set()).add(node)  # where one holds alone, nobody else does
-        self._ends()
+        before, self._open[node] = self._open[node], change.fence if change.holder is not None else 0
         if change.holder is not None:
+            if before in self._begun:
+                self._begun[before].discard(node)  # it goes by another fence now, or ended while nobody looked
             self._begun.setdefault(change.fence, set()).add(node)
             self._begins(change.fence, change.holder)
+            return
+        for fence in [change.fence] if change.fence else self._begun:  # without a fence: nobody holds it there
+            self._over.setdefault(fence, set()).add(node)
+        self._ends()
 
     def _begins(self, fence: int, holder: str) -> None:
-        newer = self._holder is None or fence > self._holder[0]
-        if newer and fence > self._last_fence() and len(self._begun[fence]) >= self._majority:
-            if self._holder is not None:
-                self._tell(self._holder[0], None)
-            self._holder = fence, holder
+        """Whoever held before is over then too, told or not: a server that forgot us begins with what is true."""
+        if fence > self._last and len(self._begun[fence]) >= self._majority:
+            self._last = fence
+            self._holds = True
             self._tell(fence, holder)
-            self._forget_before(fence)
+            self._begun = {each: nodes for each, nodes in self._begun.items() if each >= fence}
+            self._over = {each: nodes for each, nodes in self._over.items() if each >= fence}
 
     def _ends(self) -> None:
-        if self._holder is not None:
-            fence = self._holder[0]
-            left = self._begun.get(fence, set()) - self._over.get(fence, set())
-            if len(left) < self._majority:
-                self._ended_fence = fence
-                self._holder = None
-                self._tell(fence, None)
-
-    _ended_fence = 0  # the last that was told to be over
-
-    def _last_fence(self) -> int:
-        return self._ended_fence
-
-    def _forget_before(self, fence: int) -> None:
-        self._begun = {each: nodes for each, nodes in self._begun.items() if each >= fence}
-        self._over = {each: nodes for each, nodes in self._over.items() if each >= fence}
+        left = self._begun.get(self._last, set()) - self._over.get(self._last, set())
+        if self._holds and len(left) < self._majority:
+            self._holds = False
+            self._tell(self._last, None)
 
     def _tell(self, fence: int, holder: str | None) -> None:
         self._number += 1

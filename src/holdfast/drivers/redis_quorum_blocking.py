@@ -172,8 +172,9 @@ class BlockingCrew:
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
         round = Round(asks, enough, self.members, timeout, claim)
-        fan = self._take(claim)
+        fan = None
         try:
+            fan = self._take(claim)
             if None in fan.lines:
                 fan.fill(timeout)
             refuse_wrong(self.members)
@@ -183,7 +184,8 @@ class BlockingCrew:
                 self._linger(fan, round)
         except BaseException:
             round.drop()
-            fan.close()  # an answer must never be taken for another's
+            if fan is not None:
+                fan.close()  # an answer must never be taken for another's
             raise
         if round.pending:
             if finish:
