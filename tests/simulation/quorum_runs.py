@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from itertools import pairwise
 from typing import NamedTuple
 
 from holdfast._model import Terms
@@ -17,7 +17,7 @@ from holdfast.aio import AsyncLease, AsyncLock
 from holdfast.backends.quorum import QuorumBackend
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
-from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, NotHeld
+from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
 from holdfast.primitives.lock import LockLogic
 from holdfast.testing.history import Hold, judge
 from holdfast.testing.simulated import SimulatedWorld, Simulation
@@ -41,8 +41,8 @@ class Climate(NamedTuple):
 class Outcome(NamedTuple):
     seed: int
     wrong: list[str]
-    refused: int  # writes that the resource refused because of an old fence
-    accepted_late: list[str]  # writes of an old holder that it took after a newer one had written
+    refused_beside: int  # writes that the resource refused because a newer holder had written
+    accepted_late: list[str]  # writes of an old holder that it took all the same
     counts: Counter[str]
 
 
@@ -52,15 +52,14 @@ class Resource:
     def __init__(self) -> None:
         self.highest = 0
         self.refused = 0
-        self.accepted: list[int] = []
+        self.accepted: list[tuple[float, int]] = []  # when, and the start of the hold
 
-    def write(self, fence: int) -> bool:
+    def write(self, fence: int, held_since: float) -> None:
         if fence < self.highest:
             self.refused += 1
-            return False
+            return
         self.highest = fence
-        self.accepted.append(fence)
-        return True
+        self.accepted.append((held_since, fence))
 
 
 class _Belief:
@@ -125,8 +124,12 @@ class Run:
             await client.world.pause(random.choice((0.0, 0.01, 0.5)) * random.random())
             ttl = random.choice((1.0, 2.0, LONGEST_TTL))
             lock = client.lock(ttl, random.choice((0.0, 1.0, 5.0, 20.0)), random.random() < 0.7)
-            with suppress(AcquireTimeout, BackendUnavailable, LeaseLost, NotHeld):
+            try:
                 await self._hold(client, lock, random.choice((0.01, 0.3, ttl)) * random.random())
+            except LeaseLost:
+                self.counts["losses"] += 1
+            except (AcquireTimeout, BackendUnavailable):
+                self.counts["not_granted"] += 1
         self.working -= 1
 
     async def _hold(self, client: _Client, lock: AsyncLock, body: float) -> None:
@@ -135,12 +138,15 @@ class Run:
             self.beliefs.append(belief)
             self.counts["holds"] += 1
             try:
-                await client.world.pause(body / 2)
-                if lease.held:
-                    self.counts["written" if self.resource.write(lease.fence) else "refused"] += 1
-                await client.world.pause(body / 2)
+                self._write(lease, belief.start)
+                await client.world.pause(body)
+                self._write(lease, belief.start)  # whether it still holds or not: that is the resource's to judge
             finally:
                 belief.over()
+
+    def _write(self, lease: AsyncLease, held_since: float) -> None:
+        self.resource.write(lease.fence, held_since)
+        self.counts["written"] += 1
 
     def _nemesis(self) -> None:
         """Every now and then a server crashes, but never so many that no majority is left for long; or a wire is cut."""
@@ -172,15 +178,16 @@ class Run:
                 self.counts["unfinished"] += 1
             holds = [belief.hold() for belief in self.beliefs]
             wrong = [*judge(holds), *self.simulation.broken_tasks]
-            return Outcome(self.seed, wrong, self.resource.refused, list(_went_back(self.resource.accepted)), self.counts)
+            late = list(_went_back(self.resource.accepted))
+            return Outcome(self.seed, wrong, self.resource.refused, late, self.counts)
         finally:
             self.simulation.close()
             for client in self.clients:
                 client.engine.closed = True
 
 
-def _went_back(accepted: list[int]) -> Iterator[str]:
-    for before, after in zip(accepted, accepted[1:], strict=False):
+def _went_back(accepted: list[tuple[float, int]]) -> Iterator[str]:
+    for (_, before), (_, after) in pairwise(accepted):
         if after < before:
             yield f"fence {after} was accepted after {before}"
 

@@ -112,6 +112,7 @@ class AsyncioCrew:
         self._lines: list[_NodeLine | None] = [None] * len(self.members)
         self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._strangers = True  # nobody has been connected to yet
         for wires in self.wires:
             wires.node_wakes.subscribed = False
 
@@ -131,18 +132,27 @@ class AsyncioCrew:
         round = Round(asks, enough, self.members, timeout, claim)
         try:
             self._belong_to(asyncio.get_running_loop())
-            refuse_wrong(self.members)
+            if self._strangers:
+                await self._meet(timeout)
+            if not finish:  # what was granted before is let go of all the same
+                refuse_wrong(self.members)
             round.begin = self._begin
             round.start()
             if not round.decided():
                 await self._decision(round)
-            refuse_wrong(self.members)
         except BaseException:
             round.drop()
             raise
         if not finish:
             round.drop()
         return list(round.heard)
+
+    async def _meet(self, within: float) -> None:
+        """Before the first question, so that no vote is asked of a server that turns out to be another one, or a replica."""
+        self._strangers = False
+        tasks = [task for node in range(len(self.members)) if (task := self._dialling(node)) is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within)
 
     async def _decision(self, round: Round) -> None:
         assert self._loop is not None
@@ -172,11 +182,8 @@ class AsyncioCrew:
         self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]], round: Round, turn: Turn
     ) -> None:
         """Let the round go on when it is made, or has failed; not at all if the server is known to be gone."""
-        member, task = self.members[node], self._making.get((what, node))
+        member, task = self.members[node], self._task(what, node, make)
         assert self._loop is not None
-        if task is None and (not member.absent or member.try_at <= boot_now()):
-            task = self._making[what, node] = self._loop.create_task(make(node), name="holdfast-node")
-            task.add_done_callback(partial(self._made, what, node))
         if task is None or member.absent:
             round.go_on(node, None, unavailable(member.name, "cannot be reached just now"))
             return
@@ -194,6 +201,20 @@ class AsyncioCrew:
                     round.go_on(node, None)
 
         task.add_done_callback(go_on)
+
+    def _task(
+        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None] | None:
+        """Whoever makes it; nobody while it is in vain."""
+        member, task = self.members[node], self._making.get((what, node))
+        if task is None and (not member.absent or member.try_at <= boot_now()):
+            task = self._making[what, node] = asyncio.get_running_loop().create_task(make(node), name="holdfast-node")
+            task.add_done_callback(partial(self._made, what, node))
+        return task
+
+    def _dialling(self, node: int) -> asyncio.Task[None] | None:
+        line = self._lines[node]
+        return None if line is not None and line.alive else self._task("line", node, self._dial)
 
     def _too_late(self, round: Round, node: int) -> None:
         if node in round.pending:

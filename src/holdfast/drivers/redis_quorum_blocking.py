@@ -177,7 +177,8 @@ class BlockingCrew:
             fan = self._take(claim)
             if None in fan.lines:
                 fan.fill(timeout)
-            refuse_wrong(self.members)
+            if not finish:  # what was granted before is let go of all the same
+                refuse_wrong(self.members)
             round.begin = fan.begin
             self._run(fan, round, boot_now() + timeout)
             if finish and round.pending:
