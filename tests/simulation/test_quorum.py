@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.quorum_runs import Climate, Outcome, simulate
+from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 
 SEEDS = 200
 WITHIN = {
     "servers that remember": Climate(),
-    "servers that forget and are kept out for a ttl": Climate(forgets=True),
-    "servers that forget, are back at once, and are kept out": Climate(forgets=True, at_once=True),
+    "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL),
+    "servers that forget, are back at once, and are kept out": Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL),
 }
 BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
@@ -54,7 +54,7 @@ def test_two_believers_are_found_beyond_the_bounds_and_the_fence_still_refuses_t
 
 
 def test_a_few_seeds_for_the_quick_loop() -> None:
-    outcomes, total = run(Climate(forgets=True), range(1000, 1010))
+    outcomes, total = run(Climate(forgets=True, rejoin=LONGEST_TTL), range(1000, 1010))
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
     assert total["holds"] > 50
 

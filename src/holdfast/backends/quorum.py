@@ -57,16 +57,19 @@ class QuorumBackend:
         micros: Callable[[], int] = first_fence,
         rejoin: float | None = None,
     ) -> None:
-        """`rejoin` is how long a server that started anew is kept out; None: for the ttl of whoever asks."""
+        """`rejoin` is how long a server that started anew is kept out; None: for the longest ttl that we were asked for."""
         self._nodes = tuple(nodes)
         self._crew = crew
         self._chance = chance
         self._micros = micros
         self._rejoin = rejoin
+        self._longest = 0.0  # of the ttls that were asked for: what a server may have forgotten is over after that
         self._majority = len(nodes) // 2 + 1
         self._ahead = 0  # microseconds by which fences that were seen are ahead of our clock
         self._last = 0  # the highest fence that we proposed
         self._stood: dict[str, frozenset[int]] = {}  # by claim that stood in line: the nodes that granted it since
+        self._fences: dict[str, int] = {}  # by claim that was granted: asked for again, it is to have the same
+        self._woken: set[str] = set()  # claims that are about to ask because a server woke them
         self._splits: dict[str, int] = {}  # by claim: rounds in a row in which it got some votes and not enough
         self._pauses: dict[str, float] = {}  # by claim: how long to leave the others alone
         self._sights: dict[str, Sights] = {}  # by claim that observes
@@ -77,15 +80,19 @@ class QuorumBackend:
     # Votes
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        for attempt in range(TRIES):
+        answer, split = await self._ask_for_votes(claim, enqueue, within)
+        attempt = 0
+        while split and attempt < TRIES and (not enqueue or claim.id in self._woken):
+            # Others try at this very moment; or one server has handed over, and the others are about to.
+            attempt += 1
+            await self._crew.pause(full_jitter(attempt, self._chance(), base=SPLIT, cap=SPLIT_CAP))
             answer, split = await self._ask_for_votes(claim, enqueue, within)
-            if answer.__class__ is Grant or enqueue or not split:
-                break
-            await self._crew.pause(full_jitter(attempt + 1, self._chance(), base=SPLIT, cap=SPLIT_CAP))
+        self._woken.discard(claim.id)
         return answer
 
     async def _ask_for_votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
-        proposal, key = self._propose(), claim.terms.key
+        """Whether it is granted; if not, also whether some voted for it, so that it is worth while to ask again soon."""
+        proposal, key = self._fences.get(claim.id) or self._propose(), claim.terms.key
         stands = enqueue and any([node.is_crowded(key) for node in self._nodes])
 
         def enough(heard: Sequence[Any]) -> bool:
@@ -101,11 +108,14 @@ class QuorumBackend:
                 self._remember(self._stood, claim.id, frozenset(votes.granted))
             return await self._granted(claim, votes, proposal, within), False
         if votes.answered < self._majority:
+            if len(votes.granted) > len(votes.counted):
+                await self._give_back(claim, votes.granted, within)  # a vote that does not count is in nobody's way
             raise self._no_majority(claim, heard, votes)
         return await self._not_granted(claim, votes, enqueue, within)
 
     def _tally(self, heard: Sequence[Any], claim: Claim) -> Tally:
-        until = claim.terms.ttl if self._rejoin is None else self._rejoin
+        self._longest = max(self._longest, claim.terms.ttl)
+        until = self._longest if self._rejoin is None else self._rejoin
         return tally(heard, [until <= 0 or node.age() >= until for node in self._nodes])
 
     def _propose(self) -> int:
@@ -122,6 +132,7 @@ class QuorumBackend:
         self._splits.pop(claim.id, None)
         self._pauses.pop(claim.id, None)
         self._crew.wakes.forget(claim)
+        self._remember(self._fences, claim.id, fence)
         return Grant(fence, next(iter(votes.granted.values())).acquired_at)
 
     async def _write_back(self, claim: Claim, votes: Tally, fence: int, within: float) -> None:
@@ -149,7 +160,7 @@ class QuorumBackend:
         if enqueue:
             self._remember(self._stood, claim.id, frozenset(votes.granted))
         if not votes.granted or (enqueue and is_next(votes, self._majority)):
-            return busy, False
+            return busy, bool(votes.granted)
         await self._give_back(claim, votes.granted, within)
         splits = self._splits.get(claim.id, 0) + 1
         if enqueue:
@@ -187,11 +198,19 @@ class QuorumBackend:
             del where[next(iter(where))]
         where[id] = what
 
+    def _forget(self, id: str) -> None:
+        self._woken.discard(id)
+        for memory in (self._stood, self._splits, self._pauses, self._fences):
+            memory.pop(id, None)  # type: ignore[attr-defined]
+
     async def wait(self, claim: Claim, seconds: float) -> bool:
         pause = min(self._pauses.pop(claim.id, 0.0), seconds)
         if pause:
             await self._crew.pause(pause)
-        return await self._crew.wakes.wait(claim, seconds - pause)
+        woken = await self._crew.wakes.wait(claim, seconds - pause)
+        if woken:
+            self._woken.add(claim.id)
+        return woken
 
     # What is held
 
@@ -254,19 +273,19 @@ class QuorumBackend:
         self._clean_up_later(claim, heard)
         freed = sum([one is True for one in heard])
         if freed >= self._majority:
-            self._stood.pop(claim.id, None)
+            self._forget(claim.id)
             return True
         answers = _answers(heard)
         if answers < self._majority:
             raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
-        self._stood.pop(claim.id, None)
+        self._forget(claim.id)
         return freed > 0 and freed + len(heard) - answers >= self._majority
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         if self._renewing:
             self._ended.add(claim.id)
-        for memory in (self._stood, self._splits, self._pauses, self._sights):
-            memory.pop(claim.id, None)  # type: ignore[attr-defined]
+        self._forget(claim.id)
+        self._sights.pop(claim.id, None)
         try:
             asks = [node.abandon(claim, within=within) for node in self._nodes]
             heard = await self._crew.ask(

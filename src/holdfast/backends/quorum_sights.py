@@ -6,10 +6,24 @@ Decides: when somebody counts as holding, or as having ceased to, from what each
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from holdfast._model import KEPT_CHANGES, Change, Sight
 from holdfast.drivers.redis_quorum import has_answered
+
+
+def _in_order(seen: tuple[int, Change]) -> tuple[int, bool]:
+    return seen[1].fence, seen[1].holder is None
+
+
+def _without_first_fences(changes: Sequence[Change]) -> list[Change]:
+    """Whoever begins to hold twice was given another fence, which a majority agreed on: only that counts."""
+    return [
+        change
+        for change, later in zip_longest(changes, changes[1:])
+        if change.holder is None or later is None or later.holder is None
+    ]
 
 
 class Sights:
@@ -29,17 +43,17 @@ class Sights:
 
     def see(self, heard: Sequence[Any], after: int) -> Sight:
         self._told = [change for change in self._told if change.number > after]
-        for node, sight in enumerate(heard):
-            if has_answered(sight):
-                for change in sight.changes:
-                    self._happened(node, change)
+        sights = [(node, sight) for node, sight in enumerate(heard) if has_answered(sight)]
+        seen = [(node, change) for node, sight in sights for change in _without_first_fences(sight.changes)]
+        for node, change in sorted(seen, key=_in_order):  # as it happened, whoever tells it
+            self._happened(node, change)
         if self._untold:
             self._tell(0, None)
         retry_after = min(sight.retry_after for sight in heard if has_answered(sight))
         return Sight(tuple(self._told), retry_after)
 
     def _happened(self, node: int, change: Change) -> None:
-        self.after[node] = change.number
+        self.after[node] = max(self.after[node], change.number)
         before, self._open[node] = self._open[node], change.fence if change.holder is not None else 0
         if change.holder is not None:
             if before in self._begun:
