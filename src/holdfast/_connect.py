@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast._time import length
@@ -138,9 +139,9 @@ def _redlock(parts: SplitResult, world: World, clock: Clock | None, replicas: in
     return open_quorum(places, world, clock, **options)
 
 
-def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, float], str]:
+def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
     """What a URL says about all servers together, and the rest, which is about each connection."""
-    own = {"node_timeout": NODE_TIMEOUT, "rejoin": None}
+    own: dict[str, Any] = {"node_timeout": NODE_TIMEOUT, "rejoin": None}
     rest = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in own:
@@ -166,7 +167,9 @@ def _of_clients(
         from holdfast.backends.quorum_redis import open_quorum
         from holdfast.drivers.redis_places import place_of_client, place_of_url
     except ImportError as error:
-        raise Unsupported(f"a quorum of Redis servers needs an extra: pip install 'holdfast[redis]' ({error})") from error
+        raise Unsupported(
+            f"a quorum of Redis servers needs an extra: pip install 'holdfast[redis]' ({error})"
+        ) from error
     _refuse_replicas(replicas)
     places = []
     for client in clients:

@@ -99,7 +99,11 @@ class Crowd:
 def kill(quorum: Quorum, node: int) -> Callable[[], None]:
     quorum.servers[node].kill()
     quorum.servers[node]._port_is_given = True
-    return lambda: quorum.servers[node].start() and None
+
+    def start() -> None:
+        quorum.servers[node].start()
+
+    return start
 
 
 def stop(quorum: Quorum, node: int) -> Callable[[], None]:

@@ -327,5 +327,3 @@ class TestFive(OnAQuorum):
         granted = await waiter.result()
         assert granted.fence > held.fence
         assert await granted.release()
-
-

@@ -42,7 +42,11 @@ LEFT_OUT: dict[str, set[str]] = {
     },
 }
 NAMES_LEFT_OUT = {name for names in LEFT_OUT.values() for name in names}
-LEFT_OUT_PARTS = {"a reader that writes", "a writer that reads", "a permit under a lock"}  # of stories told in several ways
+LEFT_OUT_PARTS = {
+    "a reader that writes",
+    "a writer that reads",
+    "a permit under a lock",
+}  # of stories told in several ways
 
 
 class Quorum:
@@ -76,7 +80,12 @@ def _on(nodes: int, chapter: type[Promise]) -> type[Promise]:
     def records(self: Any, tmp_path: Path) -> int:
         return quorum(nodes).records(tmp_path)
 
-    told: dict[str, Any] = {"url": url, "records": records, "can": frozenset({"fork", "processes"}), "__module__": __name__}
+    told: dict[str, Any] = {
+        "url": url,
+        "records": records,
+        "can": frozenset({"fork", "processes"}),
+        "__module__": __name__,
+    }
     told |= {name: _in_part(getattr(chapter, name)) for name in dir(chapter) if _is_told_in_parts(chapter, name)}
     told |= {name: None for name in NAMES_LEFT_OUT if hasattr(chapter, name)}
     made = type(f"Test{chapter.__name__}_redlock{nodes}", (chapter,), told)

@@ -105,9 +105,7 @@ class Run:
         self.random = self.simulation.random
         heat = self.random.choice((0.0, 0.5, 1.0, 2.0))
         size = self.random.choice((3, 3, 5))
-        self.networks = [
-            NodeNetwork(self.simulation, f"node{n}", USUAL.times(heat), self._rate()) for n in range(size)
-        ]
+        self.networks = [NodeNetwork(self.simulation, f"node{n}", USUAL.times(heat), self._rate()) for n in range(size)]
         self.resource = Resource()
         self.beliefs: list[_Belief] = []
         self.counts: Counter[str] = Counter()
@@ -149,7 +147,7 @@ class Run:
         self.counts["written"] += 1
 
     def _nemesis(self) -> None:
-        """Every now and then a server crashes, but never so many that no majority is left for long; or a wire is cut."""
+        """Every now and then a server crashes, a wire is cut, or a client stands still."""
         if not self.working:
             return
         self.simulation.later(self.random.expovariate(0.5), self._nemesis)

@@ -19,7 +19,14 @@ BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
     "servers that forget and are back at once": Climate(forgets=True, at_once=True, rejoin=0.0),
 }
-LEAST = {"holds": 8 * SEEDS, "crash": 3 * SEEDS, "cut": SEEDS, "freeze": SEEDS, "written": 8 * SEEDS, "losses": SEEDS // 4}
+LEAST = {
+    "holds": 8 * SEEDS,
+    "crash": 3 * SEEDS,
+    "cut": SEEDS,
+    "freeze": SEEDS,
+    "written": 8 * SEEDS,
+    "losses": SEEDS // 4,
+}
 
 
 def run(climate: Climate, seeds: range) -> tuple[list[Outcome], Counter[str]]:

@@ -57,7 +57,7 @@ class QuorumBackend:
         micros: Callable[[], int] = first_fence,
         rejoin: float | None = None,
     ) -> None:
-        """`rejoin` is how long a server that started anew is kept out; None: for the longest ttl that we were asked for."""
+        """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
         self._nodes = tuple(nodes)
         self._crew = crew
         self._chance = chance
@@ -91,9 +91,9 @@ class QuorumBackend:
         return answer
 
     async def _ask_for_votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
-        """Whether it is granted; if not, also whether some voted for it, so that it is worth while to ask again soon."""
+        """Whether it is granted; if not, also whether some voted for it, so that asking again soon may help."""
         proposal, key = self._fences.get(claim.id) or self._propose(), claim.terms.key
-        stands = enqueue and any([node.is_crowded(key) for node in self._nodes])
+        stands = enqueue and any(node.is_crowded(key) for node in self._nodes)
 
         def enough(heard: Sequence[Any]) -> bool:
             if sum([one.__class__ is Grant for one in heard]) < self._majority:
@@ -149,7 +149,7 @@ class QuorumBackend:
         heard = await self._crew.ask(asks, enough, within=within, claim=claim.id)
         if not enough(heard):
             raise BackendUnavailable(
-                f"lock {claim.terms.name!r} was granted by a majority of {self!r}, but not enough of them could be told "
+                f"lock {claim.terms.name!r} was granted by a majority of {self!r}, but too few of them could be told "
                 f"its fence {fence}; it is not held",
                 name=claim.terms.name,
             )
@@ -173,14 +173,18 @@ class QuorumBackend:
 
     async def _give_back(self, claim: Claim, granted: dict[int, Grant], within: float) -> None:
         asks = [
-            node.abandon(claim, within=within) if number in granted else None
-            for number, node in enumerate(self._nodes)
+            node.abandon(claim, within=within) if number in granted else None for number, node in enumerate(self._nodes)
         ]
-        await self._crew.ask(asks, lambda heard: _answers(heard) >= len(granted), within=within, finish=True, claim=claim.id)
+        await self._crew.ask(
+            asks, lambda heard: _answers(heard) >= len(granted), within=within, finish=True, claim=claim.id
+        )
 
     def _no_majority(self, claim: Claim, heard: Sequence[Any], votes: Tally) -> BackendUnavailable:
-        young = [f"{self._nodes[node].name} started anew and is kept out for now" for node in votes.granted
-                 if node not in votes.counted]
+        young = [
+            f"{self._nodes[node].name} started anew and is kept out for now"
+            for node in votes.granted
+            if node not in votes.counted
+        ]
         return self._too_few(heard, f"lock {claim.terms.name!r} cannot be asked for", young)
 
     def _too_few(self, heard: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
@@ -201,7 +205,7 @@ class QuorumBackend:
     def _forget(self, id: str) -> None:
         self._woken.discard(id)
         for memory in (self._stood, self._splits, self._pauses, self._fences):
-            memory.pop(id, None)  # type: ignore[attr-defined]
+            memory.pop(id, None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         pause = min(self._pauses.pop(claim.id, 0.0), seconds)

@@ -44,7 +44,9 @@ def quick_vote(terms: Terms) -> Prepared:
     """As `acquire_quick`, but for the claim and the proposal."""
     quick = requests.quick_acquire(terms)
     mine = script("quorum_vote")
-    return Prepared(mine, quick.key, quick.size + 1, quick.before.replace(quick.script.digest, mine.digest), quick.after)
+    return Prepared(
+        mine, quick.key, quick.size + 1, quick.before.replace(quick.script.digest, mine.digest), quick.after
+    )
 
 
 @lru_cache(maxsize=256)
@@ -119,8 +121,6 @@ class RedisNode(RedisBackend):
         """From now on the claim's hold goes by that fence, and later ones are higher. False if it does not hold."""
         answer = await self._run("quorum_seal", claim.terms.key, (claim.id, fence, *self._now()), within)
         return bool(answer == 1)
-
-
 
 
 def open_quorum(

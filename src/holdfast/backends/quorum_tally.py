@@ -35,8 +35,8 @@ def tally(heard: Sequence[Any], counts: Sequence[bool]) -> Tally:
 def agreed_fence(votes: Tally, majority: int) -> tuple[int, bool]:
     """The fence of a grant, and whether a majority has it already; else it is the highest, and to be written back.
 
-    Any majority has a node in common with the one that knows the last fence, and no node gives out what is not above all
-    that it knows: so what a majority agrees on is above that, and so is the highest of any majority.
+    Any majority has a node in common with the one that knows the last fence, and no node gives out what is not above
+    all that it knows: so what a majority agrees on is above that, and so is the highest of any majority.
     """
     fences = Counter(votes.granted[node].fence for node in votes.counted)
     fence, nodes = fences.most_common(1)[0]

@@ -41,12 +41,15 @@ def has_answered(heard: Any) -> bool:
     return heard is not PENDING and heard.__class__ is not BackendUnavailable
 
 
-
 class Crew(Protocol):
     """Asks all nodes at once. What comes back for each is its answer, its error, or PENDING: not waited for."""
 
     doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
-    wires: Sequence[NodeWires]  # of each node
+
+    @property
+    def wires(self) -> Sequence[NodeWires]:
+        """Of each node."""
+        ...
 
     @property
     def wakes(self) -> Wakes: ...
@@ -219,8 +222,9 @@ class Member(Place):
         self._born_at = 0.0 if keeps_all or not facts else boot_now() - float(facts.get("uptime_in_seconds", 0))
         self.wrong = None
         if facts.get("role") == "slave":
-            self.wrong = unavailable(self.name, "is a replica: a quorum is of servers that know nothing of each other",
-                                     transient=False)
+            self.wrong = unavailable(
+                self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False
+            )
         for other in self._members:
             if other is not self and self.run_id and other.run_id == self.run_id:
                 self.wrong = unavailable(

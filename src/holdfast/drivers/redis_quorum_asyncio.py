@@ -148,7 +148,7 @@ class AsyncioCrew:
         return list(round.heard)
 
     async def _meet(self, within: float) -> None:
-        """Before the first question, so that no vote is asked of a server that turns out to be another one, or a replica."""
+        """Before the first question, so that nobody is asked for a vote who turns out to have none."""
         self._strangers = False
         tasks = [task for node in range(len(self.members)) if (task := self._dialling(node)) is not None]
         if tasks:

@@ -409,7 +409,7 @@ class BlockingCrew:
     # The end
 
     async def pause(self, seconds: float) -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 (nothing suspends in this world)
 
     async def close(self) -> None:
         self._closed = True
