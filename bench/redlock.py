@@ -1,7 +1,7 @@
 """A quorum of three and of five servers, nobody in the way: what does acquire + release cost, and a dead minority?
 
 Client and servers share one core, so a cycle is the work of all and nothing else. The floor is the same two rounds on
-bare sockets: the request is written to all, and then all answers are read. Peers use clients that are connected already.
+bare sockets: a request is written to all, and then all answers are read. Peers use clients that are connected already.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Crew(Protocol):
     ) -> list[Any]:
         """Let all run until `enough` is known, or until no node that is worth waiting for is left.
 
-        The rest is dropped: a request that is under way takes its effect, and nobody hears the answer; what is asked for
-        the same `claim` later comes after it. Or, with `finish`, the rest goes on in the background.
+        The rest is dropped: a request that is under way takes its effect, and nobody hears the answer; whatever is
+        asked for the same `claim` later comes after it. Or, with `finish`, the rest goes on in the background.
         Raises BackendUnavailable only for what is wrong with the quorum as a whole.
         """
         ...

@@ -1,7 +1,7 @@
 """A quorum of Redis servers for asyncio: one connection to each for all requests, and one for its wake-ups.
 
-Decides: how the verbs of the nodes go on as answers arrive, with no task for any of them, and when a server that is gone
-is connected to again.
+Decides: how the verbs of the nodes go on as answers arrive, with no task for any of them, and when a server that is
+gone is connected to again.
 Leaves to `redis_asyncio`: how requests share a connection. Leaves to `redis_quorum`: what a server must be.
 """
 
