@@ -6,12 +6,12 @@ unchanged on top. Leaves to `simulated_network`: the fate of each message betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from holdfast._model import Busy, Claim, Grant
 from holdfast.backends.memory import MemoryBackend
-from holdfast.drivers.redis_quorum import PENDING, Ask, Enough
+from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough, Turn
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
@@ -88,6 +88,15 @@ class SimulatedNode(RemoteBackend):
     def is_crowded(self, key: str) -> bool:
         return True
 
+    def is_plain(self, claim: Claim) -> bool:
+        return False
+
+    def shout_vote(self, claim: Claim, fence: int) -> Turn:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    def shout_release(self, claim: Claim) -> Turn:
+        raise NotImplementedError("simulated servers are asked one by one")
+
     async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
         answer: Grant | Busy = await self._ask(
             "vote", claim, [claim.id], fence=fence, enqueue=enqueue, within=min(within, NODE_TIMEOUT)
@@ -152,8 +161,9 @@ class SimulatedCrew:
         self.wakes = seats[world] = SimulatedSeats(world)
 
     async def ask(
-        self, asks: Sequence[Ask | None], enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
+        assert not isinstance(asks, Turn)
         heard: list[Any] = [PENDING] * len(asks)
         changed = self._world.signal()
 

@@ -16,7 +16,7 @@ from holdfast._time import boot_now, first_fence, full_jitter
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends.quorum_sights import Sights
 from holdfast.backends.quorum_tally import Tally, agreed_fence, busy_of, is_next, kept, merged, tally
-from holdfast.drivers.redis_quorum import PENDING, Ask, Crew, has_answered
+from holdfast.drivers.redis_quorum import PENDING, Ask, Crew, Turn, has_answered
 from holdfast.errors import BackendUnavailable, Unsupported
 
 TRIES: Final = 4  # rounds of one try that meets others who try at the same moment
@@ -34,6 +34,9 @@ class Node(Protocol):
     def age(self) -> float: ...
     def doubt(self, id: str) -> None: ...
     def is_crowded(self, key: str) -> bool: ...
+    def is_plain(self, claim: Claim) -> bool: ...
+    def shout_vote(self, claim: Claim, fence: int) -> Turn: ...
+    def shout_release(self, claim: Claim) -> Turn: ...
     async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy: ...
     async def seal(self, claim: Claim, *, fence: int, within: float) -> bool: ...
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]: ...
@@ -93,6 +96,9 @@ class QuorumBackend:
     async def _ask_for_votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
         """Whether it is granted; if not, also whether some voted for it, so that asking again soon may help."""
         proposal, key = self._fences.get(claim.id) or self._propose(), claim.terms.key
+        if self._is_plain(claim) and await self._shout_for_votes(claim, proposal, within):
+            self._remember(self._fences, claim.id, proposal)
+            return Grant(proposal, proposal / 1e6), False
         stands = enqueue and any(node.is_crowded(key) for node in self._nodes)
 
         def enough(heard: Sequence[Any]) -> bool:
@@ -113,9 +119,36 @@ class QuorumBackend:
             raise self._no_majority(claim, heard, votes)
         return await self._not_granted(claim, votes, enqueue, within)
 
-    def _tally(self, heard: Sequence[Any], claim: Claim) -> Tally:
+    def _is_plain(self, claim: Claim) -> bool:
+        """Nobody else is known to want it, and all went well so far: then all servers are asked in the same words."""
+        if claim.id in self._stood or claim.id in self._splits:
+            return False
+        return all(node.is_plain(claim) for node in self._nodes)
+
+    async def _shout_for_votes(self, claim: Claim, proposal: int, within: float) -> bool:
+        """Whether a majority granted it with that fence. If not, it is asked for again in the way that can do more."""
+        accepted, spare = b"%016d" % proposal, len(self._nodes) - self._majority
+
+        def enough(heard: Sequence[Any]) -> bool:
+            votes = heard.count(accepted)
+            return votes >= self._majority or len(heard) - heard.count(PENDING) - votes > spare
+
+        heard = await self._crew.ask(self._nodes[0].shout_vote(claim, proposal), enough, within=within, claim=claim.id)
+        for node, answer in enumerate(heard):
+            if answer.__class__ is BackendUnavailable:
+                self._nodes[node].doubt(claim.id)
+        until = self._kept_out_for(claim)
+        votes = [node for node, answer in enumerate(heard) if answer == accepted]
+        return len(votes) >= self._majority and (
+            until <= 0 or sum(self._nodes[node].age() >= until for node in votes) >= self._majority
+        )
+
+    def _kept_out_for(self, claim: Claim) -> float:
         self._longest = max(self._longest, claim.terms.ttl)
-        until = self._longest if self._rejoin is None else self._rejoin
+        return self._longest if self._rejoin is None else self._rejoin
+
+    def _tally(self, heard: Sequence[Any], claim: Claim) -> Tally:
+        until = self._kept_out_for(claim)
         return tally(heard, [until <= 0 or node.age() >= until for node in self._nodes])
 
     def _propose(self) -> int:
@@ -263,18 +296,30 @@ class QuorumBackend:
         granted = self._stood.get(claim.id)
         if self._renewing:
             self._ended.add(claim.id)
+        told: Sequence[Any] = ()
+        if not linger and self._is_plain(claim):
+            turn = self._nodes[0].shout_release(claim)
+            told = await self._crew.ask(turn, _all_answered, within=within, claim=claim.id)
+            if told.count(1) >= self._majority and all(_is_over(one) for one in told):
+                self._clean_up_later(claim, told)
+                self._fences.pop(claim.id, None)
+                return True
+        freed_before = {node for node, one in enumerate(told) if one == 1}
         asks: builtins.list[Ask | None] = [
-            node.release(claim, linger=linger, within=within, heir=heir)
+            None
+            if number in freed_before
+            else node.release(claim, linger=linger, within=within, heir=heir)
             if granted is None or number in granted
             else node.abandon(claim, within=within)  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
         def enough(heard: Sequence[Any]) -> bool:
-            return sum([one is True for one in heard]) >= self._majority
+            return len(freed_before) + sum([one is True for one in heard]) >= self._majority
 
         heard = await self._crew.ask(asks, enough, within=within, finish=True, claim=claim.id)
         self._clean_up_later(claim, heard)
+        heard = [True if node in freed_before else one for node, one in enumerate(heard)]
         freed = sum([one is True for one in heard])
         if freed >= self._majority:
             self._forget(claim.id)
@@ -373,6 +418,11 @@ class QuorumBackend:
 
 def _answers(heard: Sequence[Any]) -> int:
     return sum(map(has_answered, heard))
+
+
+def _is_over(answer: Any) -> bool:
+    """Nothing is left to be said to that server, or it cannot be said now."""
+    return answer in (0, 1) or answer is PENDING or answer.__class__ is BackendUnavailable
 
 
 def _all_answered(heard: Sequence[Any]) -> bool:

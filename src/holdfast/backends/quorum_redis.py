@@ -19,7 +19,7 @@ from holdfast.backends.quorum import QuorumBackend
 from holdfast.backends.redis import RedisBackend, _granted
 from holdfast.backends.redis_requests import Prepared, script
 from holdfast.drivers.redis_places import Place
-from holdfast.drivers.redis_quorum import Member, members_of, open_crew, source_of
+from holdfast.drivers.redis_quorum import Member, Turn, members_of, open_crew, source_of
 from holdfast.drivers.redis_routes import RedisDriver
 from holdfast.drivers.redis_wire import ReplyError, Script, words
 from holdfast.drivers.redis_wire import script as pack_script
@@ -90,6 +90,22 @@ class RedisNode(RedisBackend):
             self._proposals[id],
             words(*now),
         )
+
+    def is_plain(self, claim: Claim) -> bool:
+        """Whether nothing is known that the quick scripts could not deal with."""
+        return claim.terms.key not in self._crowded and claim.id not in self._doubtful and self._driver._direct
+
+    def shout_vote(self, claim: Claim, fence: int) -> Turn:
+        """What all servers can be asked in the same words: they vote if the name is free. Answers a fence or None."""
+        self._proposals[claim.id] = fence
+        try:
+            return Turn(self._proposing(quick_vote(claim.terms), claim.id), 0)
+        finally:
+            del self._proposals[claim.id]
+
+    def shout_release(self, claim: Claim) -> Turn:
+        """Answers 1 if it held and nobody waits, 0 if it did not hold."""
+        return Turn(self._request(requests.quick_release(claim.terms.key), claim.id), 0)
 
     async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
         """As `acquire`; what is granted has the fence that was proposed, or a higher one if that was given out here."""

@@ -31,6 +31,7 @@ LATEST: Final = 3.0  # and at most
 _QUESTIONS: Final = ("server", "replication", "persistence")
 
 Ask = Coroutine[Any, Any, Any]  # a verb of one node
+Asks = "Sequence[Ask | None] | Turn"  # of each node, or one request that all are sent
 Enough = Callable[[Sequence[Any]], bool]  # from what each node answered
 
 PENDING: Final = object()  # in place of an answer: none yet, or none is waited for
@@ -55,7 +56,7 @@ class Crew(Protocol):
     def wakes(self) -> Wakes: ...
 
     async def ask(
-        self, asks: Sequence[Ask | None], enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
         """Let all run until `enough` is known, or until no node that is worth waiting for is left.
 

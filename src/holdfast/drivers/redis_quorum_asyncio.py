@@ -17,8 +17,8 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_asyncio import _Line, _WakeLine
-from holdfast.drivers.redis_quorum import Ask, Enough, Member, NodeWires, Turn, refuse_wrong
-from holdfast.drivers.redis_quorum_rounds import Round
+from holdfast.drivers.redis_quorum import Ask, Asks, Enough, Member, NodeWires, Turn, refuse_wrong
+from holdfast.drivers.redis_quorum_rounds import Round, round_of
 from holdfast.drivers.redis_wire import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
@@ -126,10 +126,10 @@ class AsyncioCrew:
     # All at once
 
     async def ask(
-        self, asks: Sequence[Ask | None], enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
-        round = Round(asks, enough, self.members, timeout, claim)
+        round = round_of(asks, enough, self.members, timeout, claim)
         try:
             self._belong_to(asyncio.get_running_loop())
             if self._strangers:

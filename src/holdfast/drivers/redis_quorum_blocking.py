@@ -23,8 +23,8 @@ import hiredis
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.redis import _Line
-from holdfast.drivers.redis_quorum import Ask, Enough, Member, NodeWires, Turn, refuse_wrong
-from holdfast.drivers.redis_quorum_rounds import Round
+from holdfast.drivers.redis_quorum import Ask, Asks, Enough, Member, NodeWires, Turn, refuse_wrong
+from holdfast.drivers.redis_quorum_rounds import Round, round_of
 from holdfast.drivers.redis_quorum_wakes import WakeFan
 from holdfast.drivers.redis_wire import new_channel, unavailable
 from holdfast.drivers.wakes import BlockingWakes
@@ -168,10 +168,10 @@ class BlockingCrew:
     # All at once
 
     async def ask(
-        self, asks: Sequence[Ask | None], enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
-        round = Round(asks, enough, self.members, timeout, claim)
+        round = round_of(asks, enough, self.members, timeout, claim)
         fan = None
         try:
             fan = self._take(claim)

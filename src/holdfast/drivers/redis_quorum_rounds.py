@@ -73,3 +73,42 @@ class Round:
         pending, self.pending = self.pending, {}
         for ask in pending.values():
             ask.close()
+
+
+class Shout(Round):
+    """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
+
+    def __init__(self, turn: Turn, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str) -> None:
+        super().__init__((), enough, members, node_timeout, claim)
+        self._turn = turn
+        self.heard = [PENDING] * len(members)
+        self.pending = dict.fromkeys(range(len(members)))  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        for node in list(self.pending):
+            self.begin(self, node, self._turn)
+
+    def go_on(self, node: int, answer: Any, error: BackendUnavailable | None = None) -> None:
+        if node in self.pending:
+            self.hear(node, answer if error is None else error)
+
+    def hear(self, node: int, answer: Any) -> None:
+        if node not in self.pending:
+            return
+        del self.pending[node]
+        self.heard[node] = answer
+        if not self._is_enough:
+            self._is_enough = self._enough(self.heard)
+        if self.told is not None:
+            self.told()
+
+    def drop(self) -> None:
+        self.pending = {}
+
+
+def round_of(
+    asks: Sequence[Ask | None] | Turn, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str
+) -> Round:
+    kind: Any = Shout if asks.__class__ is Turn else Round
+    made: Round = kind(asks, enough, members, node_timeout, claim)
+    return made
