@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import hiredis
 import redis
@@ -31,7 +31,7 @@ LATEST: Final = 3.0  # and at most
 _QUESTIONS: Final = ("server", "replication", "persistence")
 
 Ask = Coroutine[Any, Any, Any]  # a verb of one node
-Asks = "Sequence[Ask | None] | Turn"  # of each node, or one request that all are sent
+Asks: TypeAlias = "Sequence[Ask | None] | Turn"  # of each node, or one request that all are sent
 Enough = Callable[[Sequence[Any]], bool]  # from what each node answered
 
 PENDING: Final = object()  # in place of an answer: none yet, or none is waited for

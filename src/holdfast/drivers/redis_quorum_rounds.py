@@ -82,7 +82,7 @@ class Shout(Round):
         super().__init__((), enough, members, node_timeout, claim)
         self._turn = turn
         self.heard = [PENDING] * len(members)
-        self.pending = dict.fromkeys(range(len(members)))  # type: ignore[arg-type]
+        self.pending = dict.fromkeys(range(len(members)))  # type: ignore[assignment]
 
     def start(self) -> None:
         for node in list(self.pending):
