@@ -21,7 +21,7 @@ from holdfast.backends.redis_requests import Prepared, script
 from holdfast.drivers.redis_places import Place
 from holdfast.drivers.redis_quorum import Member, Turn, members_of, open_crew, source_of
 from holdfast.drivers.redis_routes import RedisDriver
-from holdfast.drivers.redis_wire import ReplyError, Script, words
+from holdfast.drivers.redis_wire import ReplyError, Script, command, words
 from holdfast.drivers.redis_wire import script as pack_script
 from holdfast.errors import BackendUnavailable
 
@@ -144,6 +144,9 @@ def open_quorum(
 ) -> QuorumBackend:
     """The quorum of these servers, for that world. Nothing is connected yet. Raises ValueError for too few of them."""
     members = members_of(places)
+    scripts = [source_of(script(name)) for name in ("quorum_vote", "release_quick")]
+    for member in members:  # a vote that comes after the others is not asked for again, so it must be known at once
+        member.preload = [command("SCRIPT", "LOAD", source) for source in scripts]
     crew = open_crew(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
     drivers = [RedisDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]

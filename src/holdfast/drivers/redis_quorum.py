@@ -29,6 +29,7 @@ FEWEST: Final = 3  # with two, either of them could stop everything
 SOONEST: Final = 0.1  # seconds after which a server that could not be reached is tried again, the first time
 LATEST: Final = 3.0  # and at most
 _QUESTIONS: Final = ("server", "replication", "persistence")
+_ANSWERS: Final = len(_QUESTIONS) + 1
 
 Ask = Coroutine[Any, Any, Any]  # a verb of one node
 Asks: TypeAlias = "Sequence[Ask | None] | Turn"  # of each node, or one request that all are sent
@@ -162,6 +163,7 @@ class Member(Place):
     def __init__(self, place: Place, members: list[Member]) -> None:
         vars(self).update(vars(place))
         self._members = members  # all of the quorum
+        self.preload: Sequence[bytes] = ()  # said with every connection: the scripts that nobody waits to be told of
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
@@ -187,8 +189,8 @@ class Member(Place):
     def dial(self, address: Address | None, within: float) -> Any:
         connection = super().dial(address, within)
         try:
-            connection.send_packed_command([_questions()])
-            self._greet([_reply(connection) for _ in range(len(_QUESTIONS) + 1)])
+            connection.send_packed_command([_questions(), *self.preload])
+            self._greet([_reply(connection) for _ in range(_ANSWERS + len(self.preload))])
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
             raise self.unreachable(address, error) from error
@@ -200,8 +202,8 @@ class Member(Place):
     async def dial_async(self, address: Address | None, within: float) -> Any:
         connection = await super().dial_async(address, within)
         try:
-            await connection.send_packed_command([_questions()])
-            self._greet([await _reply_async(connection) for _ in range(len(_QUESTIONS) + 1)])
+            await connection.send_packed_command([_questions(), *self.preload])
+            self._greet([await _reply_async(connection) for _ in range(_ANSWERS + len(self.preload))])
         except (redis.RedisError, OSError) as error:
             hang_up(connection)
             raise self.unreachable(address, error) from error
@@ -212,7 +214,7 @@ class Member(Place):
 
     def _greet(self, answers: Sequence[Any]) -> None:
         """Raises BackendUnavailable if it cannot be one of a quorum."""
-        *told, fsync = answers
+        *told, fsync = answers[:_ANSWERS]
         facts: dict[str, str] = {}
         for answer in told:
             if isinstance(answer, bytes):  # to some users it is not told
