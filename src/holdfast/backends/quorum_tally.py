@@ -65,9 +65,19 @@ def merged(key: str, heard: Sequence[Any]) -> LockInfo:
         for holder in info.holders:
             by_claim.setdefault(holder.claim_id, []).append(holder)
     holders = [_one(found, majority) for found in by_claim.values() if len(found) + silent >= majority]
-    queues = sorted((info.queue for info in infos), key=len, reverse=True)
+    queues = sorted((_queue(info, holders) for info in infos), key=len, reverse=True)
     queue = queues[min(majority, len(queues)) - 1]
     return LockInfo(key, tuple(holders), len(queue), queue)
+
+
+def _queue(info: LockInfo, holders: Sequence[HolderInfo]) -> tuple[str, ...]:
+    """Those who wait at one server, but for whoever holds at a majority and still stands in line here."""
+    inside = {holder.claim_id for holder in info.holders}
+    queue = list(info.queue)
+    for holder in holders:
+        if holder.claim_id not in inside and holder.holder in queue:
+            queue.remove(holder.holder)
+    return tuple(queue)
 
 
 def _one(found: Sequence[HolderInfo], majority: int) -> HolderInfo:
