@@ -10,12 +10,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from holdfast._time import length
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.errors import Unsupported
 
+NODE_TIMEOUT = 0.25  # seconds that one server of a quorum may take, where nothing else is said: there are others
 Opener = Callable[[SplitResult, World, Clock | None, int], Backend]
 
 
@@ -30,6 +33,8 @@ def open_backend(url: object, world: World, clock: Clock | None, replicas: int =
     if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
         backend: Backend = url(world, clock)
         return backend
+    if isinstance(url, list | tuple):
+        return _of_clients(url, world, clock, replicas)
     if not isinstance(url, str):
         backend_of_client = _of_client(url, world, clock, replicas)
         if backend_of_client is None:
@@ -118,11 +123,71 @@ def _of_client(client: object, world: World, clock: Clock | None, replicas: int)
     return None if place is None else RedisBackend(open_driver(place, world, clock, replicas))
 
 
+def _redlock(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+    try:
+        from holdfast.backends.quorum_redis import open_quorum
+        from holdfast.drivers.redis_places import place_of_url
+    except ImportError as error:
+        raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
+    if parts.fragment:
+        raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
+    options, query = _of_the_quorum(parts)
+    _refuse_replicas(replicas)
+    login, at, hosts = parts.netloc.rpartition("@")
+    one = parts._replace(scheme="rediss" if parts.scheme == "redlocks" else "redis", query=query)
+    places = [place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",") if host]
+    return open_quorum(places, world, clock, **options)
+
+
+def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
+    """What a URL says about all servers together, and the rest, which is about each connection."""
+    own: dict[str, Any] = {"node_timeout": NODE_TIMEOUT, "rejoin": None}
+    rest = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in own:
+            rest.append((name, value))
+            continue
+        try:
+            own[name] = length(float(value), name, zero=name == "rejoin")
+        except ValueError:
+            raise ValueError(f"{name} of a {parts.scheme}:// URL is a number of seconds, not {value!r}") from None
+    return own, urlencode(rest)
+
+
+def _refuse_replicas(replicas: int) -> None:
+    if replicas:
+        raise Unsupported("a quorum has no replicas to wait for; nothing was sent")
+
+
+def _of_clients(
+    clients: list[object] | tuple[object, ...], world: World, clock: Clock | None, replicas: int
+) -> Backend:
+    """A quorum of the servers that these clients, or URLs, lead to."""
+    try:
+        from holdfast.backends.quorum_redis import open_quorum
+        from holdfast.drivers.redis_places import place_of_client, place_of_url
+    except ImportError as error:
+        raise Unsupported(
+            f"a quorum of Redis servers needs an extra: pip install 'holdfast[redis]' ({error})"
+        ) from error
+    _refuse_replicas(replicas)
+    places = []
+    for client in clients:
+        of_url = isinstance(client, str) and urlsplit(client).scheme in _OF_REDIS
+        place = place_of_url(urlsplit(str(client))) if of_url else place_of_client(client)
+        if place is None:
+            raise ValueError(f"a quorum is of clients or URLs of Redis, not of {type(client).__name__}")
+        places.append(place)
+    return open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT, rejoin=None)
+
+
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
 _OPENERS: dict[str, Opener] = {
     "memory": _memory,
     "sqlite": _sqlite,
     **dict.fromkeys(_OF_REDIS, _redis),
+    "redlock": _redlock,
+    "redlocks": _redlock,
     **dict.fromkeys(
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],
         _redis,

@@ -1,0 +1,121 @@
+"""A quorum of three and of five servers, nobody in the way: what does acquire + release cost, and a dead minority?
+
+Client and servers share one core, so a cycle is the work of all and nothing else. The floor is the same two rounds on
+bare sockets: a request is written to all, and then all answers are read. Peers use clients that are connected already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from contextlib import ExitStack
+from statistics import median
+from typing import Any
+
+from tests.servers.server import HOST, Server
+
+import holdfast
+from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
+from bench.peers import need
+from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
+from bench.redis_peers import LEASE, Cycle, _taken, held, left_out
+from bench.redis_server import one_core
+
+
+def run(setting: Setting) -> list[Finding]:
+    """Findings for `python -m bench --only redlock`."""
+    return [finding for size in (3, 5) for finding in _measure(size, setting)]
+
+
+def _measure(size: int, setting: Setting) -> list[Finding]:
+    cycles, rounds = setting.scaled(50, 25), setting.scaled(101, 31)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(Server()) for _ in range(size)]
+        for server in servers:
+            stack.enter_context(one_core(server.pid))
+        ports = [server.port for server in servers]
+        whole = stack.enter_context(holdfast.connect(_url(ports)))
+        maimed = stack.enter_context(holdfast.connect(_url([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)])))
+        peers = _peers(ports)
+        contenders: dict[str, Cycle] = {
+            "holdfast": held(whole.lock("bench")),
+            "floor": _fan_out(ports),
+            "minority dead": held(maimed.lock("bench:maimed")),
+            **peers,
+        }
+        contenders["minority dead"]()  # the first time costs what it costs
+        samples = take_turns(
+            {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()},  # type: ignore[misc]
+            rounds,
+        )
+    title = f"{size} servers"
+    return [
+        ratio(f"{title}: acquire+release / bare fan-out", samples, "holdfast", "floor", at_most=1.6),
+        *[
+            ratio(f"{title}: {peer} / acquire+release", samples, peer, "holdfast", at_least=_BOUNDS[peer])
+            for peer in peers
+        ],
+        ratio(f"{title}: with a dead minority / without", samples, "minority dead", "holdfast"),
+        Finding(f"{title}: acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
+        Finding(f"{title}: the bare fan-out", median(samples["floor"]) * 1e6, "µs"),
+    ]
+
+
+_BOUNDS = {"redlock-ng": 3.0, "pottery": 6.0}
+
+
+def _url(ports: list[int]) -> str:
+    return f"redlock://{','.join(f'{HOST}:{port}' for port in ports)}/0?rejoin=0"
+
+
+def _nobody(number: int) -> list[int]:
+    """Ports that nobody listens at."""
+    taken = [socket.socket() for _ in range(number)]
+    for one in taken:
+        one.bind((HOST, 0))
+    ports = [int(one.getsockname()[1]) for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+def _fan_out(ports: list[int]) -> Cycle:
+    lines = [_connected(port) for port in ports]
+    sha = hashlib.sha1(_DELETE_IF_OURS, usedforsecurity=False).hexdigest().encode()
+    for line in lines:
+        line.sendall(_packed(b"SCRIPT", b"LOAD", _DELETE_IF_OURS))
+        line.recv(4096)
+    take = _packed(b"SET", b"bench:floor", _OURS, b"NX", b"PX", b"30000")
+    give_back = _packed(b"EVALSHA", sha, b"1", b"bench:floor", _OURS)
+
+    def cycle() -> None:
+        for request, size in ((take, 5), (give_back, 4)):
+            for line in lines:
+                line.sendall(request)
+            for line in lines:
+                if len(line.recv(4096)) != size:
+                    raise RuntimeError("the floor's lock was not free, or no longer its own")
+
+    return cycle
+
+
+def _peers(ports: list[int]) -> dict[str, Cycle]:
+    peers: dict[str, Cycle] = {}
+    for name, make in {"redlock-ng": _redlock_ng, "pottery": _pottery}.items():
+        try:
+            peers[name] = make(ports)
+            peers[name]()
+        except Exception as error:
+            left_out(name, error)
+            peers.pop(name, None)
+    return peers
+
+
+def _redlock_ng(ports: list[int]) -> Cycle:
+    manager: Any = need("redlock").Redlock([f"redis://{HOST}:{port}/0" for port in ports])
+    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE * 1000)))
+
+
+def _pottery(ports: list[int]) -> Cycle:
+    clients = {need("redis").Redis(port=port) for port in ports}
+    return held(need("pottery").Redlock(key="bench:pottery", masters=clients, auto_release_time=LEASE))

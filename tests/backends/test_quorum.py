@@ -1,0 +1,329 @@
+"""What is true of a quorum of servers alone: who is refused, what a late vote leaves, when a second round is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+import holdfast
+from holdfast import BackendUnavailable, Unsupported
+from holdfast._connect import open_backend
+from holdfast._model import LockInfo
+from holdfast._time import boot_now
+from holdfast._worlds import Clock, World
+from holdfast.backends.base import Backend
+from holdfast.testing.awaited import AwaitedLocks
+from holdfast.testing.contract import Promise, on_the_real_clock
+from holdfast.testing.stage import Stage
+from tests.adversity.redlock_servers import Quorum
+from tests.servers.server import HOST
+
+pytestmark = pytest.mark.slow
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("hosts", ["h1", "h1:1,h2:2", ""])
+def test_fewer_than_three_servers_are_refused(hosts: str) -> None:
+    with pytest.raises(ValueError, match="of 3 lock servers at least"):
+        holdfast.connect(f"redlock://{hosts}")
+
+
+def test_the_same_address_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="h1:6379 is named twice"):
+        holdfast.connect("redlock://h1,h2,h1:6379")
+
+
+@pytest.mark.parametrize("option", ["rejoin=soon", "node_timeout=0", "rejoin=-1"])
+def test_an_option_that_is_no_time_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match="is a number of seconds"):
+        holdfast.connect(f"redlock://h1,h2,h3?{option}")
+
+
+def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
+    with holdfast.connect("redlock://h1,h2,h3") as locks:
+        for make in (
+            lambda: locks.semaphore("x", 2),
+            lambda: locks.rwlock("x").read(),
+            lambda: locks.limiter("x", rate=1),
+            lambda: locks.cell("x"),
+        ):
+            with pytest.raises(Unsupported, match="redlock of h1:6379, h2:6379, h3:6379 has no"):
+                make()
+    with pytest.raises(Unsupported, match="no replicas to wait for"):
+        holdfast.connect("redlock://h1,h2,h3", replicas=1)
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(ValueError, match="clients or URLs of Redis, not of int"):
+        holdfast.connect([1, 2, 3])
+
+
+@pytest.fixture
+def quorum() -> Iterator[Quorum]:
+    with Quorum(3) as quorum:
+        yield quorum
+
+
+def in_both_worlds(url: object) -> list[BackendUnavailable]:
+    """What it says to whoever wants a lock there."""
+
+    async def in_a_loop() -> None:
+        async with holdfast.aio.connect(url) as locks, locks.lock("x", wait=5):
+            pass
+
+    errors = []
+    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=5):
+        pass
+    errors.append(refused.value)
+    with pytest.raises(BackendUnavailable) as refused:
+        asyncio.run(in_a_loop())
+    return [*errors, refused.value]
+
+
+def test_two_addresses_of_one_server_are_refused(quorum: Quorum) -> None:
+    one, two, _ = (server.port for server in quorum.servers)
+    for error in in_both_worlds(f"redlock://{HOST}:{one},localhost:{one},{HOST}:{two}/0?rejoin=0"):
+        assert "is the same server as" in str(error)
+        assert not error.transient
+    assert quorum.held_at("x") == [False] * 3
+
+
+def test_a_replica_is_refused(quorum: Quorum) -> None:
+    first, replica = quorum.servers[0], quorum.servers[2]
+    replica.command("REPLICAOF", HOST, first.port)
+    for error in in_both_worlds(quorum.url()):
+        assert f":{quorum.proxies[2].port} is a replica" in str(error)
+        assert not error.transient
+
+
+def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
+    with holdfast.connect(quorum.url("")) as locks:
+        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+            locks.lock("x", ttl=600, wait=1).acquire()
+    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=0.5, wait=5) as lease:  # that is over soon
+        assert lease.held
+
+
+def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
+    for server in quorum.servers:
+        server.command("CONFIG", "SET", "appendonly", "yes")
+        server.command("CONFIG", "SET", "appendfsync", "always")
+    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+        assert lease.held
+
+
+def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
+    one, two, three = quorum.servers
+    where = [redis.Redis(HOST, one.port), two.url, redis.Redis(unix_socket_path=str(three.socket))]
+    with holdfast.connect(where) as locks, locks.lock("x", ttl=0.9, wait=10):
+        assert quorum.held_at("x").count(True) >= 2
+
+
+class OnAQuorum(Promise):
+    """The base of each chapter: both worlds, in real time."""
+
+    can = frozenset()
+    size = 3
+    options = "rejoin=0&node_timeout=0.4"
+
+    def __init_subclass__(cls) -> None:
+        for name, story in list(vars(cls).items()):
+            if name.startswith("test_"):
+                setattr(cls, name, on_the_real_clock(story))
+        super().__init_subclass__()
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        with Quorum(self.size) as self.quorum:
+            yield
+
+    def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
+        return open_backend(self.quorum.url(self.options), world, clock)
+
+    def at(self, stage: Stage, node: int, name: str) -> LockInfo:
+        return self.quorum.at(node, name, stage.namespace)
+
+    async def ready(self, stage: Stage) -> AwaitedLocks:
+        """A client that all servers have answered, and which they know the scripts of."""
+        locks = stage.locks()
+
+        async def all_vote() -> bool:
+            lease = await locks.lock("ready").take()
+            votes = [self.at(stage, node, "ready").locked for node in range(self.size)]
+            return await lease.release() and all(votes)
+
+        await stage.until(all_vote, "the votes of all")
+        return locks
+
+
+class TestMinorities(OnAQuorum):
+    async def test_a_majority_that_is_gone_is_told_apart_from_a_lock_that_is_held(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        held = await locks.lock("x").take()
+        assert await locks.lock("x").acquire(blocking=False) is None
+        for server in self.quorum.servers[:2]:
+            server.kill()
+        with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers answer"):
+            await locks.lock("y", wait=0.5).take()
+        assert held.held, "until its deadline nobody else can hold it"
+
+    async def test_a_server_that_hangs_costs_its_time_once(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.quorum.proxies[1].black_hole()
+        started = boot_now()
+        assert await (await locks.lock("x").take()).release()
+        assert await (await locks.lock("x").take()).release()
+        best, took = 1.0, boot_now() - started
+        for _ in range(10):  # this machine may stand still too, but not each time
+            started = boot_now()
+            assert await (await locks.lock("x").take()).release()
+            best = min(best, boot_now() - started)
+        assert took < 5.0
+        assert best < 0.1, "nobody waits for it any more"
+
+    async def test_a_late_vote_is_no_orphan(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.quorum.servers[2].pause()
+        lease = await locks.lock("x", ttl=600).take()
+        assert await lease.release()
+        self.quorum.servers[2].go_on()  # now it does all that it was asked
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the late vote to be taken back")
+
+    async def test_what_a_server_missed_is_said_when_it_is_back(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
+        self.quorum.proxies[2].refuse()
+        assert await lease.release()
+        assert self.at(stage, 2, "x").locked
+        self.quorum.proxies[2].heal()
+
+        async def works_on() -> bool:
+            await (await locks.lock("y").take()).release()
+            return self.at(stage, 2, "x") == LockInfo("x")
+
+        await stage.until(works_on, "the server to hear of the release")
+
+    async def test_a_server_that_forgot_a_hold_is_given_it_again(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=3).take()
+        await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "all votes")
+        self.quorum.servers[1].command("FLUSHALL")
+        await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "the hold to be repaired")
+        assert self.at(stage, 1, "x").holders[0].fence == lease.fence
+        assert lease.held
+        assert await lease.release()
+        await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the repaired hold to be released")
+
+    async def test_a_lease_that_a_majority_forgot_is_lost_and_not_repaired(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=3).take()
+        for server in self.quorum.servers[:2]:
+            server.command("FLUSHALL")
+        await stage.until(lambda: lease.lost, "the loss")
+        assert not self.at(stage, 0, "x").locked
+
+
+class TestFences(OnAQuorum):
+    async def test_fences_grow_over_any_sequence_of_majorities(self, stage: Stage) -> None:
+        last = 0
+        for round in range(6):
+            away = self.quorum.proxies[round % 3]
+            away.refuse()
+            locks = stage.locks()
+            lease = await locks.lock("x", wait=5).take()
+            assert lease.fence > last
+            last = lease.fence
+            await lease.release()
+            away.heal()
+
+    async def test_a_client_whose_clock_is_behind_gets_a_higher_fence_and_learns(self, stage: Stage) -> None:
+        ahead, behind = await self.ready(stage), await self.ready(stage)
+        hour = 3_600_000_000
+        _backend(ahead)._ahead = hour
+        first = await ahead.lock("x").take()
+        await first.release()
+        second = await behind.lock("x").take()
+        assert second.fence > first.fence
+        assert [self.at(stage, node, "x").holders[0].fence for node in range(3)].count(second.fence) >= 2
+        assert _backend(behind)._ahead >= hour - 60_000_000
+        await second.release()
+
+    async def test_one_round_is_enough_where_nobody_disagrees(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        await stage.until(lambda: self.at(stage, 2, "ready") == LockInfo("ready"), "the last release")
+        sealed = 0
+        for node in _backend(locks)._nodes:
+            seal = node.seal
+
+            def counted(*args: object, seal: object = seal, **options: object) -> object:
+                nonlocal sealed
+                sealed += 1
+                return seal(*args, **options)  # type: ignore[operator]
+
+            node.seal = counted
+        lease = await locks.lock("quiet").take()
+        assert await lease.release()
+        assert sealed == 0
+
+
+def _backend(locks: AwaitedLocks):  # type: ignore[no-untyped-def]
+    return locks.faults.inner
+
+
+class TestWaiting(OnAQuorum):
+    async def test_requests_per_hand_over_do_not_grow_with_the_waiters(self, stage: Stage) -> None:
+        locks, each = stage.locks(), []
+        for waiters in (2, 16):
+            held = await locks.lock("x").take()
+            actors = [stage.start(_take_and_release(locks)) for _ in range(waiters)]
+            await stage.queue("x", waiters)
+            before = locks.faults.calls["acquire"] + locks.faults.calls["release"]
+            await held.release()
+            for actor in actors:
+                await actor.result()
+            each.append((locks.faults.calls["acquire"] + locks.faults.calls["release"] - before) / waiters)
+        assert each[1] < 4, "one acquire that is granted and one release, and little more"
+
+    async def test_32_contenders_that_all_try_at_once_are_all_served(self, stage: Stage) -> None:
+        clients = [stage.locks() for _ in range(4)]
+        fences: list[int] = []
+
+        async def work(locks: AwaitedLocks) -> None:
+            for _ in range(3):
+                lease = await locks.lock("hot", ttl=60).take()
+                fences.append(lease.fence)
+                await lease.release()
+
+        for actor in [stage.start(work(clients[number % 4])) for number in range(32)]:
+            await actor.result()
+        assert len(fences) == 96
+        assert fences == sorted(set(fences)), "no livelock, and each has its turn alone"
+
+
+async def _take_and_release(locks: AwaitedLocks) -> None:
+    await (await locks.lock("x").take()).release()
+
+
+class TestFive(OnAQuorum):
+    size = 5
+
+    async def test_two_of_five_may_be_gone(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.quorum.servers[0].kill()
+        self.quorum.servers[3].pause()
+        held = await locks.lock("x", wait=5).take()
+        other = stage.locks()
+        assert await other.lock("x").acquire(blocking=False) is None
+        waiter = stage.start(other.lock("x").take())
+        await stage.queue("x", 1)
+        assert await held.release()
+        granted = await waiter.result()
+        assert granted.fence > held.fence
+        assert await granted.release()

@@ -1,0 +1,198 @@
+"""Simulated servers of a quorum, and the crew of a simulated client that asks them all at once.
+
+Decides: what a server forgets when it crashes, and what becomes of messages meanwhile. The quorum's own logic runs
+unchanged on top. Leaves to `simulated_network`: the fate of each message between one client and one server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._model import Busy, Claim, Grant
+from holdfast.backends.memory import MemoryBackend
+from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough, Turn
+from holdfast.errors import BackendUnavailable
+from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
+from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
+
+NODE_TIMEOUT = 0.3
+
+
+class VotingBackend(MemoryBackend):
+    """What a server does with a proposal, as the scripts of Redis do."""
+
+    async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
+        self._store.fence = max(self._store.fence, fence - 1)
+        return await self.acquire(claim, enqueue=enqueue, within=within)
+
+    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool:
+        resource = self._store.look(claim.terms.key, self._store.clock())
+        holder = resource.holders.get(claim.id) if resource is not None else None
+        if holder is None or holder.ended:
+            return False
+        holder.fence = fence
+        self._store.fence = max(self._store.fence, fence)
+        return True
+
+
+class NodeNetwork(Network):
+    """One server and the wires to it. It may be down: then what arrives is lost."""
+
+    def __init__(self, simulation: Simulation, name: str, faults: Faults, rate: float | None) -> None:
+        super().__init__(simulation, faults, VotingBackend)
+        self.name = name
+        self.down_until = 0.0  # true time
+        self.born_at = -1e9  # true time: since when it remembers everything
+        if rate is not None:
+            self.server.world.rate = rate
+        answer = self.server.answer
+
+        def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
+            if verb == "vote":
+                self.server.world.asking = client, asked
+            return answer(client, verb, asked, options)
+
+        self.server.answer = answer_and_know_vote  # type: ignore[method-assign]
+
+    def crash(self, seconds: float, *, forgets: bool) -> None:
+        self.down_until = self.simulation.time + seconds
+        if forgets:
+            self.server.store.clear()
+            self.server.store.fence = 0
+            self.born_at = self.down_until
+
+    @property
+    def down(self) -> bool:
+        return self.simulation.time < self.down_until
+
+    def _carry(self, call: Any, delay: float) -> None:
+        self.simulation.later(delay, lambda: None if self.down else call.arrive())
+
+
+class SimulatedNode(RemoteBackend):
+    """A client's view of one server."""
+
+    network: NodeNetwork
+
+    @property
+    def name(self) -> str:
+        return self.network.name
+
+    def age(self) -> float:
+        return self.world.simulation.time - self.network.born_at
+
+    def doubt(self, id: str) -> None:
+        """A late request may take effect; time ends what it does."""
+
+    def is_crowded(self, key: str) -> bool:
+        return True
+
+    def is_plain(self, claim: Claim) -> bool:
+        return False
+
+    def shout_vote(self, claim: Claim, fence: int) -> Turn:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    def shout_release(self, claim: Claim) -> Turn:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
+        answer: Grant | Busy = await self._ask(
+            "vote", claim, [claim.id], fence=fence, enqueue=enqueue, within=min(within, NODE_TIMEOUT)
+        )
+        return answer
+
+    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool:
+        answer: bool = await self._ask("seal", claim, [claim.id], fence=fence, within=min(within, NODE_TIMEOUT))
+        return answer
+
+    def woken(self, id: str) -> None:
+        seats[self.world].wake(id)
+
+
+class SimulatedSeats:
+    """Where the waiters of one client sleep, whichever server wakes them."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+        self._seats: dict[str, SimulatedSignal] = {}
+
+    @property
+    def address(self) -> str:
+        return self._world.name
+
+    def expect(self, claim: Claim) -> str:
+        self._seats.setdefault(claim.id, self._world.signal())
+        return self.address
+
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
+
+    def forget(self, claim: Claim) -> None:
+        self._seats.pop(claim.id, None)
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        self.expect(claim)
+        return await self._seats[claim.id].wait(seconds)
+
+    def wake(self, claim: str) -> None:
+        if claim in self._seats:
+            self._seats[claim].set()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def after_fork(self) -> None:
+        """Simulated machines do not fork."""
+
+
+seats: dict[SimulatedWorld, SimulatedSeats] = {}
+
+
+class SimulatedCrew:
+    """A task for each node; the client goes on as soon as it knows enough."""
+
+    wires = ()
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+        self.doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.wakes = seats[world] = SimulatedSeats(world)
+
+    async def ask(
+        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+    ) -> list[Any]:
+        assert not isinstance(asks, Turn)
+        heard: list[Any] = [PENDING] * len(asks)
+        changed = self._world.signal()
+
+        async def hear(node: int, ask: Ask) -> None:
+            try:
+                answer = await ask
+            except BackendUnavailable as error:
+                answer = error
+            heard[node] = answer
+            changed.set()
+
+        for node, ask in enumerate(asks):
+            if ask is not None:
+                self._world.spawn(hear(node, ask), "job, a question to one node")
+        asked = sum(ask is not None for ask in asks)
+        until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
+        while not enough(heard) and sum(one is not PENDING for one in heard) < asked:
+            if not await changed.wait(until - self._world.now()):
+                break
+        return list(heard)
+
+    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        """Time ends it."""
+
+    async def pause(self, seconds: float) -> None:
+        await self._world.pause(seconds)
+
+    async def close(self) -> None:
+        """No connections."""
+
+    def after_fork(self) -> None:
+        """Simulated machines do not fork."""
