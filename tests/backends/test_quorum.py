@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -12,10 +13,11 @@ import redis
 import holdfast
 from holdfast import BackendUnavailable, Unsupported
 from holdfast._connect import open_backend
-from holdfast._model import LockInfo
+from holdfast._model import Claim, LockInfo, Terms
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
+from holdfast.drivers.redis_quorum import PENDING
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
@@ -254,6 +256,28 @@ class TestFences(OnAQuorum):
         assert [self.at(stage, node, "x").holders[0].fence for node in range(3)].count(second.fence) >= 2
         assert _backend(behind)._ahead >= hour - 60_000_000
         await second.release()
+
+    async def test_what_comes_late_changes_nothing_that_was_granted_since(self, stage: Stage) -> None:
+        quorum = _backend(await self.ready(stage))
+        claim = Claim("0" * 32, Terms("x", "x", "me", 60.0))
+
+        async def ask(verb: str, **options: Any) -> Any:
+            asks = [getattr(quorum._nodes[0], verb)(claim, within=1.0, **options), None, None]
+            return (await quorum._crew.ask(asks, lambda heard: heard[0] is not PENDING, within=1.0))[0]
+
+        def fence() -> int:
+            (holder,) = self.quorum.at(0, "x").holders
+            return holder.fence
+
+        first = (await ask("vote", fence=100, enqueue=False)).fence
+        assert await ask("seal", fence=first + 50, instead_of=first)
+        assert await ask("seal", fence=first + 50, instead_of=first), "it may be said again"
+        assert not await ask("seal", fence=first + 20, instead_of=first)
+        await ask("give_back", up_to=first)
+        assert fence() == first + 50
+        await ask("give_back", up_to=first + 50)
+        assert self.quorum.at(0, "x") == LockInfo("x")
+        assert (await ask("vote", fence=100, enqueue=False)).fence == first + 51, "it leaves no tombstone"
 
     async def test_one_round_is_enough_where_nobody_disagrees(self, stage: Stage) -> None:
         locks = await self.ready(stage)

@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast._model import Busy, Claim, Grant
 from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import Holder
 from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough, Turn
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
@@ -26,26 +27,41 @@ class VotingBackend(MemoryBackend):
         self._store.fence = max(self._store.fence, fence - 1)
         return await self.acquire(claim, enqueue=enqueue, within=within)
 
-    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool:
-        resource = self._store.look(claim.terms.key, self._store.clock())
-        holder = resource.holders.get(claim.id) if resource is not None else None
-        if holder is None or holder.ended:
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        holder = self._holder(claim)
+        if holder is None or holder.fence not in (fence, instead_of):
             return False
         holder.fence = fence
         self._store.fence = max(self._store.fence, fence)
         return True
 
+    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
+        holder = self._holder(claim)
+        if holder is None or holder.fence <= up_to:
+            await self.abandon(claim, within=within)
+
+    def _holder(self, claim: Claim) -> Holder | None:
+        resource = self._store.look(claim.terms.key, self._store.clock())
+        holder = resource.holders.get(claim.id) if resource is not None else None
+        return None if holder is None or holder.ended else holder
+
 
 class NodeNetwork(Network):
     """One server and the wires to it. It may be down: then what arrives is lost."""
 
-    def __init__(self, simulation: Simulation, name: str, faults: Faults, rate: float | None) -> None:
-        super().__init__(simulation, faults, VotingBackend)
+    def __init__(
+        self,
+        simulation: Simulation,
+        name: str,
+        faults: Faults,
+        rate: float,
+        server: type[VotingBackend] = VotingBackend,
+    ) -> None:
+        super().__init__(simulation, faults, server)
         self.name = name
         self.down_until = 0.0  # true time
         self.born_at = -1e9  # true time: since when it remembers everything
-        if rate is not None:
-            self.server.world.rate = rate
+        self.server.world.rate = rate
         answer = self.server.answer
 
         def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
@@ -103,9 +119,13 @@ class SimulatedNode(RemoteBackend):
         )
         return answer
 
-    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool:
-        answer: bool = await self._ask("seal", claim, [claim.id], fence=fence, within=min(within, NODE_TIMEOUT))
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT)}
+        answer: bool = await self._ask("seal", claim, [claim.id], **options)
         return answer
+
+    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
+        await self._ask("give_back", claim, [claim.id], up_to=up_to, within=min(within, NODE_TIMEOUT))
 
     def woken(self, id: str) -> None:
         seats[self.world].wake(id)

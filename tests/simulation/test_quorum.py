@@ -7,13 +7,19 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation.planted_quorum import PLANTED_QUORUM
 from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 
-SEEDS = 200
+SEEDS = 120
 WITHIN = {
     "servers that remember": Climate(),
+    "messages that come late, or twice": Climate(late=6.0),
+    "clocks of clients that are a minute apart": Climate(skew=60.0),
     "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL),
     "servers that forget, are back at once, and are kept out": Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL),
+    "the same, by clients that are not told for how long but agree on the ttl": Climate(
+        forgets=True, at_once=True, ttls=(2.0,)
+    ),
 }
 BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
@@ -58,6 +64,17 @@ def test_two_believers_are_found_beyond_the_bounds_and_the_fence_still_refuses_t
     assert all("held together" in line for outcome in outcomes for line in outcome.wrong), "fences grow all the same"
     assert any(outcome.refused_beside for outcome in together), "the resource refused an old holder"
     assert not any(outcome.accepted_late for outcome in outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bug", PLANTED_QUORUM)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    parts, climate, words = PLANTED_QUORUM[bug]
+    for seed in range(3 * SEEDS):
+        if any(line.startswith(words) for line in simulate(seed, climate, parts).wrong):
+            return
+    pytest.fail(f"{3 * SEEDS} seeds did not show: {bug}")
 
 
 def test_a_few_seeds_for_the_quick_loop() -> None:

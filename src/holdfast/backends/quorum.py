@@ -38,7 +38,8 @@ class Node(Protocol):
     def shout_vote(self, claim: Claim, fence: int) -> Turn: ...
     def shout_release(self, claim: Claim) -> Turn: ...
     async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy: ...
-    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool: ...
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool: ...
+    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None: ...
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]: ...
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool: ...
     async def abandon(self, claim: Claim, *, within: float) -> None: ...
@@ -72,6 +73,7 @@ class QuorumBackend:
         self._last = 0  # the highest fence that we proposed
         self._stood: dict[str, frozenset[int]] = {}  # by claim that stood in line: the nodes that granted it since
         self._fences: dict[str, int] = {}  # by claim that was granted: asked for again, it is to have the same
+        self._void: dict[str, int] = {}  # by claim: fences up to this one were given back, and that may arrive late
         self._woken: set[str] = set()  # claims that are about to ask because a server woke them
         self._splits: dict[str, int] = {}  # by claim: rounds in a row in which it got some votes and not enough
         self._pauses: dict[str, float] = {}  # by claim: how long to leave the others alone
@@ -95,7 +97,7 @@ class QuorumBackend:
 
     async def _ask_for_votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
         """Whether it is granted; if not, also whether some voted for it, so that asking again soon may help."""
-        proposal, key = self._fences.get(claim.id) or self._propose(), claim.terms.key
+        proposal, key = self._fences.get(claim.id) or self._propose(claim), claim.terms.key
         if self._is_plain(claim) and await self._shout_for_votes(claim, proposal, within):
             self._remember(self._fences, claim.id, proposal)
             return Grant(proposal, proposal / 1e6), False
@@ -121,7 +123,7 @@ class QuorumBackend:
 
     def _is_plain(self, claim: Claim) -> bool:
         """Nobody else is known to want it, and all went well so far: then all servers are asked in the same words."""
-        if claim.id in self._stood or claim.id in self._splits:
+        if claim.id in self._stood or claim.id in self._splits or claim.id in self._void:
             return False
         return all(node.is_plain(claim) for node in self._nodes)
 
@@ -151,13 +153,13 @@ class QuorumBackend:
         until = self._kept_out_for(claim)
         return tally(heard, [until <= 0 or node.age() >= until for node in self._nodes])
 
-    def _propose(self) -> int:
+    def _propose(self, claim: Claim) -> int:
         """A fence that is likely to be above all that the nodes know: then they agree on it at once."""
-        self._last = max(self._last + 1, self._micros() + self._ahead)
+        self._last = max(self._last + 1, self._micros() + self._ahead, self._void.get(claim.id, 0) + 1)
         return self._last
 
     async def _granted(self, claim: Claim, votes: Tally, proposal: int, within: float) -> Grant:
-        fence, agreed = agreed_fence(votes, self._majority)
+        fence, agreed = agreed_fence(votes, self._majority, self._void.get(claim.id, 0))
         if not agreed:
             await self._write_back(claim, votes, fence, within)
         if fence > proposal:
@@ -172,7 +174,9 @@ class QuorumBackend:
         """Nobody may be told of a fence that a later majority might not know of."""
         have = [node for node in votes.counted if votes.granted[node].fence == fence]
         asks = [
-            node.seal(claim, fence=fence, within=within) if number in votes.granted and number not in have else None
+            node.seal(claim, fence=fence, instead_of=votes.granted[number].fence, within=within)
+            if number in votes.granted and number not in have
+            else None
             for number, node in enumerate(self._nodes)
         ]
 
@@ -181,6 +185,7 @@ class QuorumBackend:
 
         heard = await self._crew.ask(asks, enough, within=within, claim=claim.id)
         if not enough(heard):
+            self._remember(self._void, claim.id, fence)  # it may still be recorded, after what is asked next
             raise BackendUnavailable(
                 f"lock {claim.terms.name!r} was granted by a majority of {self!r}, but too few of them could be told "
                 f"its fence {fence}; it is not held",
@@ -205,8 +210,16 @@ class QuorumBackend:
         return busy, True
 
     async def _give_back(self, claim: Claim, granted: dict[int, Grant], within: float) -> None:
+        """Say so, though it may arrive after the next vote of the same claim.
+
+        So it tells which fences it means, and none of them counts from now on: a vote that goes by one of them when it
+        is asked for again is to be given a higher one.
+        """
+        void = max(self._void.get(claim.id, 0), *[grant.fence for grant in granted.values()])
+        self._remember(self._void, claim.id, void)
         asks = [
-            node.abandon(claim, within=within) if number in granted else None for number, node in enumerate(self._nodes)
+            node.give_back(claim, up_to=void, within=within) if number in granted else None
+            for number, node in enumerate(self._nodes)
         ]
         await self._crew.ask(
             asks, lambda heard: _answers(heard) >= len(granted), within=within, finish=True, claim=claim.id
@@ -237,7 +250,7 @@ class QuorumBackend:
 
     def _forget(self, id: str) -> None:
         self._woken.discard(id)
-        for memory in (self._stood, self._splits, self._pauses, self._fences):
+        for memory in (self._stood, self._splits, self._pauses, self._fences, self._void):
             memory.pop(id, None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
@@ -288,7 +301,7 @@ class QuorumBackend:
             return
         answer = await node.vote(claim, fence=fence, enqueue=False, within=within)
         if isinstance(answer, Grant) and answer.fence != fence:
-            await node.seal(claim, fence=fence, within=within)
+            await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
 

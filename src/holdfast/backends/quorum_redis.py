@@ -133,10 +133,14 @@ class RedisNode(RedisBackend):
         request = self._proposing(prepared, claim.id)
         return await self._driver.run(prepared.script, prepared.key, request, within)
 
-    async def seal(self, claim: Claim, *, fence: int, within: float) -> bool:
-        """From now on the claim's hold goes by that fence, and later ones are higher. False if it does not hold."""
-        answer = await self._run("quorum_seal", claim.terms.key, (claim.id, fence, *self._now()), within)
-        return bool(answer == 1)
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        """From now on the claim's hold goes by that fence, and later ones are higher. False if it has neither."""
+        args: tuple[str | bytes | int, ...] = (claim.id, fence, instead_of, *self._now())
+        return bool(await self._run("quorum_seal", claim.terms.key, args, within) == 1)
+
+    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
+        """End what the claim was granted with a fence up to that one, and its place in line. It may be granted anew."""
+        await self._run("quorum_give_back", claim.terms.key, (claim.id, up_to, *self._now()), within)
 
 
 def open_quorum(

@@ -32,15 +32,17 @@ def tally(heard: Sequence[Any], counts: Sequence[bool]) -> Tally:
     return Tally(granted, frozenset(node for node in granted if counts[node]), busy)
 
 
-def agreed_fence(votes: Tally, majority: int) -> tuple[int, bool]:
+def agreed_fence(votes: Tally, majority: int, void: int = 0) -> tuple[int, bool]:
     """The fence of a grant, and whether a majority has it already; else it is the highest, and to be written back.
+
+    It is above `void`: up to there, whatever the nodes say may be taken back by what is still on its way to them.
 
     Any majority has a node in common with the one that knows the last fence, and no node gives out what is not above
     all that it knows: so what a majority agrees on is above that, and so is the highest of any majority.
     """
     fences = Counter(votes.granted[node].fence for node in votes.counted)
     fence, nodes = fences.most_common(1)[0]
-    return (fence, True) if nodes >= majority else (max(fences), False)
+    return (fence, True) if nodes >= majority and fence > void else (max(*fences, void + 1), False)
 
 
 def is_next(votes: Tally, majority: int) -> bool:

@@ -222,7 +222,9 @@ class Member(Place):
         self.facts = facts
         self.run_id = facts.get("run_id", "")
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
-        self._born_at = 0.0 if keeps_all or not facts else boot_now() - float(facts.get("uptime_in_seconds", 0))
+        # It counts how often the second has changed since it started, which may be one more than have passed.
+        age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
+        self._born_at = 0.0 if keeps_all or not facts else boot_now() - age
         self.wrong = None
         if facts.get("role") == "slave":
             self.wrong = unavailable(
