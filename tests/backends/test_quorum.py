@@ -11,7 +11,7 @@ import pytest
 import redis
 
 import holdfast
-from holdfast import BackendUnavailable, Unsupported
+from holdfast import BackendUnavailable, Diagnosis, Unsupported
 from holdfast._connect import open_backend
 from holdfast._model import Claim, LockInfo, Terms
 from holdfast._time import boot_now
@@ -125,6 +125,32 @@ def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
     where = [redis.Redis(HOST, one.port), two.url, redis.Redis(unix_socket_path=str(three.socket))]
     with holdfast.connect(where) as locks, locks.lock("x", ttl=0.9, wait=10):
         assert quorum.held_at("x").count(True) >= 2
+
+
+def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
+    async def in_a_loop(url: str) -> Diagnosis:
+        async with holdfast.aio.connect(url) as locks:
+            return await locks.doctor()
+
+    def in_a_thread(url: str) -> Diagnosis:
+        with holdfast.connect(url) as locks:
+            return locks.doctor()
+
+    quorum.proxies[0].refuse()
+    quorum.servers[1].command("REPLICAOF", HOST, quorum.servers[0].port)
+    for diagnosis in (in_a_thread(quorum.url("rejoin=600")), asyncio.run(in_a_loop(quorum.url("rejoin=600")))):
+        gone, replica, young = diagnosis.servers
+        assert not gone.reachable
+        assert "cannot be connected to" in gone.error
+        assert (replica.reachable, replica.role) == (True, "replica")
+        assert "is a replica" in replica.error
+        assert (young.reachable, young.role, young.error) == (True, "primary", "")
+        assert young.version.count(".") == 2
+        assert young.latency is not None
+        assert 500 < young.kept_out <= 600
+        assert not diagnosis.works
+    quorum.proxies[0].heal()
+    assert in_a_thread(quorum.url()).works, "two of three"
 
 
 class OnAQuorum(Promise):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast._model import Busy, Claim, Grant
+from holdfast._model import Busy, Claim, Grant, Health
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.memory_store import Holder
 from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough, Turn
@@ -207,6 +207,10 @@ class SimulatedCrew:
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
         """Time ends it."""
+
+    async def check_up(self) -> list[Health]:
+        """Nobody asks."""
+        return []
 
     async def pause(self, seconds: float) -> None:
         await self._world.pause(seconds)

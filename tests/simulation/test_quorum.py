@@ -31,7 +31,7 @@ LEAST = {
     "cut": SEEDS,
     "freeze": SEEDS,
     "written": 8 * SEEDS,
-    "losses": SEEDS // 4,
+    "losses": SEEDS // 8,
 }
 
 

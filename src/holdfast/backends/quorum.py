@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._model import Busy, Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
 from holdfast._time import boot_now, first_fence, full_jitter
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends.quorum_sights import Sights
@@ -394,6 +394,11 @@ class QuorumBackend:
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [merged(key, [_info(one, key) for one in found]) for key in keys]
         return [info for info in infos if info.holders or info.waiters]
+
+    async def check_up(self) -> builtins.list[Health]:
+        until = self._longest if self._rejoin is None else self._rejoin
+        healths = zip(await self._crew.check_up(), self._nodes, strict=True)
+        return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 
     async def _question(self, asks: Sequence[Ask], what: str) -> builtins.list[Any]:
         heard = await self._crew.ask(asks, _all_answered, within=QUICK, finish=True)

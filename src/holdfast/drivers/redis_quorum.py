@@ -7,6 +7,7 @@ Leaves to `redis_quorum_blocking` and `redis_quorum_asyncio`: connections, and t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import hiredis
 import redis
 
-from holdfast._model import Claim
+from holdfast._model import Claim, Health
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.redis_places import Address, Place, hang_up
@@ -69,6 +70,10 @@ class Crew(Protocol):
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
         """As soon as the node can be reached again, before `until` on the boot clock."""
+        ...
+
+    async def check_up(self) -> list[Health]:
+        """How each server is, whatever is known of it: all are connected to anew."""
         ...
 
     async def pause(self, seconds: float) -> None: ...
@@ -211,6 +216,51 @@ class Member(Place):
             hang_up(connection)
             raise
         return connection
+
+    def check_up(self, within: float) -> Health:
+        try:
+            connection = self.dial(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        try:
+            started = boot_now()
+            connection.send_packed_command([command("PING")])
+            connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            connection.disconnect()
+
+    async def check_up_async(self, within: float) -> Health:
+        try:
+            async with asyncio.timeout(within):
+                connection = await self.dial_async(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        except TimeoutError as error:
+            return self._health(self.unreachable(None, error))
+        try:
+            async with asyncio.timeout(within):
+                started = boot_now()
+                await connection.send_packed_command([command("PING")])
+                await connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            hang_up(connection)
+
+    def _health(self, error: BackendUnavailable | None = None, latency: float | None = None) -> Health:
+        facts = self.facts if error is None or error is self.wrong else {}
+        return Health(
+            self.name,
+            reachable=error is None or error is self.wrong,
+            latency=latency,
+            version=facts.get("valkey_version") or facts.get("redis_version", ""),
+            role={"master": "primary", "slave": "replica"}.get(facts.get("role", ""), ""),
+            error="" if error is None else str(error),
+        )
 
     def _greet(self, answers: Sequence[Any]) -> None:
         """Raises BackendUnavailable if it cannot be one of a quorum."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast._model import Claim
+from holdfast._model import Claim, Health
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
@@ -271,6 +271,10 @@ class AsyncioCrew:
                 round.start()
 
     # The end
+
+    async def check_up(self) -> list[Health]:
+        within = max(1.0, self.node_timeout)
+        return list(await asyncio.gather(*[member.check_up_async(within) for member in self.members]))
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -20,6 +20,7 @@ from typing import Any
 
 import hiredis
 
+from holdfast._model import Health
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.redis import _Line
@@ -407,6 +408,9 @@ class BlockingCrew:
         return None
 
     # The end
+
+    async def check_up(self) -> list[Health]:
+        return [member.check_up(max(1.0, self.node_timeout)) for member in self.members]
 
     async def pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 (nothing suspends in this world)
