@@ -23,7 +23,7 @@ WITHIN = {
 }
 BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
-    "servers that forget and are back at once": Climate(forgets=True, at_once=True, rejoin=0.0),
+    "servers that forget and are kept out for less than a ttl": Climate(forgets=True, at_once=True, rejoin=0.5),
 }
 LEAST = {
     "holds": 8 * SEEDS,
