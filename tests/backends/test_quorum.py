@@ -295,15 +295,15 @@ class TestFences(OnAQuorum):
             (holder,) = self.quorum.at(0, "x").holders
             return holder.fence
 
-        first = (await ask("vote", fence=100, enqueue=False)).fence
+        first = (await ask("vote", fence=100, place=1, enqueue=False)).fence
         assert await ask("seal", fence=first + 50, instead_of=first)
         assert await ask("seal", fence=first + 50, instead_of=first), "it may be said again"
         assert not await ask("seal", fence=first + 20, instead_of=first)
-        await ask("give_back", up_to=first)
+        await ask("give_back", up_to=first, place=1, enqueue=False)
         assert fence() == first + 50
-        await ask("give_back", up_to=first + 50)
+        await ask("give_back", up_to=first + 50, place=1, enqueue=False)
         assert self.quorum.at(0, "x") == LockInfo("x")
-        assert (await ask("vote", fence=100, enqueue=False)).fence == first + 51, "it leaves no tombstone"
+        assert (await ask("vote", fence=100, place=1, enqueue=False)).fence == first + 51, "it leaves no tombstone"
 
     async def test_one_round_is_enough_where_nobody_disagrees(self, stage: Stage) -> None:
         locks = await self.ready(stage)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast._model import Busy, Claim, Grant, Health
+from holdfast._worlds import World
 from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import Holder
-from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough, Turn
+from holdfast.backends.memory_store import Holder, MemoryStore, Resource
+from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
@@ -21,11 +22,24 @@ NODE_TIMEOUT = 0.3
 
 
 class VotingBackend(MemoryBackend):
-    """What a server does with a proposal, as the scripts of Redis do."""
+    """What a server does with a proposal and a place in line, as the scripts of Redis do."""
 
-    async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
+    def __init__(self, store: MemoryStore, world: World) -> None:
+        super().__init__(store, world)
+        self._places: dict[str, int] = {}  # in line, by claim
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
         self._store.fence = max(self._store.fence, fence - 1)
-        return await self.acquire(claim, enqueue=enqueue, within=within)
+        answer = await self.acquire(claim, enqueue=enqueue, within=within)
+        resource = self._store.resources.get(claim.terms.key)
+        if isinstance(answer, Grant) or resource is None or claim.id not in resource.queue:
+            return answer
+        self._line_up(resource, claim, place)
+        return await self.acquire(claim, enqueue=enqueue, within=within)  # which tells where it stands now
+
+    def _line_up(self, resource: Resource, claim: Claim, place: int) -> None:
+        self._places[claim.id] = place
+        resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._places[waiter[0]]))
 
     async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         holder = self._holder(claim)
@@ -35,10 +49,16 @@ class VotingBackend(MemoryBackend):
         self._store.fence = max(self._store.fence, fence)
         return True
 
-    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
         holder = self._holder(claim)
-        if holder is None or holder.fence <= up_to:
-            await self.abandon(claim, within=within)
+        if holder is None or holder.fence > up_to:
+            return
+        await self.abandon(claim, within=within)
+        if enqueue:
+            now = self._store.clock()
+            resource = self._store.look_or_make(claim.terms.key, now)
+            self._enqueue(resource, claim, now)
+            self._line_up(resource, claim, place)
 
     def _holder(self, claim: Claim) -> Holder | None:
         resource = self._store.look(claim.terms.key, self._store.clock())
@@ -65,7 +85,7 @@ class NodeNetwork(Network):
         answer = self.server.answer
 
         def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
-            if verb == "vote":
+            if verb in ("vote", "give_back"):
                 self.server.world.asking = client, asked
             return answer(client, verb, asked, options)
 
@@ -107,16 +127,15 @@ class SimulatedNode(RemoteBackend):
     def is_plain(self, claim: Claim) -> bool:
         return False
 
-    def shout_vote(self, claim: Claim, fence: int) -> Turn:
+    def quick_vote(self, claim: Claim, fence: int) -> bytes:
         raise NotImplementedError("simulated servers are asked one by one")
 
-    def shout_release(self, claim: Claim) -> Turn:
+    def quick_release(self, claim: Claim) -> bytes:
         raise NotImplementedError("simulated servers are asked one by one")
 
-    async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
-        answer: Grant | Busy = await self._ask(
-            "vote", claim, [claim.id], fence=fence, enqueue=enqueue, within=min(within, NODE_TIMEOUT)
-        )
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        options: dict[str, Any] = {"fence": fence, "place": place, "enqueue": enqueue}
+        answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
         return answer
 
     async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
@@ -124,8 +143,9 @@ class SimulatedNode(RemoteBackend):
         answer: bool = await self._ask("seal", claim, [claim.id], **options)
         return answer
 
-    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
-        await self._ask("give_back", claim, [claim.id], up_to=up_to, within=min(within, NODE_TIMEOUT))
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        options: dict[str, Any] = {"up_to": up_to, "place": place, "enqueue": enqueue}
+        await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
 
     def woken(self, id: str) -> None:
         seats[self.world].wake(id)
@@ -180,10 +200,14 @@ class SimulatedCrew:
         self.doubt: Callable[[int, str], None] = lambda node, claim: None
         self.wakes = seats[world] = SimulatedSeats(world)
 
+    async def shout(
+        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+    ) -> list[Any]:
+        raise NotImplementedError("simulated servers are asked one by one")
+
     async def ask(
         self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
-        assert not isinstance(asks, Turn)
         heard: list[Any] = [PENDING] * len(asks)
         changed = self._world.signal()
 

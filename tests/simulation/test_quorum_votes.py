@@ -4,6 +4,7 @@ counts. No network and no time: a test says what arrives when."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,9 +45,9 @@ class Server(VotingBackend):
     def is_plain(self, claim: Claim) -> bool:
         return False
 
-    async def vote(self, claim: Claim, *, fence: int, enqueue: bool, within: float) -> Grant | Busy:
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
         self._must_answer()
-        answer = await super().vote(claim, fence=fence, enqueue=enqueue, within=within)
+        answer = await super().vote(claim, fence=fence, place=place, enqueue=enqueue, within=within)
         if self.deaf:
             raise BackendUnavailable("no answer")
         return answer
@@ -55,12 +56,12 @@ class Server(VotingBackend):
         self._must_answer()
         return await super().seal(claim, fence=fence, instead_of=instead_of, within=within)
 
-    async def give_back(self, claim: Claim, *, up_to: int, within: float) -> None:
-        give_back = super().give_back
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        give_back = partial(super().give_back, claim, up_to=up_to, place=place, enqueue=enqueue, within=within)
         if self.slow:
-            self.on_the_way.append(lambda: drive(give_back(claim, up_to=up_to, within=within)))
+            self.on_the_way.append(lambda: drive(give_back()))
             raise BackendUnavailable("no answer")
-        await give_back(claim, up_to=up_to, within=within)
+        await give_back()
 
     def _must_answer(self) -> None:
         if self.down:
@@ -177,7 +178,7 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
 
 def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() -> None:
     server = Server()
-    drive(server.vote(claim("a"), fence=100, enqueue=False, within=WITHIN))
+    drive(server.vote(claim("a"), fence=100, place=1, enqueue=False, within=WITHIN))
     assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
     assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
     assert not drive(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))

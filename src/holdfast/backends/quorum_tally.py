@@ -45,17 +45,26 @@ def agreed_fence(votes: Tally, majority: int, void: int = 0) -> tuple[int, bool]
     return (fence, True) if nodes >= majority and fence > void else (max(*fences, void + 1), False)
 
 
+def answers(heard: Sequence[Any]) -> int:
+    return sum(map(has_answered, heard))
+
+
+def by_lease(heard: Sequence[Any], leases: int) -> list[list[bool | None]]:
+    """What each node says of each lease; None where it is not known."""
+    return [[one[lease] if has_answered(one) else None for one in heard] for lease in range(leases)]
+
+
 def is_next(votes: Tally, majority: int) -> bool:
     """Whether the claim is first in line at a majority: no two can be, so whoever is may keep what it was granted."""
     return sum(1 for busy in votes.busy.values() if busy.position == 0) >= majority
 
 
-def kept(answers: Sequence[bool | None], nodes: int) -> bool | None:
+def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
     """Whether a lease is still held, from what the nodes that answered say."""
     majority = nodes // 2 + 1
-    if answers.count(True) >= majority:
+    if votes.count(True) >= majority:
         return True
-    return False if nodes - answers.count(False) < majority else None
+    return False if nodes - votes.count(False) < majority else None
 
 
 def merged(key: str, heard: Sequence[Any]) -> LockInfo:

@@ -17,8 +17,9 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_asyncio import _Line, _WakeLine
-from holdfast.drivers.redis_quorum import Ask, Asks, Enough, Member, NodeWires, Turn, refuse_wrong
-from holdfast.drivers.redis_quorum_rounds import Round, round_of
+from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
+from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
+from holdfast.drivers.redis_quorum_rounds import Round, Shout
 from holdfast.drivers.redis_wire import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
@@ -31,7 +32,7 @@ class _Reply:
 
     __slots__ = ("_answers", "_crew", "_done", "_node", "_replies", "_round")
 
-    def __init__(self, crew: AsyncioCrew, round: Round, node: int, replies: int) -> None:
+    def __init__(self, crew: AsyncioCrew, round: Round | Shout, node: int, replies: int) -> None:
         self._crew, self._round, self._node, self._replies = crew, round, node, replies
         self._answers: list[Any] = []
         self._done = False
@@ -47,14 +48,14 @@ class _Reply:
             reply = self._answers
         self._done = True
         self._crew.members[self._node].answered()
-        self._round.go_on(self._node, reply)
+        self._round.answer(self._node, reply)
 
     def set_exception(self, error: BackendUnavailable) -> None:
         self._done = True
         self._crew.members[self._node].failed()
         if self._round.claim:
             self._crew.doubt(self._node, self._round.claim)
-        self._round.go_on(self._node, None, error)
+        self._round.fail(self._node, error)
 
 
 class _NodeLine(_Line):
@@ -125,19 +126,30 @@ class AsyncioCrew:
 
     # All at once
 
+    async def shout(
+        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+    ) -> list[Any]:
+        shout = Shout(wanted, self.members, claim, every)
+        await self._ask(shout, within, lambda within: self._say(shout, request, within), finish=False)
+        return shout.heard
+
     async def ask(
         self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
     ) -> list[Any]:
-        timeout = within if within < self.node_timeout else self.node_timeout
-        round = round_of(asks, enough, self.members, timeout, claim)
+        round = Round(asks, enough, self.members, min(within, self.node_timeout), claim)
+        round.begin = self._begin
+        await self._ask(round, within, lambda within: round.start(), finish)
+        return list(round.heard)
+
+    async def _ask(self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool) -> None:
+        timeout = min(within, self.node_timeout)
         try:
             self._belong_to(asyncio.get_running_loop())
             if self._strangers:
                 await self._meet(timeout)
             if not finish:  # what was granted before is let go of all the same
                 refuse_wrong(self.members)
-            round.begin = self._begin
-            round.start()
+            start(timeout)
             if not round.decided():
                 await self._decision(round)
         except BaseException:
@@ -145,7 +157,15 @@ class AsyncioCrew:
             raise
         if not finish:
             round.drop()
-        return list(round.heard)
+
+    def _say(self, shout: Shout, request: bytes, within: float) -> None:
+        turn = Turn(request, 0)
+        for node, line in enumerate(self._lines):
+            if line is not None and line.alive:
+                line.put(_Reply(self, shout, node, 0), turn, within)
+            else:  # nobody who is asked in the same words as all others waits for a connection
+                self._dialling(node)
+                shout.fail(node, unavailable(self.members[node].name, "cannot be reached just now"))
 
     async def _meet(self, within: float) -> None:
         """Before the first question, so that nobody is asked for a vote who turns out to have none."""
@@ -154,7 +174,7 @@ class AsyncioCrew:
         if tasks:
             await asyncio.wait(tasks, timeout=within)
 
-    async def _decision(self, round: Round) -> None:
+    async def _decision(self, round: Round | Shout) -> None:
         assert self._loop is not None
         decision = self._loop.create_future()
 
@@ -185,7 +205,7 @@ class AsyncioCrew:
         member, task = self.members[node], self._task(what, node, make)
         assert self._loop is not None
         if task is None or member.absent:
-            round.go_on(node, None, unavailable(member.name, "cannot be reached just now"))
+            round.fail(node, unavailable(member.name, "cannot be reached just now"))
             return
         late = self._loop.call_later(round.node_timeout, self._too_late, round, node)
 
@@ -193,12 +213,12 @@ class AsyncioCrew:
             late.cancel()
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
-                round.go_on(node, None, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
+                round.fail(node, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
             elif node in round.pending:
                 if turn.request:
                     self._begin(round, node, turn)
                 else:
-                    round.go_on(node, None)
+                    round.answer(node, None)
 
         task.add_done_callback(go_on)
 
@@ -219,7 +239,7 @@ class AsyncioCrew:
     def _too_late(self, round: Round, node: int) -> None:
         if node in round.pending:
             self.members[node].failed()
-            round.go_on(node, None, unavailable(self.members[node].name, "cannot be connected to in time"))
+            round.fail(node, unavailable(self.members[node].name, "cannot be connected to in time"))
 
     def _made(self, what: str, node: int, task: asyncio.Task[None]) -> None:
         self._making.pop((what, node), None)

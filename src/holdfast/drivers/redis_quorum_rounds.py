@@ -1,7 +1,8 @@
 """One question to all servers of a quorum: who has answered, and whether that is enough.
 
 Decides: when a round is over, and how a verb that stopped goes on.
-Leaves to the drivers: what is written and read.
+Leaves to the drivers: what is written and read. They tell both kinds of rounds what came back by `answer` and `fail`,
+of what is waited for no longer by `hear`, and ask whether that is enough by `decided`.
 """
 
 from __future__ import annotations
@@ -10,37 +11,100 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast._time import boot_now
-from holdfast.drivers.redis_quorum import PENDING, Ask, Enough, Member, Turn, has_answered
+from holdfast.drivers.redis_quorum import PENDING, Asks, Enough, Turn, has_answered
+from holdfast.drivers.redis_quorum_members import Member
 from holdfast.errors import BackendUnavailable
 
 
+def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
+    """A majority has answered, and all who have not are known to be gone."""
+    answered = 0
+    for answer, member in zip(heard, members, strict=True):
+        if answer is PENDING and not member.absent:
+            return False
+        answered += has_answered(answer)
+    return 2 * answered > len(heard)
+
+
+class Shout:
+    """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
+
+    __slots__ = ("_every", "_members", "_needed", "_wanted", "_yes", "claim", "heard", "left", "since", "told")
+
+    replies = 0  # one, and not in a list
+
+    def __init__(self, wanted: object, members: Sequence[Member], claim: str, every: bool) -> None:
+        self.claim = claim
+        self.heard: list[Any] = [PENDING] * len(members)
+        self.left = len(members)  # whose answers are waited for; 0 when it is over
+        self.since = boot_now()
+        self.told: Callable[[], None] | None = None  # called with each answer
+        self._wanted = wanted
+        self._members = members
+        self._needed = len(members) // 2 + 1
+        self._every = every
+        self._yes = 0
+
+    def answer(self, node: int, reply: Any) -> None:
+        if not self.left or self.heard[node] is not PENDING:
+            return
+        self.heard[node] = reply
+        self.left -= 1
+        if reply == self._wanted:
+            self._yes += 1
+        if self.told is not None:
+            self.told()
+
+    fail = hear = answer
+
+    def decided(self) -> bool:
+        size, left = len(self.heard), self.left
+        if not left:
+            return True
+        if not self._every and (self._yes >= self._needed or size - left - self._yes > size - self._needed):
+            return True
+        return is_left_to_absent(self.heard, self._members)
+
+    def waits_for(self) -> list[int]:
+        return [node for node, answer in enumerate(self.heard) if answer is PENDING] if self.left else []
+
+    def drop(self) -> None:
+        self.left = 0
+
+
 class Round:
-    def __init__(
-        self, asks: Sequence[Ask | None], enough: Enough, members: Sequence[Member], node_timeout: float, claim: str
-    ) -> None:
+    """A verb for each node, which stops where its request is under way and goes on with the answer."""
+
+    def __init__(self, asks: Asks, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str) -> None:
         self.claim = claim
         self.node_timeout = node_timeout
         self.heard: list[Any] = [PENDING] * len(asks)
         self.pending = {node: ask for node, ask in enumerate(asks) if ask is not None}
         self.begin: Callable[[Round, int, Turn], None] = lambda round, node, turn: None
         self.told: Callable[[], None] | None = None  # called with each answer
-        self.started = boot_now()
+        self.since = boot_now()
         self._enough = enough
         self._members = members
         self._is_enough = False
-        self.needed = len(members) // 2 + 1
 
     def start(self) -> None:
         for node in list(self.pending):
-            self.go_on(node, None)
+            self.answer(node, None)
 
-    def go_on(self, node: int, answer: Any, error: BackendUnavailable | None = None) -> None:
+    def answer(self, node: int, reply: Any) -> None:
         """Let the verb of that node run until it stops again. Does nothing if it was dropped."""
         ask = self.pending.get(node)
-        if ask is None:
-            return
+        if ask is not None:
+            self._go_on(node, lambda: ask.send(reply))
+
+    def fail(self, node: int, error: BackendUnavailable) -> None:
+        ask = self.pending.get(node)
+        if ask is not None:
+            self._go_on(node, lambda: ask.throw(error))
+
+    def _go_on(self, node: int, step: Callable[[], Turn]) -> None:
         try:
-            turn = ask.send(answer) if error is None else ask.throw(error)
+            turn = step()
         except StopIteration as stop:
             self.hear(node, stop.value)
         except BackendUnavailable as failure:
@@ -63,10 +127,12 @@ class Round:
         """Enough is known, or all have answered but those that nobody waits for."""
         if self._is_enough or not self.pending:
             return True
-        for node in self.pending:
-            if not self._members[node].absent:
-                return False
-        return sum(1 for one in self.heard if has_answered(one)) >= self.needed
+        if any(not self._members[node].absent for node in self.pending):
+            return False
+        return 2 * sum(map(has_answered, self.heard)) > len(self._members)
+
+    def waits_for(self) -> list[int]:
+        return list(self.pending)
 
     def drop(self) -> None:
         """Nobody waits for the rest."""
@@ -75,40 +141,20 @@ class Round:
             ask.close()
 
 
-class Shout(Round):
-    """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
+class Owed:
+    """One request of a round whose answer, or several, is to come on one connection."""
 
-    def __init__(self, turn: Turn, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str) -> None:
-        super().__init__((), enough, members, node_timeout, claim)
-        self._turn = turn
-        self.heard = [PENDING] * len(members)
-        self.pending = dict.fromkeys(range(len(members)))  # type: ignore[assignment]
+    __slots__ = ("_round", "answers", "claim", "replies", "since")
 
-    def start(self) -> None:
-        for node in list(self.pending):
-            self.begin(self, node, self._turn)
+    def __init__(self, round: Round, replies: int) -> None:
+        self._round = round
+        self.claim = round.claim
+        self.replies = replies
+        self.answers: list[Any] = []
+        self.since = boot_now()
 
-    def go_on(self, node: int, answer: Any, error: BackendUnavailable | None = None) -> None:
-        if node in self.pending:
-            self.hear(node, answer if error is None else error)
+    def answer(self, node: int, reply: Any) -> None:
+        self._round.answer(node, reply)
 
-    def hear(self, node: int, answer: Any) -> None:
-        if node not in self.pending:
-            return
-        del self.pending[node]
-        self.heard[node] = answer
-        if not self._is_enough:
-            self._is_enough = self._enough(self.heard)
-        if self.told is not None:
-            self.told()
-
-    def drop(self) -> None:
-        self.pending = {}
-
-
-def round_of(
-    asks: Sequence[Ask | None] | Turn, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str
-) -> Round:
-    kind: Any = Shout if asks.__class__ is Turn else Round
-    made: Round = kind(asks, enough, members, node_timeout, claim)
-    return made
+    def fail(self, node: int, error: BackendUnavailable) -> None:
+        self._round.fail(node, error)

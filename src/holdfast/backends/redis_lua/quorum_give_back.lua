@@ -1,25 +1,29 @@
--- A vote of a minority is in nobody's way. As `abandon`, but the same claim may be granted anew, even before this arrives.
+-- A vote of a minority is in nobody's way. Whoever waits stays in line, but is not served before it asks again: else a
+-- server would be handed to and fro between it and nobody. This may arrive after the same claim was granted anew.
 -- KEYS  see library.lua
--- ARGV  1 claim   2 the highest fence that is meant   3 now, or nothing
+-- ARGV  1 claim   2 the highest fence that is meant   3 place in line   4 address, "" not to wait   5 now, or nothing
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
-local now = tonumber(ARGV[3]) or wall
+local now = tonumber(ARGV[5]) or wall
 local id = ARGV[1]
 
 local frees = true
 --@library
 
 look()
-local mine, waiter = holds[id], crowded and read_waiter(id)
-if waiter then
-  if kept[id] then take_room(waiter.mode, -1) end
-  drop_waiter(id)
-end
-local given_back = mine and not mine.ended and mine.fence <= tonumber(ARGV[2])
-if given_back then end_hold(id) end
-if waiter or given_back then
+local mine = holds[id]
+if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
+  end_hold(id)
   hand_over()
-  first_in_line()  -- it may have been the last
+  if ARGV[4] ~= '' then
+    redis.call('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
+    redis.call('ZADD', KEYS[2], ARGV[3], id)
+    redis.call('PEXPIRE', KEYS[2], LINGER_MS)
+    redis.call('PEXPIRE', KEYS[3], LINGER_MS)
+    crowded, nobody_in_line = true, false
+  elseif crowded then
+    first_in_line()  -- it may have been the last
+  end
 end
 save()
 return 0

@@ -1,0 +1,158 @@
+"""One connection to each server of a quorum, for one blocking thread at a time.
+
+Decides: how a request is written to all, and whom an answer belongs to.
+Leaves to `redis_quorum_rounds`: what answers mean. Leaves to `redis_quorum_blocking`: how long they are waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import hiredis
+
+from holdfast.drivers.redis import _Line
+from holdfast.drivers.redis_quorum import Turn
+from holdfast.drivers.redis_quorum_members import Member
+from holdfast.drivers.redis_quorum_rounds import Owed, Round, Shout
+from holdfast.drivers.redis_wire import unavailable
+from holdfast.errors import BackendUnavailable
+
+
+class Line(_Line):
+    """A connection on which several answers may be due, some of which nobody waits for any more."""
+
+    def __init__(self, node: int, member: Member, within: float) -> None:
+        super().__init__(member, None, within)
+        self.node = node
+        self.number = self.socket.fileno()
+        self.owed: deque[Owed | Shout] = deque()
+        self._member = member
+        self.socket.setblocking(False)
+
+    def put(self, owed: Owed | Shout, request: bytes) -> None:
+        """Raises OSError."""
+        self.owed.append(owed)
+        self._send(request)
+
+    def hear(self) -> bool:
+        """Let go on whoever waits for what has arrived; False if the connection has ended."""
+        try:
+            replies = self.read_all()
+        except (OSError, hiredis.HiredisError):
+            return False
+        self._member.failures = 0
+        for reply in replies:
+            owed = self.owed[0]
+            if owed.__class__ is Owed and owed.replies:
+                owed.answers.append(reply)
+                if len(owed.answers) < owed.replies:
+                    continue
+                reply = owed.answers
+            self.owed.popleft()
+            owed.answer(self.node, reply)
+        return True
+
+    def end(self, what: str, doubt: Callable[[int, str], None]) -> None:
+        """Its requests may still be carried out, and nobody will hear of it."""
+        owed, self.owed = self.owed, deque()
+        self.close()
+        for each in owed:
+            if each.claim:
+                doubt(self.node, each.claim)
+        for each in owed:
+            each.fail(self.node, unavailable(self._member.name, what))
+
+
+class Host(Protocol):
+    """What a fan needs of the crew that it belongs to."""
+
+    members: tuple[Member, ...]
+    doubt: Callable[[int, str], None]
+
+    def line_to(self, node: int, within: float) -> Line | None: ...
+    def subscribe(self, node: int, within: float) -> BackendUnavailable | None: ...
+
+
+class Fan:
+    def __init__(self, crew: Host) -> None:
+        self._crew = crew
+        self.lines: list[Line | None] = [None] * len(crew.members)
+        self._poll = select.poll()
+        self._by_number: dict[int, Line] = {}
+
+    def fill(self, within: float) -> None:
+        for node, line in enumerate(self.lines):
+            if line is None:
+                found = self._crew.line_to(node, within)
+                if found is not None:
+                    self.add(found)
+
+    def add(self, line: Line) -> None:
+        self.lines[line.node] = self._by_number[line.number] = line
+        self._poll.register(line.number, select.POLLIN)
+
+    def take_out(self, node: int) -> Line | None:
+        line, self.lines[node] = self.lines[node], None
+        if line is not None:
+            del self._by_number[line.number]
+            self._poll.unregister(line.number)
+        return line
+
+    def discard(self, node: int, what: str) -> None:
+        """Nothing is answered there any more."""
+        line = self.take_out(node)
+        if line is not None:
+            self._crew.members[node].failed()
+            line.end(what, self._crew.doubt)
+
+    def shout(self, shout: Shout, request: bytes) -> None:
+        for node, line in enumerate(self.lines):
+            self._put(node, line, shout, request)
+
+    def begin(self, round: Round, node: int, turn: Turn) -> None:
+        """A verb has stopped: send what it asks."""
+        if turn.request:
+            self._put(node, self.lines[node], Owed(round, turn.replies), turn.request)
+            return
+        error = self._crew.subscribe(node, round.node_timeout)
+        if error is None:
+            round.answer(node, None)
+        else:
+            round.fail(node, error)
+
+    def _put(self, node: int, line: Line | None, owed: Owed | Shout, request: bytes) -> None:
+        if line is None:
+            owed.fail(node, unavailable(self._crew.members[node].name, "cannot be reached just now"))
+            return
+        try:
+            line.put(owed, request)
+        except OSError as error:
+            self.discard(node, f"closed the connection: {error}")  # which tells the round too
+
+    def listen(self, seconds: float) -> None:
+        """Hear what arrives within that time."""
+        for number, _ in self._poll.poll(max(0, math.ceil(seconds * 1000))):
+            line = self._by_number.get(number)
+            if line is not None and not line.hear():
+                self.discard(line.node, "closed the connection")
+
+    def give_up_silent(self, now: float, patience: float) -> None:
+        for node, line in enumerate(self.lines):
+            if line is not None and line.owed and line.owed[0].since + patience <= now:
+                self.discard(node, "did not answer in time")
+
+    def close(self) -> None:
+        for node in range(len(self.lines)):
+            line = self.take_out(node)
+            if line is not None:
+                line.end("was let go of", self._crew.doubt)
+
+    def abandon(self) -> None:
+        """It is the parent's: close only our copies."""
+        for line in self.lines:
+            if line is not None:
+                line.socket.close()

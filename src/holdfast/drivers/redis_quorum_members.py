@@ -1,0 +1,193 @@
+"""One server of a quorum as one client sees it: where it is, and what is known of it.
+
+Decides: what is looked at when a server is connected to, and which ones are refused: replicas, and one server under two
+names. When one that is gone is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import redis
+
+from holdfast._model import Health
+from holdfast._time import boot_now
+from holdfast.drivers.redis_places import Address, Place, hang_up
+from holdfast.drivers.redis_wire import command, unavailable
+from holdfast.errors import BackendUnavailable
+
+FEWEST: Final = 3  # with two, either of them could stop everything
+SOONEST: Final = 0.1  # seconds after which a server that could not be reached is tried again, the first time
+LATEST: Final = 3.0  # and at most
+_QUESTIONS: Final = ("server", "replication", "persistence")
+_ANSWERS: Final = len(_QUESTIONS) + 1
+
+
+class Member(Place):
+    """One server of the quorum: where it is, and what is known of it."""
+
+    def __init__(self, place: Place, members: list[Member], preload: Sequence[bytes]) -> None:
+        vars(self).update(vars(place))
+        self._members = members  # all of the quorum
+        self._preload = preload  # said with every connection
+        self.run_id = ""
+        self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
+        self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
+        self.failures = 0  # in a row, to connect or to answer in time
+        self.try_at = 0.0  # on the boot clock: not connected to before, unless nobody waits for it
+        self._born_at = 0.0  # on the boot clock, or earlier: since when it remembers everything
+
+    @property
+    def absent(self) -> bool:
+        """It failed to answer lately, so nobody waits for it."""
+        return self.failures > 0
+
+    def failed(self) -> None:
+        self.failures += 1
+        self.try_at = boot_now() + min(LATEST, SOONEST * 2.0 ** min(self.failures - 1, 10))
+
+    def answered(self) -> None:
+        self.failures = 0
+
+    def age(self) -> float:
+        return boot_now() - self._born_at
+
+    def dial(self, address: Address | None, within: float) -> Any:
+        connection = super().dial(address, within)
+        try:
+            connection.send_packed_command([_questions(), *self._preload])
+            self._greet([_reply(connection) for _ in range(_ANSWERS + len(self._preload))])
+        except (redis.RedisError, OSError) as error:
+            connection.disconnect()
+            raise self.unreachable(address, error) from error
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    async def dial_async(self, address: Address | None, within: float) -> Any:
+        connection = await super().dial_async(address, within)
+        try:
+            await connection.send_packed_command([_questions(), *self._preload])
+            self._greet([await _reply_async(connection) for _ in range(_ANSWERS + len(self._preload))])
+        except (redis.RedisError, OSError) as error:
+            hang_up(connection)
+            raise self.unreachable(address, error) from error
+        except BaseException:
+            hang_up(connection)
+            raise
+        return connection
+
+    def check_up(self, within: float) -> Health:
+        try:
+            connection = self.dial(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        try:
+            started = boot_now()
+            connection.send_packed_command([command("PING")])
+            connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            connection.disconnect()
+
+    async def check_up_async(self, within: float) -> Health:
+        try:
+            async with asyncio.timeout(within):
+                connection = await self.dial_async(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        except TimeoutError as error:
+            return self._health(self.unreachable(None, error))
+        try:
+            async with asyncio.timeout(within):
+                started = boot_now()
+                await connection.send_packed_command([command("PING")])
+                await connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            hang_up(connection)
+
+    def _health(self, error: BackendUnavailable | None = None, latency: float | None = None) -> Health:
+        facts = self.facts if error is None or error is self.wrong else {}
+        return Health(
+            self.name,
+            reachable=error is None or error is self.wrong,
+            latency=latency,
+            version=facts.get("valkey_version") or facts.get("redis_version", ""),
+            role={"master": "primary", "slave": "replica"}.get(facts.get("role", ""), ""),
+            error="" if error is None else str(error),
+        )
+
+    def _greet(self, answers: Sequence[Any]) -> None:
+        """Raises BackendUnavailable if it cannot be one of a quorum."""
+        *told, fsync = answers[:_ANSWERS]
+        facts: dict[str, str] = {}
+        for answer in told:
+            if isinstance(answer, bytes):  # to some users it is not told
+                facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        self.facts = facts
+        self.run_id = facts.get("run_id", "")
+        keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
+        # It counts how often the second has changed since it started, which may be one more than have passed.
+        age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
+        self._born_at = 0.0 if keeps_all or not facts else boot_now() - age
+        self.wrong = None
+        if facts.get("role") == "slave":
+            self.wrong = unavailable(
+                self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False
+            )
+        for other in self._members:
+            if other is not self and self.run_id and other.run_id == self.run_id:
+                self.wrong = unavailable(
+                    self.name, f"is the same server as {other.name}: its vote would count twice", transient=False
+                )
+        if self.wrong is not None:
+            raise self.wrong
+
+
+def _questions() -> bytes:
+    return b"".join(command("INFO", section) for section in _QUESTIONS) + command("CONFIG", "GET", "appendfsync")
+
+
+def _reply(connection: Any) -> Any:
+    with suppress(redis.ResponseError):  # not everybody may ask for everything
+        return connection.read_response()
+
+
+async def _reply_async(connection: Any) -> Any:
+    with suppress(redis.ResponseError):
+        return await connection.read_response()
+
+
+def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[Member]:
+    """Each is told the requests `preload` with every connection.
+
+    Raises ValueError for too few of them, and for one that is named twice.
+    """
+    if len(places) < FEWEST:
+        raise ValueError(f"a quorum is of {FEWEST} lock servers at least, and not {len(places)}")
+    names = [place.name for place in places]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is named twice: its vote would count twice")
+    for place in places:
+        if type(place) is not Place:
+            raise ValueError(f"a quorum is of single servers, and {place.name} is more than one")
+    members: list[Member] = []
+    members.extend(Member(place, members, preload) for place in places)
+    return members
+
+
+def refuse_wrong(members: Sequence[Member]) -> None:
+    """Raises BackendUnavailable if one of them cannot be one of a quorum."""
+    for member in members:
+        if member.wrong is not None:
+            raise member.wrong
