@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import select
+import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import hiredis
 
@@ -18,8 +19,10 @@ from holdfast.drivers.redis import _Line
 from holdfast.drivers.redis_quorum import Turn
 from holdfast.drivers.redis_quorum_members import Member
 from holdfast.drivers.redis_quorum_rounds import Owed, Round, Shout
-from holdfast.drivers.redis_wire import unavailable
+from holdfast.drivers.redis_wire import NOTHING, unavailable
 from holdfast.errors import BackendUnavailable
+
+_RECEIVE: Final = 4096  # bytes: answers are short, and room for long ones costs time
 
 
 class Line(_Line):
@@ -41,19 +44,26 @@ class Line(_Line):
     def hear(self) -> bool:
         """Let go on whoever waits for what has arrived; False if the connection has ended."""
         try:
-            replies = self.read_all()
+            data = self._receive(_RECEIVE)
+            while data and isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+                data += self._receive(_RECEIVE)  # which no poll would tell of
+            if not data:
+                return False
+            self._feed(data)
+            while self.owed and (reply := self._gets()) is not NOTHING:
+                owed = self.owed[0]
+                if owed.replies:
+                    owed.answers.append(reply)
+                    if len(owed.answers) < owed.replies:
+                        continue
+                    reply = owed.answers
+                self.owed.popleft()
+                owed.answer(self.node, reply)
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return True
         except (OSError, hiredis.HiredisError):
             return False
         self._member.failures = 0
-        for reply in replies:
-            owed = self.owed[0]
-            if owed.__class__ is Owed and owed.replies:
-                owed.answers.append(reply)
-                if len(owed.answers) < owed.replies:
-                    continue
-                reply = owed.answers
-            self.owed.popleft()
-            owed.answer(self.node, reply)
         return True
 
     def end(self, what: str, doubt: Callable[[int, str], None]) -> None:
@@ -111,7 +121,14 @@ class Fan:
 
     def shout(self, shout: Shout, request: bytes) -> None:
         for node, line in enumerate(self.lines):
-            self._put(node, line, shout, request)
+            if line is None:
+                self._put(node, line, shout, request)
+                continue
+            try:
+                line.owed.append(shout)
+                line._send(request)
+            except OSError as error:
+                self.discard(node, f"closed the connection: {error}")
 
     def begin(self, round: Round, node: int, turn: Turn) -> None:
         """A verb has stopped: send what it asks."""
@@ -135,7 +152,7 @@ class Fan:
 
     def listen(self, seconds: float) -> None:
         """Hear what arrives within that time."""
-        for number, _ in self._poll.poll(max(0, math.ceil(seconds * 1000))):
+        for number, _ in self._poll.poll(math.ceil(seconds * 1000)):
             line = self._by_number.get(number)
             if line is not None and not line.hear():
                 self.discard(line.node, "closed the connection")

@@ -18,20 +18,19 @@ from holdfast.errors import BackendUnavailable
 
 def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
     """A majority has answered, and all who have not are known to be gone."""
-    answered = 0
     for answer, member in zip(heard, members, strict=True):
-        if answer is PENDING and not member.absent:
+        if answer is PENDING and not member.failures:
             return False
-        answered += has_answered(answer)
-    return 2 * answered > len(heard)
+    return 2 * sum(map(has_answered, heard)) > len(heard)
 
 
 class Shout:
     """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
 
-    __slots__ = ("_every", "_members", "_needed", "_wanted", "_yes", "claim", "heard", "left", "since", "told")
+    __slots__ = ("_every", "_members", "_needed", "_spare", "_wanted", "claim", "heard", "left", "since", "told")
 
     replies = 0  # one, and not in a list
+    answers: list[Any] = []  # noqa: RUF012 (so nothing is collected)
 
     def __init__(self, wanted: object, members: Sequence[Member], claim: str, every: bool) -> None:
         self.claim = claim
@@ -41,9 +40,9 @@ class Shout:
         self.told: Callable[[], None] | None = None  # called with each answer
         self._wanted = wanted
         self._members = members
-        self._needed = len(members) // 2 + 1
+        self._needed = len(members) // 2 + 1  # answers that are wanted, and not there yet
+        self._spare = len(members) - self._needed  # others that there may be
         self._every = every
-        self._yes = 0
 
     def answer(self, node: int, reply: Any) -> None:
         if not self.left or self.heard[node] is not PENDING:
@@ -51,17 +50,16 @@ class Shout:
         self.heard[node] = reply
         self.left -= 1
         if reply == self._wanted:
-            self._yes += 1
+            self._needed -= 1
+        else:
+            self._spare -= 1
         if self.told is not None:
             self.told()
 
     fail = hear = answer
 
     def decided(self) -> bool:
-        size, left = len(self.heard), self.left
-        if not left:
-            return True
-        if not self._every and (self._yes >= self._needed or size - left - self._yes > size - self._needed):
+        if not self.left or (not self._every and (self._needed <= 0 or self._spare < 0)):
             return True
         return is_left_to_absent(self.heard, self._members)
 
