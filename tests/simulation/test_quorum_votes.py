@@ -95,7 +95,9 @@ class Silent:
     async def ask(self, asks: Sequence[Ask | None], enough: Any, **how: Any) -> list[Any]:
         heard: list[Any] = [PENDING] * len(asks)
         for number, ask in enumerate(asks):
-            if ask is not None:
+            if ask is not None and enough(heard):
+                ask.close()
+            elif ask is not None:
                 try:
                     heard[number] = drive(ask)
                 except BackendUnavailable as error:
@@ -200,6 +202,14 @@ def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_t
     stage.down(1)
     fences.append(granted(other, "c"))
     assert fences == sorted(set(fences)), "fences grow, whatever the clocks show"
+
+
+def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    drive(stage.servers[0].vote(claim("z"), fence=200, place=1, enqueue=False, within=WITHIN))
+    drive(stage.servers[0].abandon(claim("z"), within=WITHIN))
+    assert granted(client, "a") == 100, "not 201, which one of three answered"
 
 
 def test_a_grant_whose_fence_cannot_be_written_back_does_not_count() -> None:

@@ -139,7 +139,8 @@ class Votes:
         def enough(heard: Sequence[Any]) -> bool:
             if sum([one.__class__ is Grant for one in heard]) < self._majority:
                 return False
-            return len(self._tally(heard, claim).counted) >= self._majority
+            votes = self._tally(heard, claim)  # if they disagree, one that is still to come may make a majority agree
+            return len(votes.counted) >= self._majority and agreed_fence(votes, self._majority, past.void)[1]
 
         asks = [
             node.vote(claim, fence=proposal, place=past.place, enqueue=enqueue, within=within) for node in self._nodes
