@@ -1,17 +1,22 @@
-"""A quorum of three and of five servers, nobody in the way: what does acquire + release cost, and a dead minority?
+"""A quorum of three and of five servers: what does acquire + release cost, a dead minority, and a crowd?
 
-Client and servers share one core, so a cycle is the work of all and nothing else. The floor is the same two rounds on
-bare sockets: a request is written to all, and then all answers are read. Peers use clients that are connected already.
+Alone, client and servers share one core, so a cycle is the work of all and nothing else. There are two floors of two
+rounds on bare sockets, where a request is written to all, and then all answers are read. The one that a bound is stated
+against sends what a lock without fence, queue and holder needs: SET NX, and a script that deletes. The other sends our
+own scripts and parses what comes back, so that the rest is the client. Peers use clients that are connected already.
 """
 
 from __future__ import annotations
 
 import hashlib
 import socket
+import time
 from contextlib import ExitStack
 from statistics import median
+from threading import Thread
 from typing import Any
 
+import hiredis
 from tests.servers.server import HOST, Server
 
 import holdfast
@@ -20,6 +25,8 @@ from bench.peers import need
 from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
 from bench.redis_peers import LEASE, Cycle, _taken, held, left_out
 from bench.redis_server import one_core
+from holdfast.backends.redis_requests import script, source
+from holdfast.drivers.redis_wire import call, command
 
 
 def run(setting: Setting) -> list[Finding]:
@@ -40,6 +47,7 @@ def _measure(size: int, setting: Setting) -> list[Finding]:
         contenders: dict[str, Cycle] = {
             "holdfast": held(whole.lock("bench")),
             "floor": _fan_out(ports),
+            "same words": _same_words(ports),
             "minority dead": held(maimed.lock("bench:maimed")),
             **peers,
         }
@@ -51,6 +59,7 @@ def _measure(size: int, setting: Setting) -> list[Finding]:
     title = f"{size} servers"
     return [
         ratio(f"{title}: acquire+release / bare fan-out", samples, "holdfast", "floor", at_most=1.6),
+        ratio(f"{title}: acquire+release / bare fan-out of the same scripts", samples, "holdfast", "same words"),
         *[
             ratio(f"{title}: {peer} / acquire+release", samples, peer, "holdfast", at_least=_BOUNDS[peer])
             for peer in peers
@@ -58,6 +67,35 @@ def _measure(size: int, setting: Setting) -> list[Finding]:
         ratio(f"{title}: with a dead minority / without", samples, "minority dead", "holdfast"),
         Finding(f"{title}: acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
         Finding(f"{title}: the bare fan-out", median(samples["floor"]) * 1e6, "µs"),
+        Finding(f"{title}: the bare fan-out of the same scripts", median(samples["same words"]) * 1e6, "µs"),
+        *_crowd(title, size, setting),
+    ]
+
+
+def _crowd(title: str, size: int, setting: Setting) -> list[Finding]:
+    """32 threads of four clients that want one name all the time."""
+    each = setting.scaled(20, 6)
+    with ExitStack() as stack:
+        ports = [stack.enter_context(Server()).port for _ in range(size)]
+        clients = [stack.enter_context(holdfast.connect(_url(ports))) for _ in range(4)]
+        waits: list[float] = []
+
+        def work(locks: holdfast.Locks) -> None:
+            for _ in range(each):
+                asked = time.monotonic()
+                with locks.lock("crowd", ttl=LEASE):
+                    waits.append(time.monotonic() - asked)
+
+        threads = [Thread(target=work, args=(clients[number % 4],)) for number in range(32)]
+        started = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.monotonic() - started
+    return [
+        Finding(f"{title}: 32 contenders", len(waits) / took, "hand-overs/s"),
+        Finding(f"{title}: 32 contenders, the longest wait", max(waits), "s"),
     ]
 
 
@@ -94,6 +132,31 @@ def _fan_out(ports: list[int]) -> Cycle:
                 line.sendall(request)
             for line in lines:
                 if len(line.recv(4096)) != size:
+                    raise RuntimeError("the floor's lock was not free, or no longer its own")
+
+    return cycle
+
+
+def _same_words(ports: list[int]) -> Cycle:
+    lines = [(_connected(port), hiredis.Reader()) for port in ports]
+    for line, _ in lines:
+        for name in ("quorum_vote", "release_quick"):
+            line.sendall(command("SCRIPT", "LOAD", source(name)))
+            line.recv(4096)
+    key, record, lives = "holdfast:{bench:same}:held", " 30000000 x 0 bench ", 30_000
+    give_back = call(script("release_quick"), [key], [_OURS])
+    fence = time.time_ns() // 1000
+
+    def cycle() -> None:
+        nonlocal fence
+        fence += 1
+        take = call(script("quorum_vote"), [key], [_OURS, record, lives, fence])
+        for request, wanted in ((take, b"%d" % fence), (give_back, 1)):
+            for line, _ in lines:
+                line.sendall(request)
+            for line, reader in lines:
+                reader.feed(line.recv(4096))
+                if reader.gets() != wanted:
                     raise RuntimeError("the floor's lock was not free, or no longer its own")
 
     return cycle

@@ -59,8 +59,10 @@ class RedisNode(RedisBackend):
         return key in self._crowded
 
     def is_plain(self, claim: Claim) -> bool:
-        """Whether nothing is known that the quick scripts could not deal with."""
-        return claim.terms.key not in self._crowded and claim.id not in self._doubtful and self._driver._direct
+        """Whether nothing is known that the quick scripts could not deal with. One that is gone is in nobody's way."""
+        if claim.terms.key in self._crowded or claim.id in self._doubtful:
+            return False
+        return self._driver._direct or self._member.absent
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """What every server can be asked in the same words: it votes if the name is free. Answers a fence or None."""
