@@ -6,7 +6,7 @@ Leaves to `redis`: everything else that one server is asked. Leaves to `quorum`:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from holdfast.backends.redis_requests import Prepared, script, source
 from holdfast.drivers.redis_places import Place
 from holdfast.drivers.redis_quorum import open_crew
 from holdfast.drivers.redis_quorum_members import Member, members_of
-from holdfast.drivers.redis_routes import RedisDriver
+from holdfast.drivers.redis_routes import RedisDriver, Wires
 from holdfast.drivers.redis_wire import ReplyError, command, words
 from holdfast.errors import BackendUnavailable
 
@@ -34,6 +34,12 @@ def _quick_vote(terms: Terms) -> Prepared:
     quick, mine = requests.quick_acquire(terms), script("quorum_vote")
     before = quick.before.replace(quick.script.digest, mine.digest)
     return quick._replace(script=mine, before=before, size=quick.size + 1)
+
+
+class NodeDriver(RedisDriver):
+    def __init__(self, member: Member, wires: Wires, now: Callable[[], float] | None) -> None:
+        super().__init__(member, wires, now)
+        self._greeted = self._direct = True  # a member is looked at with every connection
 
 
 class RedisNode(RedisBackend):
@@ -59,10 +65,8 @@ class RedisNode(RedisBackend):
         return key in self._crowded
 
     def is_plain(self, claim: Claim) -> bool:
-        """Whether nothing is known that the quick scripts could not deal with. One that is gone is in nobody's way."""
-        if claim.terms.key in self._crowded or claim.id in self._doubtful:
-            return False
-        return self._driver._direct or self._member.absent
+        """Whether nothing is known that the quick scripts could not deal with."""
+        return claim.terms.key not in self._crowded and claim.id not in self._doubtful
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """What every server can be asked in the same words: it votes if the name is free. Answers a fence or None."""
@@ -136,6 +140,6 @@ def open_quorum(
     members = members_of(places, [command("SCRIPT", "LOAD", source(name)) for name in _AT_ONCE])
     crew = open_crew(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
-    drivers = [RedisDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
+    drivers = [NodeDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
     nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
     return QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)

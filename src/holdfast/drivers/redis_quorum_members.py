@@ -7,6 +7,7 @@ names. When one that is gone is tried again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -16,13 +17,16 @@ import redis
 from holdfast._model import Health
 from holdfast._time import boot_now
 from holdfast.drivers.redis_places import Address, Place, hang_up
+from holdfast.drivers.redis_routes import EVICTS
 from holdfast.drivers.redis_wire import command, unavailable
 from holdfast.errors import BackendUnavailable
+
+_logger = logging.getLogger("holdfast")
 
 FEWEST: Final = 3  # with two, either of them could stop everything
 SOONEST: Final = 0.1  # seconds after which a server that could not be reached is tried again, the first time
 LATEST: Final = 3.0  # and at most
-_QUESTIONS: Final = ("server", "replication", "persistence")
+_QUESTIONS: Final = ("server", "replication", "persistence", "memory")
 _ANSWERS: Final = len(_QUESTIONS) + 1
 
 
@@ -133,6 +137,8 @@ class Member(Place):
         for answer in told:
             if isinstance(answer, bytes):  # to some users it is not told
                 facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
+            _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
         self.facts = facts
         self.run_id = facts.get("run_id", "")
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
