@@ -13,7 +13,7 @@ import redis
 import holdfast
 from holdfast import BackendUnavailable, Diagnosis, Unsupported
 from holdfast._connect import open_backend
-from holdfast._model import Claim, LockInfo, Terms
+from holdfast._model import Claim, Grant, LockInfo, Terms
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
@@ -332,6 +332,23 @@ def _backend(locks: AwaitedLocks):  # type: ignore[no-untyped-def]
 
 
 class TestWaiting(OnAQuorum):
+    async def test_waiters_stand_where_they_say_and_who_gives_back_keeps_its_place(self, stage: Stage) -> None:
+        quorum = _backend(await self.ready(stage))
+
+        async def ask(who: str, verb: str, **options: Any) -> Any:
+            claim = Claim(who * 32, Terms("x", "x", who, 60.0))
+            asks = [getattr(quorum._nodes[0], verb)(claim, within=5.0, enqueue=True, **options), None, None]
+            return (await quorum._crew.ask(asks, lambda heard: heard[0] is not PENDING, within=5.0))[0]
+
+        held = await ask("a", "vote", fence=100, place=5)
+        assert (await ask("b", "vote", fence=100, place=50)).position == 0
+        assert (await ask("c", "vote", fence=100, place=10)).position == 0, "it came later, but its place is before"
+        assert (await ask("b", "vote", fence=100, place=50)).position == 1
+        await ask("a", "give_back", up_to=held.fence, place=5)
+        assert isinstance(await ask("c", "vote", fence=100, place=10), Grant), "the others come first, this once"
+        assert (await ask("b", "vote", fence=100, place=50)).position == 1, "it is still in line, without having asked"
+        assert (await ask("a", "vote", fence=100, place=5)).position == 0
+
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(self, stage: Stage) -> None:
         locks, each = stage.locks(), []
         for waiters in (2, 16):
