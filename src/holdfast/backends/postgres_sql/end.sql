@@ -112,20 +112,28 @@ CREATE OR REPLACE FUNCTION @.holdfast_renew(
 ) RETURNS json
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
+    v_answers boolean[] := array_fill(false, ARRAY[cardinality(p_names)]);
     v_kept bigint[];
+    i bigint;
 BEGIN
-    WITH kept AS (
+    WITH asked AS MATERIALIZED (
+        SELECT ns, name, claim, fence, max(ttl) AS ttl, array_agg(number) AS numbers
+            FROM unnest(p_ns, p_names, p_claims, p_fences, p_ttls) WITH ORDINALITY
+                AS each (ns, name, claim, fence, ttl, number)
+            GROUP BY ns, name, claim, fence
+    ), kept AS (
         UPDATE @.distributed_locks AS held SET
                 expires_at = greatest(held.expires_at,
                     coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second')
-            FROM unnest(p_ns, p_names, p_claims, p_fences, p_ttls) WITH ORDINALITY
-                AS asked (ns, name, claim, fence, ttl, number)
+            FROM asked
             WHERE held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
               AND held.fence = asked.fence AND NOT held.ended
               AND held.expires_at > coalesce(to_timestamp(p_now), clock_timestamp())
-            RETURNING asked.number
+            RETURNING asked.numbers
     )
-    SELECT array_agg(number) INTO v_kept FROM kept;
-    RETURN (SELECT json_agg(number = ANY (coalesce(v_kept, '{}')) ORDER BY number)
-            FROM generate_series(1, cardinality(p_names)) AS number);
+    SELECT array_agg(number) INTO v_kept FROM kept, unnest(numbers) AS number;
+    FOREACH i IN ARRAY coalesce(v_kept, '{}') LOOP
+        v_answers[i] := true;
+    END LOOP;
+    RETURN array_to_json(v_answers);
 END $$;

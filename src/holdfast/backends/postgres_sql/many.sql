@@ -13,7 +13,9 @@ DECLARE
     v_released json[] := array_fill(NULL::json, ARRAY[cardinality(r_names)]);
     v_acquired json[] := array_fill(NULL::json, ARRAY[cardinality(a_names)]);
     v_done bigint[];
+    v_claims text[];
     v_answers json[];
+    v_next integer := 1;
     v_ours boolean[];
     v_last bigint;
     i integer;
@@ -47,27 +49,24 @@ BEGIN
         SELECT array_agg(pg_try_advisory_xact_lock(HOLDFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
             FROM unnest(a_ns, a_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-        WITH asked AS MATERIALIZED (
-            SELECT * FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours)
-                WITH ORDINALITY AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, number)
-        ), granted AS (
+        WITH granted AS (
             INSERT INTO @.distributed_locks
                 (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
                 SELECT ns, name, holder, v_now + ttl * interval '1 second', metadata, claim, mode, max_holders,
                        nextval('@.holdfast_fence')
-                FROM asked
+                FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours)
+                    AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours)
                 WHERE ours AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
                                            WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
                 ON CONFLICT DO NOTHING RETURNING claim, fence, acquired_at
         )
-        SELECT array_agg(number), array_agg(@.holdfast_granted(granted.fence, granted.acquired_at)), max(granted.fence)
-            INTO v_done, v_answers, v_last
-            FROM asked JOIN granted USING (claim);
-        FOR i IN 1 .. coalesce(cardinality(v_done), 0) LOOP
-            v_acquired[v_done[i]] := v_answers[i];
-        END LOOP;
+        SELECT array_agg(claim), array_agg(@.holdfast_granted(fence, acquired_at)), max(fence)
+            INTO v_claims, v_answers, v_last FROM granted;
         FOR i IN 1 .. cardinality(a_names) LOOP
-            IF v_acquired[i] IS NULL AND v_ours[i] THEN
+            IF v_claims[v_next] = a_claims[i] THEN  -- they come in the order in which they were asked for
+                v_acquired[i] := v_answers[v_next];
+                v_next := v_next + 1;
+            ELSIF v_ours[i] THEN  -- one that did not is granted all the same, since it holds already
                 v_acquired[i] := @.holdfast_ask(
                     a_ns[i], a_names[i], a_claims[i], a_holders[i], a_ttls[i], a_modes[i], a_limits[i], a_metadata[i],
                     a_addresses[i], v_now);
