@@ -167,9 +167,7 @@ def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], No
     return text, lambda: run_script(place, text)
 
 
-def _of_client(
-    client: object, world: World, clock: Clock | None, replicas: int, schema: str | None
-) -> Backend | None:
+def _of_client(client: object, world: World, clock: Clock | None, replicas: int, schema: str | None) -> Backend | None:
     """The backend that a ready client's settings lead to, or None if we know no such client."""
     modules = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     if modules & {"psycopg", "psycopg_pool", "django"} or isinstance(client, Mapping):

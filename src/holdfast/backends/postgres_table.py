@@ -19,7 +19,7 @@ from holdfast.backends.postgres_table_requests import PATIENCE, Catalogue, colum
 from holdfast.drivers.postgres import PostgresDriver
 from holdfast.drivers.postgres_jobs import array
 from holdfast.drivers.postgres_wire import NameInUse
-from holdfast.errors import LimitMismatch
+from holdfast.errors import BackendUnavailable, LimitMismatch
 
 CROWDED: Final = 4096  # names that are remembered to be in demand
 DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
@@ -43,6 +43,15 @@ class PostgresTableBackend:
 
     async def _ask(self, name: str, *params: str | None, within: float) -> Any:
         return await self._driver.ask(self._catalogue.job(name, *params), within)
+
+    async def _question(self, name: str, *params: str | None) -> Any:
+        """One that changes nothing, so it can be asked again if a connection has ended since it was last used."""
+        try:
+            return await self._ask(name, *params, within=QUICK)
+        except BackendUnavailable as error:
+            if not error.transient:
+                raise
+            return await self._ask(name, *params, within=QUICK)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         driver, terms = self._driver, claim.terms
@@ -135,11 +144,11 @@ class PostgresTableBackend:
 
     async def inspect(self, key: str) -> LockInfo:
         namespace, name = split(key)
-        return requests.info(namespace, await self._ask("inspect", namespace, name, self._now(), within=QUICK))
+        return requests.info(namespace, await self._question("inspect", namespace, name, self._now()))
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         namespace, name = split(prefix)
-        found = await self._ask("list", namespace, name, self._now(), within=QUICK)
+        found = await self._question("list", namespace, name, self._now())
         return [requests.info(namespace, one) for one in found]
 
     async def break_(self, key: str) -> LockInfo:
@@ -160,7 +169,7 @@ class PostgresTableBackend:
         await self._ask("unthrottle", key, str(rate.interval * cost), str(until), within=within)
 
     async def read(self, key: str) -> Stored:
-        found = await self._ask("read", key, within=QUICK)
+        found = await self._question("read", key)
         return NOTHING if found is None else Stored(*found)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

@@ -80,7 +80,7 @@ def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, 
 
 def keepable(metadata: str | None) -> str | None:
     """JSON that a jsonb column gives back as it was."""
-    if metadata is None or not _UNKEEPABLE.search(metadata):
+    if metadata is None or (_WRAPPED not in metadata and not _UNKEEPABLE.search(metadata)):
         return metadata
     return json.dumps({_WRAPPED: metadata})
 

@@ -57,7 +57,7 @@ _AFTER: Final = "INSERT INTO @.holdfast_schema (version) VALUES {versions} ON CO
 
 def valid_schema(name: str) -> str:
     """The name itself. Raises ValueError for one that could not stand in a script without care."""
-    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
+    if not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
         raise ValueError(f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {name!r}")
     return name
 

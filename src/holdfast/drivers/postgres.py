@@ -47,8 +47,6 @@ from holdfast.drivers.postgres_wire import (
 from holdfast.drivers.wakes import BlockingWakes, Wakes
 from holdfast.errors import BackendUnavailable
 
-_STALE = 1.0  # seconds without use after which a connection is looked at before it is trusted
-
 
 class PostgresDriver(Protocol):
     """What the backend asks of either world's driver."""
@@ -98,19 +96,16 @@ def run(steps: Waiting, until: float, readable: select.poll | None = None) -> An
 class _Line:
     def __init__(self, speaker: Speaker) -> None:
         self.speaker = speaker
-        self.used_at = boot_now()
         self._poll = select.poll()
         self._poll.register(speaker.pg.socket, select.POLLIN)
 
     def run(self, steps: Waiting, until: float) -> Any:
-        answer = run(steps, until, self._poll)
-        self.used_at = boot_now()
-        return answer
+        return run(steps, until, self._poll)
 
     @property
     def stale(self) -> bool:
         """Nothing is to be heard on a connection that nobody uses, unless it has ended."""
-        return boot_now() - self.used_at > _STALE and bool(self._poll.poll(0))
+        return bool(self._poll.poll(0))
 
 
 class _WakeLine:
@@ -361,16 +356,19 @@ class BlockingPostgres:
     # Wake-ups
 
     async def expect(self, claim: Claim, within: float) -> str:
-        if not self._wakes.address and not self.deaf:
+        if self._cannot_be_woken():
             until = boot_now() + within
             if not self._opening.acquire(timeout=within):
                 raise unavailable(self.place.name, "cannot be connected to in time")
             try:
-                if not self._wakes.address and not self.deaf:
+                if self._cannot_be_woken():
                     self._listen(until)
             finally:
                 self._opening.release()
         return self._wakes.expect(claim)
+
+    def _cannot_be_woken(self) -> bool:
+        return not self._wakes.address and not self.deaf
 
     def _listen(self, until: float) -> None:
         if self._closed:

@@ -145,11 +145,9 @@ def _of_mapping(given: Mapping[str, Any]) -> Place:
 def _place(params: Mapping[str, Any], schema: str | None, commit: str | None) -> Place:
     if commit is not None and commit not in _COMMITS:
         raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {commit!r}")
-    kept = {
-        name: str(value) for name, value in params.items() if value not in (None, "") and name not in _OF_PSYCOPG
-    }
+    kept = {name: str(value) for name, value in params.items() if value not in (None, "") and name not in _OF_PSYCOPG}
     try:
         make_conninfo("", **kept)
     except psycopg.Error as error:
         raise ValueError(f"PostgreSQL does not understand these parameters: {sorted(kept)}") from error
-    return Place(kept, schema or PUBLIC, commit)
+    return Place(kept, PUBLIC if schema is None else schema, commit)
