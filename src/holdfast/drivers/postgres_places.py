@@ -146,6 +146,9 @@ def _place(params: Mapping[str, Any], schema: str | None, commit: str | None) ->
     if commit is not None and commit not in _COMMITS:
         raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {commit!r}")
     kept = {name: str(value) for name, value in params.items() if value not in (None, "") and name not in _OF_PSYCOPG}
+    ports = [port for port in kept.get("port", "").split(",") if port]
+    if not all(port.isdecimal() and 0 < int(port) < 65536 for port in ports):
+        raise ValueError("a port is a number from 1 to 65535; is something in its password not percent-encoded?")
     try:
         make_conninfo("", **kept)
     except psycopg.Error as error:
