@@ -109,11 +109,11 @@ class PostgresTableBackend:
         keys = [split(renewal.claim.terms.key) for renewal in batch]
         kept: builtins.list[bool] = await self._ask(
             "renew",
-            array(namespace for namespace, _ in keys),
-            array(name for _, name in keys),
-            array(renewal.claim.id for renewal in batch),
-            array(str(renewal.fence) for renewal in batch),
-            array(repr(renewal.ttl) for renewal in batch),
+            array([namespace for namespace, _ in keys]),
+            array([name for _, name in keys]),
+            array([renewal.claim.id for renewal in batch]),
+            array([str(renewal.fence) for renewal in batch]),
+            array([repr(renewal.ttl) for renewal in batch]),
             self._now(),
             within=within,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any, Final
 
 from holdfast._model import PATROL, Busy, Change, Grant, HolderInfo, LockInfo, Sight, Terms, patrol
@@ -72,10 +73,16 @@ def join(namespace: str, name: str) -> str:
 
 
 def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, ...]:
+    before, after = _around(terms)
+    return (*before, id, *after, address)
+
+
+@lru_cache(maxsize=1024)
+def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
+    """What comes before and after the claim: the same for every claim on the same terms, so it is written once."""
     key, _, holder, ttl, mode, limit, metadata = terms
-    namespace, name = split(key)
     number = None if limit is None else str(limit)
-    return (namespace, name, id, holder, repr(ttl), mode, number, keepable(metadata), address)
+    return split(key), (holder, repr(ttl), mode, number, keepable(metadata))
 
 
 def keepable(metadata: str | None) -> str | None:

@@ -291,10 +291,12 @@ class BlockingPostgres:
     def _lead(self, ticket: _Ticket) -> None:
         tickets = [ticket, *self._taken_along(ticket)]
         jobs = [one.job for one in tickets]
-        answers: list[Any] = [unavailable(self.place.name, "was asked by a thread that was interrupted")] * len(jobs)
+        answers: list[Any] | None = None
         try:
             answers = self._converse(ticket, jobs)
         finally:
+            if answers is None:
+                answers = [unavailable(self.place.name, "was asked by a thread that was interrupted")] * len(jobs)
             for one, answer in zip(tickets, answers, strict=True):
                 one.answer = [answer]
                 if one is not ticket and one.gate is not None:

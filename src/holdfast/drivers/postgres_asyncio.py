@@ -22,6 +22,7 @@ from holdfast.drivers.postgres_jobs import (
     LANES,
     MOST,
     SPARE,
+    SPLIT,
     STUCK,
     TRIES,
     Job,
@@ -45,6 +46,7 @@ from holdfast.drivers.postgres_wire import (
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
+_NEVER = float("inf")
 _SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if nobody waits
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
@@ -212,7 +214,9 @@ class AsyncioPostgres:
         self._dialling: set[asyncio.Task[None]] = set()
         self._waiting: deque[_Ticket] = deque()
         self._pumps = False  # the next turn of the loop sends what waits
-        self._looks: asyncio.TimerHandle | None = None
+        self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
+        self._timer: asyncio.TimerHandle | None = None
+        self._late_at = _NEVER  # when the first of the unanswered may be late
         self._listening: asyncio.Task[None] | None = None
         self._checked = False  # that the schema is there
         self._closed = False
@@ -235,7 +239,7 @@ class AsyncioPostgres:
         loop = self._begin()
         until = loop.time() + within
         for _ in range(TRIES):
-            answer = await self._carry(loop, job, until)
+            answer = await self._carried(loop, job, until)
             if answer is AGAIN:
                 job.alone = True
             elif not isinstance(answer, TryAgain):
@@ -246,21 +250,38 @@ class AsyncioPostgres:
                 break
         raise unavailable(self.place.name, "rolled it back again and again, because of others at the same rows")
 
-    async def _carry(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> Any:
+    def _carried(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> asyncio.Future[Any]:
+        """What becomes of it, later: an answer, or an error."""
         answer = loop.create_future()
         self._waiting.append(_Ticket(job, answer, until))
         if not self._pumps:
             self._pumps = True
             loop.call_soon(self._pump)
-        timer = loop.call_at(until, self._late, answer)
-        try:
-            return await answer
-        finally:
-            timer.cancel()
+        if until < self._late_at:
+            self._watch(loop, until)
+        return answer
 
-    def _late(self, answer: asyncio.Future[Any]) -> None:
-        if not answer.done():
-            answer.set_result(unavailable(self.place.name, "did not answer in time"))
+    def _watch(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._late_at = moment
+        self._timer = loop.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        """One timer for all requests: few of them ever wait for long."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer, self._late_at = None, _NEVER
+        soonest = _NEVER
+        for ticket in (*self._waiting, *(ticket for line in self._busy for ticket in line.tickets)):
+            if ticket.answer.done():
+                continue
+            if ticket.until <= now:
+                ticket.answer.set_result(unavailable(self.place.name, "did not answer in time"))
+            else:
+                soonest = min(soonest, ticket.until)
+        if soonest < _NEVER:
+            self._watch(loop, soonest)
 
     # Who uses which connection
 
@@ -270,16 +291,18 @@ class AsyncioPostgres:
         self._give_up_the_silent()
         while self._waiting and self._waiting[0].answer.done():
             self._waiting.popleft()  # cancelled, or too late
+        several = len(self._waiting) > SPLIT
         while self._waiting and self._idle:
             line = self._idle.pop()
             self._busy.append(line)
-            line.start(self._next_batch(), self._many)
-        if not self._waiting or self._closed:
+            line.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
+        if self._closed or not (self._waiting or several):
             return
         loop = asyncio.get_running_loop()
         stuck = sum(line.since + STUCK <= loop.time() for line in self._busy)
-        if len(self._busy) + len(self._dialling) < LANES + min(SPARE, stuck):
-            task = loop.create_task(self._dial(self._waiting[-1].until - loop.time()))
+        if len(self._busy) + len(self._idle) + len(self._dialling) < LANES + min(SPARE, stuck):
+            until = self._waiting[-1].until if self._waiting else 0.0
+            task = loop.create_task(self._dial(until - loop.time()))
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
         if self._looks is None and self._busy:
@@ -297,7 +320,9 @@ class AsyncioPostgres:
         self._looks = None
         self._pump()
 
-    def _next_batch(self) -> list[_Ticket]:
+    def _next_batch(self, lines: int) -> list[_Ticket]:
+        """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
+        most = min(MOST, -(-len(self._waiting) // lines))
         first = self._waiting.popleft()
         if first.job.alone:
             return [first]
@@ -305,7 +330,7 @@ class AsyncioPostgres:
         for ticket in self._waiting:
             if ticket.answer.done():
                 continue
-            if ticket.job.alone or len(batch) >= MOST:
+            if ticket.job.alone or len(batch) >= most:
                 left.append(ticket)
             else:
                 batch.append(ticket)
@@ -440,8 +465,9 @@ class AsyncioPostgres:
     async def close(self) -> None:
         self._closed = True
         self.wakes.close()
-        if self._looks is not None:
-            self._looks.cancel()
+        for timer in (self._looks, self._timer):
+            if timer is not None:
+                timer.cancel()
         for task in (*self._dialling, *([self._listening] if self._listening else [])):
             task.cancel()
         for line in (*self._idle, *self._busy):

@@ -6,13 +6,14 @@ Leaves to the drivers of either world: when there is something to take along, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.drivers.postgres_wire import Refused, Statement
 
 MOST: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
 LANES: Final = 2  # connections for requests: while the server works on one batch, the next is gathered
+SPLIT: Final = 32  # requests that are worth to be divided between them
 SPARE: Final = 4  # more of them, for when all of those have been at one statement for
 STUCK: Final = 0.05  # so many seconds: somebody's transaction is at one of their names
 TRIES: Final = 20  # for what the server has rolled back because of others
@@ -75,8 +76,14 @@ def as_failures(jobs: Sequence[Job], error: Exception) -> list[Any]:
     return [AGAIN if len(jobs) > 1 and isinstance(error, Refused) else error] * len(jobs)
 
 
-def array(values: Iterable[str | None]) -> str:
-    """As PostgreSQL reads one."""
+def array(values: Sequence[str | None]) -> str:
+    """As PostgreSQL reads one. Mostly all are there and none needs care, or none is there."""
+    if None not in values:
+        text = '","'.join(values)  # type: ignore[arg-type]
+        if "\\" not in text and text.count('"') == 2 * (len(values) - 1):
+            return f'{{"{text}"}}' if values else "{}"
+    elif values.count(None) == len(values):
+        return f"{{{'NULL,' * (len(values) - 1)}NULL}}"
     return f"{{{','.join(map(_element, values))}}}"
 
 

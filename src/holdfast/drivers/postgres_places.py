@@ -13,6 +13,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode
@@ -45,7 +46,7 @@ class Place:
     def __repr__(self) -> str:
         return f"Place({self.name!r})"
 
-    @property
+    @cached_property
     def name(self) -> str:
         """A URL that leads there, but for who is asking and how they show it."""
         host, ports = self.params.get("host", ""), self.params.get("port", "").split(",")

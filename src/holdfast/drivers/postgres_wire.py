@@ -23,6 +23,7 @@ from holdfast.errors import BackendUnavailable
 
 Waiting = Generator[tuple[int, Literal["r", "w"]], None, Any]  # until that socket can be read from, or written to
 _logger = logging.getLogger("holdfast")
+_parsed = json.JSONDecoder().decode
 _TUPLES: Final = pq.ExecStatus.TUPLES_OK
 _OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _TRY_AGAIN: Final = ("40001", "40P01")  # serialization failure, deadlock: rolled back, and worth another try at once
@@ -174,7 +175,9 @@ class Speaker:
     def _answer(self, result: Any) -> Any:
         if result is not None and result.status == _TUPLES:
             text = result.get_value(0, 1 if self._before else 0)
-            return None if text is None else json.loads(text)
+            if text == b"true":  # the answer to most releases
+                return True
+            return None if text is None else _parsed(text.decode())
         return self._rows(result)
 
     def _refuse(self, result: Any) -> None:

@@ -19,7 +19,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION @.holdfast_granted(p_fence bigint, p_acquired_at timestamptz) RETURNS json
-LANGUAGE sql IMMUTABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
+LANGUAGE sql STABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
 
 -- The claim holds from now on; it stands in no line any more. An old snapshot is told by serialization_failure.
 CREATE OR REPLACE FUNCTION @.holdfast_grant(
@@ -184,25 +184,28 @@ CREATE OR REPLACE FUNCTION @.holdfast_acquire(
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_answer json;
+    v_sweeps boolean;
     v_now timestamptz;
-    v_new record;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
         PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     END IF;
-    v_now := coalesce(to_timestamp(p_now), clock_timestamp());  -- only now: it may have taken a while
-    -- Mostly nobody holds, waits or watches.
-    INSERT INTO @.distributed_locks
+    -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while.
+    INSERT INTO @.distributed_locks AS held
         (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
-        SELECT p_ns, p_name, p_holder, v_now + p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit,
-               nextval('@.holdfast_fence')
+        SELECT p_ns, p_name, p_holder, coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
+               p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
         WHERE NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
-        ON CONFLICT DO NOTHING RETURNING fence, acquired_at INTO v_new;
-    IF NOT FOUND THEN
-        RETURN @.holdfast_ask(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);
+        ON CONFLICT DO NOTHING
+        RETURNING @.holdfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0 INTO v_answer, v_sweeps;
+    IF v_sweeps IS FALSE THEN
+        RETURN v_answer;
     END IF;
-    IF v_new.fence % SWEEP_EVERY = 0 THEN
+    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
+    IF v_sweeps THEN
         PERFORM @.holdfast_sweep(v_now);
+        RETURN v_answer;
     END IF;
-    RETURN @.holdfast_granted(v_new.fence, v_new.acquired_at);
+    RETURN @.holdfast_ask(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);
 END $$;

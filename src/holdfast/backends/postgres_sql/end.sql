@@ -43,22 +43,20 @@ CREATE OR REPLACE FUNCTION @.holdfast_release(
     p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql AS $$
-DECLARE
-    v_now timestamptz;
 BEGIN
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
         PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     END IF;
-    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     -- Mostly it holds alone, and nobody waits or watches.
     DELETE FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
-          AND NOT ended AND expires_at > v_now AND p_linger = 0
+          AND NOT ended AND expires_at > coalesce(to_timestamp(p_now), clock_timestamp()) AND p_linger = 0
           AND NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns);
     IF FOUND THEN
         RETURN 'true';
     END IF;
-    RETURN to_json(@.holdfast_end(p_ns, p_name, p_claim, p_linger, p_heir, v_now));
+    RETURN to_json(@.holdfast_end(
+        p_ns, p_name, p_claim, p_linger, p_heir, coalesce(to_timestamp(p_now), clock_timestamp())));
 END $$;
 
 -- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.
