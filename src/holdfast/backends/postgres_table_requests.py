@@ -26,7 +26,7 @@ _UNKEEPABLE: Final = re.compile(
 
 _ARGUMENTS: Final = {  # of each function, in number
     "acquire": 11,
-    "release": 7,
+    "release": 8,
     "abandon": 6,
     "renew": 6,
     "observe": 7,
@@ -37,9 +37,9 @@ _ARGUMENTS: Final = {  # of each function, in number
     "unthrottle": 3,
     "read": 1,
     "write": 5,
-    "many": 15,
+    "many": 16,
 }
-_JOINED: Final = (("release", 5), ("acquire", 9))  # what `many` takes: so many columns of each
+_JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
 
 
 class Catalogue:

@@ -153,6 +153,15 @@ class _WakeLine:
         self._hand.close()
 
 
+class _Wakes(BlockingWakes):
+    def wake(self, claim: str) -> None:
+        """Most are woken by our own releases, and are not the one who sleeps at the mailbox."""
+        with self._mutex:
+            self._mark(claim)
+            if self._leader == claim:
+                self._ring()
+
+
 class _Ticket:
     """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
 
@@ -173,7 +182,7 @@ class BlockingPostgres:
         self.now = clock.now if clock is not None else None
         self._many = many
         self._version = version
-        self._wakes = BlockingWakes(clock, None)
+        self._wakes = _Wakes(clock, None)
         self._reset()
 
     def _reset(self) -> None:

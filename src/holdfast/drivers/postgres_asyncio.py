@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-from uuid import uuid4
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
-from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.postgres_jobs import (
     AGAIN,
     LANES,
@@ -29,8 +27,8 @@ from holdfast.drivers.postgres_jobs import (
     Many,
     as_answers,
     as_failures,
-    as_statement,
 )
+from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, Ticket, run
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -43,160 +41,11 @@ from holdfast.drivers.postgres_wire import (
     tell_deaf,
     unavailable,
 )
-from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
 _SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if nobody waits
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
-
-
-async def run(steps: Waiting) -> Any:
-    """Go through the steps in this task. Cancelled, it leaves the connection in the middle of something."""
-    loop = asyncio.get_running_loop()
-    try:
-        while True:
-            number, what = next(steps)
-            ready = loop.create_future()
-            add, remove = (
-                (loop.add_reader, loop.remove_reader) if what == "r" else (loop.add_writer, loop.remove_writer)
-            )
-            add(number, _settle, ready)
-            try:
-                await ready
-            finally:
-                remove(number)
-    except StopIteration as end:
-        return end.value
-
-
-def _settle(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
-
-
-class _Ticket:
-    """A task's request on its way."""
-
-    __slots__ = ("answer", "job", "until")
-
-    def __init__(self, job: Job, answer: asyncio.Future[Any], until: float) -> None:
-        self.job = job
-        self.answer = answer
-        self.until = until
-
-
-class _Line:
-    """One connection, and the statement that is under way on it."""
-
-    def __init__(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, done: Callable[[_Line, Any], None]) -> None:
-        self.speaker = speaker
-        self.tickets: list[_Ticket] = []  # those that wait for the statement that is under way
-        self.since = 0.0  # when it was sent
-        self.alive = True
-        self._loop = loop
-        self._done = done
-        self._steps: Waiting | None = None
-        self._writing = False
-        self._number = speaker.pg.socket
-        loop.add_reader(self._number, self._go_on)
-
-    def start(self, tickets: list[_Ticket], many: Many) -> None:
-        self.tickets = tickets
-        self.since = self._loop.time()
-        self._steps = self.speaker.say(*as_statement([ticket.job for ticket in tickets], many))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._steps is None:
-            self._end(Broken("it ended while nobody used it"))  # nothing else is to be heard on one
-            return
-        try:
-            _, what = next(self._steps)
-            self._write(what == "w")
-        except StopIteration as end:
-            self._finish(end.value)
-        except Broken as broken:
-            self._end(broken)
-        except (TryAgain, BackendUnavailable) as error:
-            self._finish(error)
-
-    def _write(self, wanted: bool) -> None:
-        if wanted and not self._writing:
-            self._loop.add_writer(self._number, self._go_on)
-        elif self._writing and not wanted:
-            self._loop.remove_writer(self._number)
-        self._writing = wanted
-
-    def _finish(self, answer: Any) -> None:
-        self._steps = None
-        self._done(self, answer)
-
-    def _end(self, broken: Broken) -> None:
-        self.close()
-        self._done(self, broken)
-
-    def close(self) -> None:
-        if self.alive and not self._loop.is_closed():
-            self._write(False)
-            self._loop.remove_reader(self._number)
-        self.alive = False
-        self.speaker.close()
-
-
-class AsyncioPostgresWakes(AsyncioSeats):
-    """The loop itself hears what is notified."""
-
-    def __init__(self, clock: Clock | None) -> None:
-        super().__init__(clock)
-        self.channel = f"holdfast_{uuid4().hex}"
-        self._speaker: Speaker | None = None
-        self._ears: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def address(self) -> str:
-        return self.channel if self._speaker is not None else ""
-
-    def expect(self, claim: Claim) -> str:
-        self.seat(claim)
-        return self.address
-
-    def move_in(self, speaker: Speaker) -> None:
-        self._speaker = speaker
-        self._ears = asyncio.get_running_loop()
-        self._ears.add_reader(speaker.pg.socket, self._hear)
-
-    def _hear(self) -> None:
-        assert self._speaker is not None
-        try:
-            for claim in self._speaker.heard():
-                self.wake(claim)
-        except Broken:
-            self._move_out()
-            self.wake(LOOK_ALL)  # what was told meanwhile is lost
-
-    def _move_out(self) -> None:
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None and self._ears is not None and not self._ears.is_closed():
-            self._ears.remove_reader(speaker.pg.socket)
-            speaker.close()
-
-    def begin_again(self) -> None:
-        """In another loop."""
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None:
-            speaker.close()
-
-    def close(self) -> None:
-        self._move_out()
-        self.wake(LOOK_ALL)
-
-    def after_fork(self) -> None:
-        self.channel = f"holdfast_{uuid4().hex}"
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None:
-            speaker.abandon()
-        self.get_up()
 
 
 class AsyncioPostgres:
@@ -209,10 +58,10 @@ class AsyncioPostgres:
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[_Line] = []
-        self._busy: list[_Line] = []
+        self._idle: list[Line] = []
+        self._busy: list[Line] = []
         self._dialling: set[asyncio.Task[None]] = set()
-        self._waiting: deque[_Ticket] = deque()
+        self._waiting: deque[Ticket] = deque()
         self._pumps = False  # the next turn of the loop sends what waits
         self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
         self._timer: asyncio.TimerHandle | None = None
@@ -253,7 +102,7 @@ class AsyncioPostgres:
     def _carried(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> asyncio.Future[Any]:
         """What becomes of it, later: an answer, or an error."""
         answer = loop.create_future()
-        self._waiting.append(_Ticket(job, answer, until))
+        self._waiting.append(Ticket(job, answer, until))
         if not self._pumps:
             self._pumps = True
             loop.call_soon(self._pump)
@@ -320,13 +169,13 @@ class AsyncioPostgres:
         self._looks = None
         self._pump()
 
-    def _next_batch(self, lines: int) -> list[_Ticket]:
+    def _next_batch(self, lines: int) -> list[Ticket]:
         """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
         most = min(MOST, -(-len(self._waiting) // lines))
         first = self._waiting.popleft()
         if first.job.alone:
             return [first]
-        batch, left = [first], deque[_Ticket]()
+        batch, left = [first], deque[Ticket]()
         for ticket in self._waiting:
             if ticket.answer.done():
                 continue
@@ -337,7 +186,7 @@ class AsyncioPostgres:
         self._waiting = left
         return batch
 
-    def _done(self, line: _Line, answer: Any) -> None:
+    def _done(self, line: Line, answer: Any) -> None:
         """A statement has ended, or the connection has."""
         tickets, line.tickets = line.tickets, []
         if line in self._busy:
@@ -377,7 +226,7 @@ class AsyncioPostgres:
             if self._closed:
                 speaker.close()
                 return
-            self._idle.append(_Line(speaker, asyncio.get_running_loop(), self._done))
+            self._idle.append(Line(speaker, asyncio.get_running_loop(), self._done))
             self._pump()
 
     def _fail(self, error: BackendUnavailable) -> None:

@@ -65,30 +65,9 @@ BEGIN
             max_holders = CASE WHEN v_shares THEN p_limit ELSE max_holders END
         WHERE lock_name = p_held.lock_name AND namespace = p_held.namespace AND slot = p_held.slot;
     IF v_shares THEN
-        PERFORM @.holdfast_hand_over(p_held.namespace, p_held.lock_name, p_now, '');
+        PERFORM @.holdfast_hand_over(p_held.namespace, p_held.lock_name, p_now);
     END IF;
     RETURN @.holdfast_granted(p_held.fence, p_held.acquired_at);
-END $$;
-
--- Why it is not to be had: how many go first, seconds until time may make room or null if others watch for that, and
--- somebody who is in the way.
-CREATE OR REPLACE FUNCTION @.holdfast_busy(p_ns text, p_name text, p_ahead bigint, p_unserved bigint, p_now timestamptz)
-RETURNS json
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_holder text;
-    v_ends timestamptz;
-BEGIN
-    SELECT (array_agg(holder_id ORDER BY fence))[1], min(expires_at) INTO v_holder, v_ends
-        FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
-    IF p_unserved > 0 AND v_holder IS NOT NULL THEN
-        v_ends := NULL;
-    ELSE
-        v_ends := least(v_ends, (
-            SELECT min(reserved_until) FROM @.holdfast_queue
-            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL));
-    END IF;
-    RETURN json_build_object('position', p_ahead, 'retry_after', extract(epoch FROM v_ends - p_now), 'holder', v_holder);
 END $$;
 
 -- A claim for a name that somebody holds, waits for or watches. The name is ours.
@@ -100,67 +79,71 @@ LANGUAGE plpgsql AS $$
 DECLARE
     v_held @.distributed_locks;
     v_own record;
-    v_other record;
-    v_ahead bigint;
-    v_unserved bigint;
-    v_exclusive bigint;
-    v_shared bigint;
+    v_inside record;
+    v_line record;
+    v_looked boolean := false;
 BEGIN
-    -- What one that was woken finds: it is kept for it, and nothing else matters.
-    DELETE FROM @.holdfast_queue
-        WHERE claim = p_claim AND kind = 'w' AND lock_name = p_name AND namespace = p_ns
-          AND reserved_until > p_now AND alive_until > p_now AND mode = 'exclusive' AND p_mode = 'exclusive';
-    IF FOUND THEN
+    LOOP
+        SELECT kind, place, reserved_until, alive_until, mode INTO v_own FROM @.holdfast_queue
+            WHERE claim = p_claim AND kind IN ('w', 'g') AND lock_name = p_name AND namespace = p_ns
+            ORDER BY kind LIMIT 1;
+        -- What one that was woken finds: it is kept for it, and nothing else matters.
+        EXIT WHEN v_own.reserved_until > p_now AND v_own.alive_until > p_now
+            AND (v_looked OR (v_own.mode = 'exclusive' AND p_mode = 'exclusive'));
+        SELECT coalesce(bool_or(expires_at <= p_now), false) AS over,
+               coalesce(bool_or(claim = p_claim AND NOT ended), false) AS mine,
+               count(*) FILTER (WHERE mode = 'exclusive') AS exclusive,
+               count(*) FILTER (WHERE mode = 'shared') AS shared,
+               count(*) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS sharing,
+               min(max_holders) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS max_holders,
+               (array_agg(holder_id ORDER BY fence))[1] AS holder,
+               min(expires_at) AS ends
+            INTO v_inside FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
+        SELECT coalesce(bool_or(alive_until <= p_now OR reserved_until <= p_now), false) AS over,
+               count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST)) AS ahead,
+               count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST) AND reserved_until IS NULL)
+                   AS unserved,
+               count(*) FILTER (WHERE reserved_until IS NOT NULL AND mode = 'exclusive') AS exclusive,
+               count(*) FILTER (WHERE reserved_until IS NOT NULL AND mode = 'shared') AS shared,
+               count(*) FILTER (WHERE mode = 'shared') AS sharing,
+               min(max_holders) FILTER (WHERE mode = 'shared') AS max_holders,
+               min(reserved_until) AS ends
+            INTO v_line FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
+        EXIT WHEN v_looked OR NOT (v_inside.over OR v_line.over);
+        PERFORM @.holdfast_look(p_ns, p_name, p_now);
+        v_looked := true;
+    END LOOP;
+
+    IF v_own.reserved_until > p_now THEN
+        DELETE FROM @.holdfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
         RETURN @.holdfast_grant(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_now);
     END IF;
-
-    PERFORM @.holdfast_look(p_ns, p_name, p_now);
-    SELECT * INTO v_held FROM @.distributed_locks
-        WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
-    IF FOUND THEN
+    IF v_inside.mine THEN  -- asked before, and the answer was lost
+        SELECT * INTO v_held FROM @.distributed_locks
+            WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
         RETURN @.holdfast_grant_again(v_held, p_ttl, p_mode, p_limit, p_now);
     END IF;
-    SELECT kind, place, reserved_until INTO v_own FROM @.holdfast_queue
-        WHERE claim = p_claim AND kind IN ('w', 'g') AND lock_name = p_name AND namespace = p_ns ORDER BY kind LIMIT 1;
     IF v_own.kind = 'g' THEN  -- it was given up before it arrived
         RETURN json_build_object('position', 0, 'retry_after', NULL, 'holder', NULL);
     END IF;
     IF p_mode = 'shared' AND v_own.place IS NULL THEN
         -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.
-        SELECT max_holders INTO v_other FROM (
-            SELECT max_holders FROM @.distributed_locks
-                WHERE lock_name = p_name AND namespace = p_ns AND mode = 'shared' AND claim <> p_claim
-            UNION ALL
-            SELECT max_holders FROM @.holdfast_queue
-                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND mode = 'shared'
-        ) AS sharing LIMIT 1;
-        IF FOUND AND v_other.max_holders IS DISTINCT FROM p_limit THEN
-            RETURN json_build_object('limit', v_other.max_holders);
+        IF v_inside.sharing > 0 THEN
+            IF v_inside.max_holders IS DISTINCT FROM p_limit THEN
+                RETURN json_build_object('limit', v_inside.max_holders);
+            END IF;
+        ELSIF v_line.sharing > 0 AND v_line.max_holders IS DISTINCT FROM p_limit THEN
+            RETURN json_build_object('limit', v_line.max_holders);
         END IF;
     END IF;
-
-    SELECT count(*), count(*) FILTER (WHERE reserved_until IS NULL) INTO v_ahead, v_unserved FROM @.holdfast_queue
-        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed
-          AND place < coalesce(v_own.place, 9223372036854775807);
-    IF v_own.reserved_until IS NOT NULL THEN  -- look() has just found it to be next
+    IF v_line.unserved = 0 AND v_inside.exclusive + v_line.exclusive = 0 AND (
+        CASE WHEN p_mode = 'exclusive' THEN v_inside.shared + v_line.shared = 0
+             ELSE p_limit IS NULL OR v_inside.shared + v_line.shared < p_limit END
+    ) THEN
         DELETE FROM @.holdfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
         RETURN @.holdfast_grant(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_now);
-    END IF;
-    IF v_unserved = 0 THEN
-        SELECT count(*) FILTER (WHERE mode = 'exclusive'), count(*) FILTER (WHERE mode = 'shared')
-            INTO v_exclusive, v_shared
-            FROM (SELECT mode FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns
-                  UNION ALL
-                  SELECT mode FROM @.holdfast_queue
-                  WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL) AS taken;
-        IF v_exclusive = 0 AND (
-            CASE WHEN p_mode = 'exclusive' THEN v_shared = 0 ELSE p_limit IS NULL OR v_shared < p_limit END
-        ) THEN
-            DELETE FROM @.holdfast_queue
-                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
-            RETURN @.holdfast_grant(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_now);
-        END IF;
     END IF;
 
     IF p_address IS NOT NULL AND v_own.place IS NOT NULL THEN
@@ -172,7 +155,12 @@ BEGIN
             VALUES (p_ns, p_name, 'w', nextval('@.holdfast_fence'), p_claim, p_holder, p_mode, p_limit, p_address,
                     p_now + PRESENCE);
     END IF;
-    RETURN @.holdfast_busy(p_ns, p_name, v_ahead, v_unserved, p_now);
+    -- How many go first, seconds until time may make room or null if others watch for that, who is in the way.
+    RETURN json_build_object(
+        'position', v_line.ahead,
+        'retry_after', CASE WHEN v_line.unserved = 0 OR v_inside.holder IS NULL
+            THEN extract(epoch FROM least(v_inside.ends, v_line.ends) - p_now) END,
+        'holder', v_inside.holder);
 END $$;
 
 -- Grant the claim if it fits, else tell why not; with an address, which may be empty, give it a place in the queue.
@@ -191,12 +179,14 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
         PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     END IF;
-    -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while.
+    -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
+    -- an address has reason to think that others do.
     INSERT INTO @.distributed_locks AS held
         (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
         SELECT p_ns, p_name, p_holder, coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
                p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
-        WHERE NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
+        WHERE p_address IS NULL
+          AND NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
         ON CONFLICT DO NOTHING
         RETURNING @.holdfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0 INTO v_answer, v_sweeps;
     IF v_sweeps IS FALSE THEN

@@ -1,62 +1,84 @@
--- End the claim's hold and hand over; true if it held until now. An heir is a holder that goes before everybody else.
--- With p_linger the name stays taken for so many seconds more. The name is ours.
+-- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next: see
+-- holdfast_hand_over. An heir is a holder that goes before everybody else. With p_linger the name stays taken for so many
+-- seconds more. The name is ours.
 CREATE OR REPLACE FUNCTION @.holdfast_end(
-    p_ns text, p_name text, p_claim text, p_linger double precision, p_heir text, p_now timestamptz
-) RETURNS boolean
+    p_ns text, p_name text, p_claim text, p_linger double precision, p_heir text, p_ours text, p_now timestamptz
+) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
     v_held @.distributed_locks;
-    v_fence bigint;
+    v_ended record;
+    v_next record;
+    v_ours text[];
 BEGIN
     -- Mostly it holds alone: then nobody is inside afterwards.
     DELETE FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
           AND NOT ended AND expires_at > p_now AND p_linger = 0
-        RETURNING fence INTO v_fence;
+        RETURNING fence,
+            EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w') AS waited,
+            EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o') AS watched
+        INTO v_ended;
     IF FOUND THEN
-        IF EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns) THEN
-            PERFORM @.holdfast_tell(p_ns, p_name, v_fence, NULL);
-            PERFORM @.holdfast_hand_over(p_ns, p_name, p_now, p_heir);
+        IF v_ended.watched THEN
+            PERFORM @.holdfast_tell(p_ns, p_name, v_ended.fence, NULL);
         END IF;
-        RETURN true;
+        IF NOT v_ended.waited THEN
+            RETURN 'true';
+        END IF;
+        IF p_heir = '' THEN  -- mostly the first in line wants it for itself
+            UPDATE @.holdfast_queue SET reserved_until = p_now + GRACE
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = (
+                    SELECT place FROM @.holdfast_queue
+                    WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
+                    ORDER BY place LIMIT 1)
+                  AND mode = 'exclusive' AND reserved_until IS NULL
+                RETURNING address, claim INTO v_next;
+            IF FOUND THEN
+                IF v_next.address = p_ours AND p_ours <> '' THEN
+                    RETURN json_build_array(v_next.claim);
+                ELSIF v_next.address <> '' THEN
+                    PERFORM pg_notify(v_next.address, v_next.claim);
+                END IF;
+                RETURN 'true';
+            END IF;
+        END IF;
+        v_ours := @.holdfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+        RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
     END IF;
     SELECT * INTO v_held FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
     IF NOT FOUND THEN
-        RETURN false;
+        RETURN 'false';
     END IF;
     IF p_linger > 0 AND v_held.expires_at > p_now THEN
         UPDATE @.distributed_locks SET ended = true, expires_at = p_now + p_linger * interval '1 second'
             WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
-        RETURN true;
+        RETURN 'true';
     END IF;
     DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
     PERFORM @.holdfast_tell(p_ns, p_name, v_held.fence, NULL);
     PERFORM @.holdfast_expire(p_ns, p_name, p_now);  -- what is over must not stand in the way of the hand-over
     PERFORM @.holdfast_move_up(p_ns, p_name);
-    PERFORM @.holdfast_hand_over(p_ns, p_name, p_now, CASE WHEN v_held.expires_at > p_now THEN p_heir ELSE '' END);
-    RETURN v_held.expires_at > p_now;
+    IF v_held.expires_at <= p_now THEN
+        PERFORM @.holdfast_hand_over(p_ns, p_name, p_now);
+        RETURN 'false';
+    END IF;
+    v_ours := @.holdfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+    RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
 END $$;
 
 CREATE OR REPLACE FUNCTION @.holdfast_release(
     p_ns text, p_name text, p_claim text, p_linger double precision DEFAULT 0, p_heir text DEFAULT '',
-    p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
+    p_ours text DEFAULT '', p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
         PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     END IF;
-    -- Mostly it holds alone, and nobody waits or watches.
-    DELETE FROM @.distributed_locks
-        WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
-          AND NOT ended AND expires_at > coalesce(to_timestamp(p_now), clock_timestamp()) AND p_linger = 0
-          AND NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns);
-    IF FOUND THEN
-        RETURN 'true';
-    END IF;
-    RETURN to_json(@.holdfast_end(
-        p_ns, p_name, p_claim, p_linger, p_heir, coalesce(to_timestamp(p_now), clock_timestamp())));
+    RETURN @.holdfast_end(
+        p_ns, p_name, p_claim, p_linger, p_heir, p_ours, coalesce(to_timestamp(p_now), clock_timestamp()));
 END $$;
 
 -- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.
@@ -92,7 +114,7 @@ BEGIN
         PERFORM @.holdfast_tell(p_ns, p_name, v_fence, NULL);
     END IF;
     IF v_made_room OR v_fence IS NOT NULL THEN
-        PERFORM @.holdfast_hand_over(p_ns, p_name, v_now, '');
+        PERFORM @.holdfast_hand_over(p_ns, p_name, v_now);
     END IF;
     IF p_late THEN
         INSERT INTO @.holdfast_queue

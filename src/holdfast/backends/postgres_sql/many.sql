@@ -3,7 +3,7 @@
 -- is null, and it is asked for again by itself. So no two of these can wait for each other either.
 -- The usual cases are done for all names at once; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.holdfast_many(
-    r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_heirs text[],
+    r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_heirs text[], r_ours text[],
     a_ns text[], a_names text[], a_claims text[], a_holders text[], a_ttls double precision[], a_modes text[],
     a_limits integer[], a_metadata jsonb[], a_addresses text[], p_now double precision DEFAULT NULL
 ) RETURNS json
@@ -41,7 +41,8 @@ BEGIN
         END LOOP;
         FOR i IN 1 .. cardinality(r_names) LOOP
             IF v_released[i] IS NULL AND v_ours[i] THEN
-                v_released[i] := to_json(@.holdfast_end(r_ns[i], r_names[i], r_claims[i], r_lingers[i], r_heirs[i], v_now));
+                v_released[i] := @.holdfast_end(
+                    r_ns[i], r_names[i], r_claims[i], r_lingers[i], r_heirs[i], r_ours[i], v_now);
             END IF;
         END LOOP;
     END IF;
@@ -54,9 +55,10 @@ BEGIN
                 (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
                 SELECT ns, name, holder, v_now + ttl * interval '1 second', metadata, claim, mode, max_holders,
                        nextval('@.holdfast_fence')
-                FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours)
-                    AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours)
-                WHERE ours AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
+                FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours,
+                            a_addresses)
+                    AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, address)
+                WHERE ours AND address IS NULL AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
                                            WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
                 ON CONFLICT DO NOTHING RETURNING claim, fence, acquired_at
         )

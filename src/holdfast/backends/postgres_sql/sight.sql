@@ -94,6 +94,6 @@ BEGIN
     LOOP
         PERFORM @.holdfast_tell(p_ns, p_name, v_over.fence, NULL);
     END LOOP;
-    PERFORM @.holdfast_hand_over(p_ns, p_name, v_now, '');
+    PERFORM @.holdfast_hand_over(p_ns, p_name, v_now);
     RETURN v_before;
 END $$;

@@ -25,14 +25,18 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
 END $$;
 
--- Reserve for whoever is next and wake them, and nobody else.
-CREATE OR REPLACE FUNCTION @.holdfast_hand_over(p_ns text, p_name text, p_now timestamptz, p_heir text) RETURNS void
+-- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
+-- server: their claims are the answer, for the process that asks to wake them itself.
+CREATE OR REPLACE FUNCTION @.holdfast_hand_over(
+    p_ns text, p_name text, p_now timestamptz, p_heir text DEFAULT '', p_ours text DEFAULT ''
+) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_exclusive bigint;
     v_shared bigint;
     v_line refcursor;
     v_next record;
+    v_ours text[] := '{}';
 BEGIN
     SELECT count(*) FILTER (WHERE mode = 'exclusive'), count(*) FILTER (WHERE mode = 'shared')
         INTO v_exclusive, v_shared
@@ -63,11 +67,14 @@ BEGIN
         END IF;
         UPDATE @.holdfast_queue SET reserved_until = p_now + GRACE
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
-        IF v_next.address <> '' THEN
+        IF v_next.address = p_ours AND p_ours <> '' THEN
+            v_ours := v_ours || v_next.claim;
+        ELSIF v_next.address <> '' THEN
             PERFORM pg_notify(v_next.address, v_next.claim);
         END IF;
     END LOOP;
     CLOSE v_line;
+    RETURN v_ours;
 END $$;
 
 -- If anybody holds, somebody has slot 0.
@@ -124,7 +131,7 @@ CREATE OR REPLACE FUNCTION @.holdfast_look(p_ns text, p_name text, p_now timesta
 LANGUAGE plpgsql AS $$
 BEGIN
     IF @.holdfast_expire(p_ns, p_name, p_now) THEN
-        PERFORM @.holdfast_hand_over(p_ns, p_name, p_now, '');
+        PERFORM @.holdfast_hand_over(p_ns, p_name, p_now);
     END IF;
 END $$;
 
