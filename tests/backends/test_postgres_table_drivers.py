@@ -218,6 +218,20 @@ def test_a_server_that_hangs_holds_up_no_task_beyond_the_time_given(server: Post
     asyncio.run(story())
 
 
+def test_a_request_that_was_given_up_does_not_wait_on_at_the_server(database: Database) -> None:
+    """Else each try would leave one more process behind, until there are no more to be had."""
+    with psycopg.connect(database.url) as slow, holdfast.connect(database.url) as locks:
+        slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
+        for _ in range(3):
+            with pytest.raises((AcquireTimeout, BackendUnavailable)):
+                locks.lock("a", wait=0.1).__enter__()
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast' AND wait_event_type = 'Lock'"
+        locks.close()
+        until(lambda: not database.ask(waits))
+        slow.rollback()
+    assert database.ask("SELECT count(*) FROM distributed_locks") == 0
+
+
 END_ALL = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
     " WHERE datname = current_database() AND application_name = 'holdfast'"

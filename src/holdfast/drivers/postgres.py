@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import uuid4
 
 from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
-from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.postgres_jobs import (
     AGAIN,
     LANES,
@@ -32,19 +29,19 @@ from holdfast.drivers.postgres_jobs import (
     as_failures,
     as_statement,
 )
+from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
     Speaker,
     TryAgain,
-    Waiting,
     connect,
     echo,
     refused_for_good,
     tell_deaf,
     unavailable,
 )
-from holdfast.drivers.wakes import BlockingWakes, Wakes
+from holdfast.drivers.wakes import Wakes
 from holdfast.errors import BackendUnavailable
 
 
@@ -74,94 +71,6 @@ class PostgresDriver(Protocol):
     def after_fork(self) -> None: ...
 
 
-class Late(Exception):
-    """It was not answered in time."""
-
-
-def run(steps: Waiting, until: float, readable: select.poll | None = None) -> Any:
-    """Go through the steps in this thread. Raises Late; then the connection is in the middle of something."""
-    try:
-        while True:
-            number, what = next(steps)
-            poll = readable
-            if poll is None or what == "w":
-                poll = select.poll()
-                poll.register(number, select.POLLIN if what == "r" else select.POLLOUT)
-            if not poll.poll(max(0, math.ceil((until - boot_now()) * 1000))):
-                raise Late
-    except StopIteration as end:
-        return end.value
-
-
-class _Line:
-    def __init__(self, speaker: Speaker) -> None:
-        self.speaker = speaker
-        self._poll = select.poll()
-        self._poll.register(speaker.pg.socket, select.POLLIN)
-
-    def run(self, steps: Waiting, until: float) -> Any:
-        return run(steps, until, self._poll)
-
-    @property
-    def stale(self) -> bool:
-        """Nothing is to be heard on a connection that nobody uses, unless it has ended."""
-        return bool(self._poll.poll(0))
-
-
-class _WakeLine:
-    """The mailbox of the waiters: a connection that listens, and a pair of sockets to ring our own bell with."""
-
-    def __init__(self, speaker: Speaker, channel: str) -> None:
-        self.address = channel
-        self.broken = False
-        self._speaker = speaker
-        self._bell, self._hand = socket.socketpair()
-        self._bell.setblocking(False)
-        self._hand.setblocking(False)
-        self.poll = select.poll()
-        self.poll.register(speaker.pg.socket, select.POLLIN)
-        self.poll.register(self._bell, select.POLLIN)
-        self._bell_number = self._bell.fileno()
-
-    def ring(self) -> None:
-        with suppress(OSError):
-            self._hand.send(b"!")
-
-    def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        numbers = [number for number, _ in ready]
-        if self._bell_number in numbers:
-            with suppress(BlockingIOError):
-                self._bell.recv(4096)
-            numbers.remove(self._bell_number)
-        if not numbers:
-            return []
-        try:
-            return self._speaker.heard()
-        except Broken:
-            self.broken = True
-            return [LOOK_ALL]  # what was told meanwhile is lost
-
-    def abandon(self) -> None:
-        """It is the parent's: close only our copy."""
-        self._speaker.abandon()
-        self._bell.close()
-        self._hand.close()
-
-    def close(self) -> None:
-        self._speaker.close()
-        self._bell.close()
-        self._hand.close()
-
-
-class _Wakes(BlockingWakes):
-    def wake(self, claim: str) -> None:
-        """Most are woken by our own releases, and are not the one who sleeps at the mailbox."""
-        with self._mutex:
-            self._mark(claim)
-            if self._leader == claim:
-                self._ring()
-
-
 class _Ticket:
     """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
 
@@ -170,8 +79,8 @@ class _Ticket:
     def __init__(self, job: Job, until: float) -> None:
         self.job = job
         self.until = until
-        self.home: list[_Line | None] | None = None  # whose connection it has: then it is up to this thread to ask
-        self.line: _Line | None = None  # that connection, once it is made
+        self.home: list[Line | None] | None = None  # whose connection it has: then it is up to this thread to ask
+        self.line: Line | None = None  # that connection, once it is made
         self.answer: Any = None  # a list of one, once it is known
         self.gate: threading.Lock | None = None  # closed while it waits
 
@@ -182,7 +91,7 @@ class BlockingPostgres:
         self.now = clock.now if clock is not None else None
         self._many = many
         self._version = version
-        self._wakes = _Wakes(clock, None)
+        self._wakes = LineWakes(clock, None)
         self._reset()
 
     def _reset(self) -> None:
@@ -190,15 +99,15 @@ class BlockingPostgres:
         self._opening = threading.Lock()
         self._channel = f"holdfast_{uuid4().hex}"
         # A connection, or None for one that may be made; the used ones are at the end.
-        self._free: list[_Line | None] = [None] * LANES
-        self._spare: list[_Line | None] = [None] * SPARE
+        self._free: list[Line | None] = [None] * LANES
+        self._spare: list[Line | None] = [None] * SPARE
         self._waiting: list[_Ticket] = []  # non-empty only while no connection is free
         self._checked = False  # that the schema is there
         self._closed = False
         self.deaf = False
 
     @property
-    def wakes(self) -> BlockingWakes:
+    def wakes(self) -> LineWakes:
         return self._wakes
 
     async def ask(self, job: Job, within: float) -> Any:
@@ -333,9 +242,9 @@ class BlockingPostgres:
             if ticket.line is None and line is not None:
                 line.speaker.close()
 
-    def _dial(self, until: float) -> _Line:
+    def _dial(self, until: float) -> Line:
         """Raises BackendUnavailable."""
-        line = _Line(self._connect(until, 0 if self._checked else self._version))
+        line = Line(self._connect(until, 0 if self._checked else self._version))
         self._checked = True
         return line
 
@@ -392,7 +301,7 @@ class BlockingPostgres:
                 self.deaf = True
                 tell_deaf(self.place)
             else:
-                self._wakes.move_in(_WakeLine(speaker, self._channel))
+                self._wakes.move_in(WakeLine(speaker, self._channel))
         except Late:
             speaker.close()
             raise unavailable(self.place.name, "did not answer in time") from None

@@ -6,7 +6,7 @@ Decides: how long that may take. Leaves to the script: its transaction.
 from __future__ import annotations
 
 from holdfast._time import boot_now
-from holdfast.drivers.postgres import Late, run
+from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,

@@ -27,6 +27,7 @@ _parsed = json.JSONDecoder().decode
 _TUPLES: Final = pq.ExecStatus.TUPLES_OK
 _OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _TRY_AGAIN: Final = ("40001", "40P01")  # serialization failure, deadlock: rolled back, and worth another try at once
+_CHECKS: Final = 500  # milliseconds after which the server looks whether we are still there
 _LOCK_TIMEOUT: Final = "55P03"
 _NO_SCHEMA: Final = ("42P01", "42883", "3F000", "42703")  # no such table, function, schema, column
 _NO_RIGHTS: Final = "42501"
@@ -125,10 +126,20 @@ class Speaker:
         else:
             settings = [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
             settings += [f"synchronous_commit = {commit}"] if commit else []
-            if settings:
-                yield from self.say_plainly("; ".join(f"SET {one}" for one in settings).encode())
+            yield from self._settle(settings)
         if version:
             yield from self._check(found, version)
+
+    def _settle(self, settings: list[str]) -> Waiting:
+        """A request that we give up must not go on to wait for a lock there; but not every system can notice that."""
+        try:
+            yield from self._set([*settings, f"client_connection_check_interval = {_CHECKS}"])
+        except Refused:
+            yield from self._set(settings)
+
+    def _set(self, settings: list[str]) -> Waiting:
+        if settings:
+            yield from self.say_plainly("; ".join(f"SET {one}" for one in settings).encode())
 
     def _check(self, found: bytes | None, version: int) -> Waiting:
         there: Any = [[b"0"]]
