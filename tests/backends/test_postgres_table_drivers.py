@@ -19,6 +19,7 @@ import holdfast
 import holdfast.aio
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, Grant, Terms
+from holdfast.backends import postgres_table_requests as requests
 from holdfast.drivers.postgres_jobs import LANES
 from holdfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
@@ -302,16 +303,19 @@ def test_an_old_snapshot_lets_nobody_in_twice(database: Database, level: str, mo
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-def test_an_old_snapshot_lets_no_reader_in_beside_a_new_writer(database: Database, level: str) -> None:
-    ask = "SELECT holdfast_acquire('', 'a', %s, %s, 60, %s)"
-    assert "fence" in database.ask(ask, "old reader", "r", "shared")
+@pytest.mark.parametrize("address", [None, ""])
+def test_an_old_snapshot_lets_no_reader_in_beside_a_new_writer(
+    database: Database, level: str, address: str | None
+) -> None:
+    ask = "SELECT holdfast_acquire('', 'a', %s, %s, 60, %s, p_address => %s)"
+    assert "fence" in database.ask(ask, "old reader", "r", "shared", None)
     with psycopg.connect(database.url) as late:
         late.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
         late.execute("SELECT count(*) FROM distributed_locks")
         database.ask("SELECT holdfast_release('', 'a', 'old reader')")
-        assert "fence" in database.ask(ask, "writer", "w", "exclusive")
+        assert "fence" in database.ask(ask, "writer", "w", "exclusive", None)
         with pytest.raises(psycopg.errors.SerializationFailure):
-            late.execute(ask, ("late reader", "r", "shared"))
+            late.execute(ask, ("late reader", "r", "shared", address))
 
 
 def test_whoever_holds_is_always_in_the_first_slot_or_somebody_else_is(database: Database) -> None:
@@ -323,20 +327,24 @@ def test_whoever_holds_is_always_in_the_first_slot_or_somebody_else_is(database:
         assert database.ask("SELECT min(slot) FROM distributed_locks") == 0
 
 
-def test_a_transaction_that_stays_open_holds_up_its_own_name_only(database: Database) -> None:
+def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", 15_000)  # so long would each of them keep its connection
     with psycopg.connect(database.url) as slow, holdfast.connect(database.url) as locks:
-        slow.execute("SELECT acquire_lock('stuck', 'psql')")
+        names = [f"stuck-{number}" for number in range(LANES)]  # enough of them to keep all usual connections busy
+        for name in names:
+            slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
         got: list[Any] = []
-        with crew(lambda: got.append(locks.lock("stuck").acquire(timeout=20))):
-            until(lambda: database.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
-            for number in range(20):
-                started = time.monotonic()
-                with locks.lock(f"free-{number}"):
-                    pass
-                assert time.monotonic() - started < 0.9, "it did not wait for the other name"
+        with crew(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=20)) for name in names]):
+            waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            until(lambda: database.ask(waits) == LANES)
+            started = time.monotonic()
+            with locks.lock("free"):
+                took = time.monotonic() - started
             slow.rollback()  # what it had taken is not taken
-        assert got[0].held
-        got[0].release()
+        assert took < 10, "it did not wait for the other names"
+        assert [lease.release() for lease in got] == [True] * LANES
 
 
 def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_out(database: Database) -> None:
