@@ -264,6 +264,25 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
         got[0].release()
 
 
+def test_tasks_whose_connections_were_terminated_are_woken_all_the_same(database: Database) -> None:
+    async def story() -> None:
+        async with holdfast.aio.connect(database.url) as locks, holdfast.aio.connect(database.url) as others:
+            for _ in range(3):
+                held = await others.lock("a").acquire()
+                assert held is not None
+                waiters = [asyncio.create_task(locks.lock("a").acquire(timeout=20)) for _ in range(3)]
+                while (await others.inspect("a")).waiters < 3:
+                    pass
+                assert database.ask(END_ALL) >= 2
+                await held.release()
+                for waiter in waiters:
+                    lease = await waiter
+                    assert lease is not None
+                    await lease.release()
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: Database, level: str) -> None:
     name = database.ask("SELECT current_database()")

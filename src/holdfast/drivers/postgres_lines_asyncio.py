@@ -120,6 +120,7 @@ class AsyncioPostgresWakes(AsyncioSeats):
         super().__init__(clock)
         self.channel = f"holdfast_{uuid4().hex}"
         self._speaker: Speaker | None = None
+        self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
         self._ears: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -132,8 +133,9 @@ class AsyncioPostgresWakes(AsyncioSeats):
 
     def move_in(self, speaker: Speaker) -> None:
         self._speaker = speaker
+        self._number = speaker.pg.socket
         self._ears = asyncio.get_running_loop()
-        self._ears.add_reader(speaker.pg.socket, self._hear)
+        self._ears.add_reader(self._number, self._hear)
 
     def _hear(self) -> None:
         assert self._speaker is not None
@@ -147,7 +149,7 @@ class AsyncioPostgresWakes(AsyncioSeats):
     def _move_out(self) -> None:
         speaker, self._speaker = self._speaker, None
         if speaker is not None and self._ears is not None and not self._ears.is_closed():
-            self._ears.remove_reader(speaker.pg.socket)
+            self._ears.remove_reader(self._number)
             speaker.close()
 
     def begin_again(self) -> None:

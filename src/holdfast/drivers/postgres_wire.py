@@ -205,7 +205,7 @@ class Speaker:
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy. What is left of it here knows that it is in another process."""
-        with suppress(OSError):
+        with suppress(OSError, psycopg.Error):  # which the parent may have lost
             os.close(self.pg.socket)
 
 
