@@ -27,6 +27,7 @@ _CONSTANTS: Final = {
     "PRESENCE": f"interval '{PRESENCE} seconds'",
     "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
     "KEPT_CHANGES": str(KEPT_CHANGES),
+    "FEW": "3",  # requests that are quicker one by one
     "LAST": "9223372036854775807",  # after every place in a line
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
 }

@@ -24,18 +24,20 @@ BEGIN
         SELECT array_agg(pg_try_advisory_xact_lock(HOLDFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
             FROM unnest(r_ns, r_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-        WITH ended AS (
-            DELETE FROM @.distributed_locks AS held
-                USING unnest(r_ns, r_names, r_claims, r_lingers, v_ours) WITH ORDINALITY
-                    AS asked (ns, name, claim, linger, ours, number)
-                WHERE asked.ours AND asked.linger = 0 AND held.lock_name = asked.name AND held.namespace = asked.ns
-                  AND held.slot = 0 AND held.claim = asked.claim AND held.mode = 'exclusive' AND NOT held.ended
-                  AND held.expires_at > v_now
-                  AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
-                                  WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
-                RETURNING asked.number
-        )
-        SELECT array_agg(number) INTO v_done FROM ended;
+        IF cardinality(r_names) > FEW THEN
+            WITH ended AS (
+                DELETE FROM @.distributed_locks AS held
+                    USING unnest(r_ns, r_names, r_claims, r_lingers, v_ours) WITH ORDINALITY
+                        AS asked (ns, name, claim, linger, ours, number)
+                    WHERE asked.ours AND asked.linger = 0 AND held.lock_name = asked.name AND held.namespace = asked.ns
+                      AND held.slot = 0 AND held.claim = asked.claim AND held.mode = 'exclusive' AND NOT held.ended
+                      AND held.expires_at > v_now
+                      AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
+                                      WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
+                    RETURNING asked.number
+            )
+            SELECT array_agg(number) INTO v_done FROM ended;
+        END IF;
         FOREACH i IN ARRAY coalesce(v_done, '{}') LOOP
             v_released[i] := 'true';
         END LOOP;
@@ -50,20 +52,22 @@ BEGIN
         SELECT array_agg(pg_try_advisory_xact_lock(HOLDFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
             FROM unnest(a_ns, a_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-        WITH granted AS (
-            INSERT INTO @.distributed_locks
-                (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
-                SELECT ns, name, holder, v_now + ttl * interval '1 second', metadata, claim, mode, max_holders,
-                       nextval('@.holdfast_fence')
-                FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours,
-                            a_addresses)
-                    AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, address)
-                WHERE ours AND address IS NULL AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
-                                           WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
-                ON CONFLICT DO NOTHING RETURNING claim, fence, acquired_at
-        )
-        SELECT array_agg(claim), array_agg(@.holdfast_granted(fence, acquired_at)), max(fence)
-            INTO v_claims, v_answers, v_last FROM granted;
+        IF array_position(a_addresses, NULL) IS NOT NULL THEN  -- the others have reason to think that it is not free
+            WITH granted AS (
+                INSERT INTO @.distributed_locks
+                    (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
+                    SELECT ns, name, holder, v_now + ttl * interval '1 second', metadata, claim, mode, max_holders,
+                           nextval('@.holdfast_fence')
+                    FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours,
+                                a_addresses)
+                        AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, address)
+                    WHERE ours AND address IS NULL AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
+                                               WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
+                    ON CONFLICT DO NOTHING RETURNING claim, fence, acquired_at
+            )
+            SELECT array_agg(claim), array_agg(@.holdfast_granted(fence, acquired_at)), max(fence)
+                INTO v_claims, v_answers, v_last FROM granted;
+        END IF;
         FOR i IN 1 .. cardinality(a_names) LOOP
             IF v_claims[v_next] = a_claims[i] THEN  -- they come in the order in which they were asked for
                 v_acquired[i] := v_answers[v_next];
