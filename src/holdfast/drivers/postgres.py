@@ -37,6 +37,7 @@ from holdfast.drivers.postgres_wire import (
     TryAgain,
     connect,
     echo,
+    for_one,
     refused_for_good,
     tell_deaf,
     unavailable,
@@ -121,7 +122,7 @@ class BlockingPostgres:
                 job.alone = True
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise answer
+                    raise for_one(answer)
                 return answer
             if boot_now() >= until:
                 break

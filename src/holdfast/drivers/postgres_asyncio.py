@@ -37,6 +37,7 @@ from holdfast.drivers.postgres_wire import (
     Waiting,
     connect,
     echo,
+    for_one,
     refused_for_good,
     tell_deaf,
     unavailable,
@@ -93,7 +94,7 @@ class AsyncioPostgres:
                 job.alone = True
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise answer
+                    raise for_one(answer)
                 return answer
             if loop.time() >= until:
                 break

@@ -61,6 +61,11 @@ def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnav
     return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
 
 
+def for_one(error: BackendUnavailable) -> BackendUnavailable:
+    """One of its own for each who was asked for together: an exception remembers where it was raised."""
+    return type(error)(str(error), transient=error.transient)
+
+
 # Connecting, and one statement
 
 
