@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.errors import Unsupported
 
+if TYPE_CHECKING:
+    from holdfast.drivers.postgres_places import Place
+
 Opener = Callable[[SplitResult, World, Clock | None, int], Backend]
 
 
-def open_backend(url: object, world: World, clock: Clock | None, replicas: int = 0) -> Backend:
+def open_backend(
+    url: object, world: World, clock: Clock | None, replicas: int = 0, schema: str | None = None
+) -> Backend:
     """Raises ValueError for a URL that no backend answers to. Nothing is connected yet."""
     if type(replicas) is not int or replicas < 0:
         raise ValueError(f"replicas must be a whole number of at least 0, not {replicas!r}")
@@ -31,7 +38,7 @@ def open_backend(url: object, world: World, clock: Clock | None, replicas: int =
         backend: Backend = url(world, clock)
         return backend
     if not isinstance(url, str):
-        backend_of_client = _of_client(url, world, clock, replicas)
+        backend_of_client = _of_client(url, world, clock, replicas, schema)
         if backend_of_client is None:
             raise ValueError(f"connect() takes a URL or a client, not {type(url).__name__}; known are {_known()}")
         return backend_of_client
@@ -42,6 +49,8 @@ def open_backend(url: object, world: World, clock: Clock | None, replicas: int =
     opener = _OPENERS.get(parts.scheme)
     if opener is None:
         raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
+    if schema is not None:
+        parts = _with_schema(parts, schema)
     return opener(parts, world, clock, replicas)
 
 
@@ -103,8 +112,72 @@ def _is_of_redis(kind: type) -> bool:
     return any(base.__module__.partition(".")[0] in ("redis", "valkey") for base in kind.__mro__)
 
 
-def _of_client(client: object, world: World, clock: Clock | None, replicas: int) -> Backend | None:
+def _with_schema(parts: SplitResult, schema: str) -> SplitResult:
+    """As if the URL had said so."""
+    if _OPENERS[parts.scheme] is not _postgres_table:
+        raise Unsupported(f"{parts.scheme}:// has no schema to choose; nothing was sent")
+    others = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "schema"]
+    return parts._replace(query=urlencode([*others, ("schema", schema)], quote_via=quote))
+
+
+def _postgres_table(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+    try:
+        from holdfast.drivers.postgres_places import place_of_url
+    except ImportError as error:
+        raise _needs_postgres(f"{parts.scheme}://", error) from error
+    if parts.fragment:
+        raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
+    if replicas:
+        raise Unsupported(
+            f"{parts.scheme}:// waits for replicas if its synchronous_standby_names say so; nothing was sent"
+        )
+    return _table_at(place_of_url(parts), world, clock)
+
+
+def _table_at(place: Place, world: World, clock: Clock | None) -> Backend:
+    from holdfast.backends.postgres_table import PostgresTableBackend
+    from holdfast.backends.postgres_table_requests import Catalogue
+    from holdfast.backends.postgres_table_schema import VERSION, valid_schema
+    from holdfast.drivers.postgres import open_driver
+
+    catalogue = Catalogue(valid_schema(place.schema))
+    return PostgresTableBackend(open_driver(place, world, clock, catalogue.many, VERSION), catalogue)
+
+
+def _needs_postgres(what: str, error: ImportError) -> Unsupported:
+    return Unsupported(f"{what} needs an extra: pip install 'holdfast[postgres]' ({error})")
+
+
+def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], None]]:
+    """The script that makes the tables and functions of a `postgresql://` URL, and what runs it there.
+
+    Raises ValueError for another URL. Running it raises BackendUnavailable, and then nothing was changed.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which would show all of it
+        raise ValueError("this is no URL; is something in its password not percent-encoded?") from None
+    if _OPENERS.get(parts.scheme) is not _postgres_table:
+        raise ValueError(f"only postgresql:// has a schema to make, not {parts.scheme!r}")
+    if schema is not None:
+        parts = _with_schema(parts, schema)
+    try:
+        from holdfast.drivers.postgres_places import place_of_url
+        from holdfast.drivers.postgres_scripts import run_script
+    except ImportError as error:
+        raise _needs_postgres(f"{parts.scheme}://", error) from error
+    from holdfast.backends.postgres_table_schema import script, valid_schema
+
+    place = place_of_url(parts)
+    text = script(valid_schema(place.schema))
+    return text, lambda: run_script(place, text)
+
+
+def _of_client(client: object, world: World, clock: Clock | None, replicas: int, schema: str | None) -> Backend | None:
     """The backend that a ready client's settings lead to, or None if we know no such client."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    if modules & {"psycopg", "psycopg_pool", "django"} or isinstance(client, Mapping):
+        return _of_postgres_client(client, world, clock, replicas, schema)
     if not _is_of_redis(type(client)):
         return None
     try:
@@ -114,14 +187,32 @@ def _of_client(client: object, world: World, clock: Clock | None, replicas: int)
     except ImportError as error:
         raise Unsupported(f"a client of Redis needs an extra: pip install 'holdfast[redis]' ({error})") from error
 
+    if schema is not None:
+        raise Unsupported("Redis has no schema to choose; nothing was sent")
     place = place_of_client(client)
     return None if place is None else RedisBackend(open_driver(place, world, clock, replicas))
+
+
+def _of_postgres_client(
+    client: object, world: World, clock: Clock | None, replicas: int, schema: str | None
+) -> Backend | None:
+    try:
+        from holdfast.drivers.postgres_places import place_of_client
+    except ImportError as error:
+        raise _needs_postgres("a client of PostgreSQL", error) from error
+    if replicas:
+        raise Unsupported("PostgreSQL waits for replicas if its synchronous_standby_names say so; nothing was sent")
+    place = place_of_client(client)
+    if place is None:
+        return None
+    return _table_at(place if schema is None else replace(place, schema=schema), world, clock)
 
 
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
 _OPENERS: dict[str, Opener] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    **dict.fromkeys(("postgresql", "postgres"), _postgres_table),
     **dict.fromkeys(_OF_REDIS, _redis),
     **dict.fromkeys(
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],

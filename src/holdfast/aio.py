@@ -241,6 +241,7 @@ def connect(
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
     replicas: int = 0,
+    schema: str | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
@@ -252,6 +253,7 @@ def connect(
             namespace=namespace,
             patience=patience,
             replicas=replicas,
+            schema=schema,
             debug=debug,
             clock=clock,
         )

@@ -210,6 +210,7 @@ def connect(
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
     replicas: int = 0,
+    schema: str | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
@@ -218,6 +219,7 @@ def connect(
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
     does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
+    `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`).
     `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
@@ -229,6 +231,7 @@ def connect(
             namespace=namespace,
             patience=patience,
             replicas=replicas,
+            schema=schema,
             debug=debug,
             clock=clock,
         )

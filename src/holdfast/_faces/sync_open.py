@@ -19,13 +19,14 @@ def open_locks(
     namespace: str,
     patience: Seconds,
     replicas: int = 0,
+    schema: str | None = None,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = ThreadWorld(clock)
     engine = Engine(
-        open_backend(url_or_client, world, clock, replicas),
+        open_backend(url_or_client, world, clock, replicas, schema),
         world,
         lease_type=Lease,
         holder=holder,

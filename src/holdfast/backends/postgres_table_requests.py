@@ -1,0 +1,127 @@
+"""What is said to PostgreSQL for each verb, and what its answers mean.
+
+Decides: the statement behind each verb, how a key is kept there, and that metadata survives a jsonb column.
+Leaves to `postgres_table`: when to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any, Final
+
+from holdfast._model import PATROL, Busy, Change, Grant, HolderInfo, LockInfo, Sight, Terms, patrol
+from holdfast.drivers.postgres_jobs import Job, Many
+from holdfast.drivers.postgres_wire import Statement
+
+PATIENCE: Final = 1000  # milliseconds that a step may wait for a transaction of somebody else's at the same name
+POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
+_SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
+_WRAPPED: Final = "holdfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
+# NUL, half a pair of surrogates, and numbers whose exponent jsonb would write out.
+_UNKEEPABLE: Final = re.compile(
+    r"\\u0000|\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]..|\de[+-]?\d", re.IGNORECASE
+)
+
+_ARGUMENTS: Final = {  # of each function, in number
+    "acquire": 11,
+    "release": 8,
+    "abandon": 6,
+    "renew": 6,
+    "observe": 7,
+    "inspect": 3,
+    "list": 3,
+    "break": 4,
+    "throttle": 6,
+    "unthrottle": 3,
+    "read": 1,
+    "write": 5,
+    "many": 16,
+}
+_JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
+
+
+class Catalogue:
+    """The statements, for one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self._statements = {name: _statement(schema, name, number) for name, number in _ARGUMENTS.items()}
+        self.many = Many(self._statements["many"], _JOINED, 1)
+
+    def job(self, name: str, *params: str | None) -> Job:
+        return Job(self._statements[name], params)
+
+    def joined(self, name: str, columns: tuple[str | None, ...], now: str | None) -> Job:
+        """One that can travel with others."""
+        return Job(self._statements[name], columns, (str(PATIENCE), now), name)
+
+
+def _statement(schema: str, name: str, number: int) -> Statement:
+    params = ", ".join(f"${place}" for place in range(1, number + 1))
+    return Statement(f"holdfast_{name}".encode(), f'SELECT "{schema}".holdfast_{name}({params})'.encode())
+
+
+def split(key: str) -> tuple[str, str]:
+    """What qualifies it, and the plain name, which has a column of its own."""
+    namespace, _, name = key.rpartition(_SEPARATOR)
+    return namespace, name
+
+
+def join(namespace: str, name: str) -> str:
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, ...]:
+    before, after = _around(terms)
+    return (*before, id, *after, address)
+
+
+@lru_cache(maxsize=1024)
+def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
+    """What comes before and after the claim: the same for every claim on the same terms, so it is written once."""
+    key, _, holder, ttl, mode, limit, metadata = terms
+    number = None if limit is None else str(limit)
+    return split(key), (holder, repr(ttl), mode, number, keepable(metadata))
+
+
+def keepable(metadata: str | None) -> str | None:
+    """JSON that a jsonb column gives back as it was."""
+    if metadata is None or (_WRAPPED not in metadata and not _UNKEEPABLE.search(metadata)):
+        return metadata
+    return json.dumps({_WRAPPED: metadata})
+
+
+def kept(metadata: Any) -> Any:
+    if isinstance(metadata, dict) and list(metadata) == [_WRAPPED]:
+        return json.loads(metadata[_WRAPPED])
+    return metadata
+
+
+def granted(answer: Any) -> Grant:
+    return Grant(answer["fence"], float(answer["acquired_at"]))
+
+
+def busy(answer: Any, *, deaf: bool) -> Busy:
+    position, retry = answer["position"], answer["retry_after"]
+    retry_after = patrol(position) if retry is None else min(patrol(position), max(0.0, float(retry)))
+    if deaf:
+        retry_after = min(retry_after, POLLED * (1 + position))
+    return Busy(position, retry_after, answer["holder"])
+
+
+def sight(answer: Any, *, deaf: bool) -> Sight:
+    retry = answer["retry_after"]
+    retry_after = PATROL if retry is None else max(0.0, min(PATROL, float(retry)))
+    changes = tuple(Change(number, fence, holder) for number, fence, holder in answer["changes"])
+    return Sight(changes, min(retry_after, POLLED * 5) if deaf else retry_after)
+
+
+def info(namespace: str, answer: Any) -> LockInfo:
+    wall = float(answer["now"])
+    holders = [
+        HolderInfo(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
+        for holder, claim, fence, mode, acquired, left, metadata in answer["holders"]
+    ]
+    queue = tuple(answer["queue"])
+    return LockInfo(join(namespace, answer["name"]), tuple(holders), len(queue), queue)

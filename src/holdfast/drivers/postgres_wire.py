@@ -1,0 +1,270 @@
+"""PostgreSQL, for both drivers: what is said on a connection, and what the server's errors mean.
+
+Decides: the steps of connecting and of one statement, and how a refusal is told.
+Leaves to the drivers of either world: to wait for the socket. The steps are generators that yield what they wait for.
+
+psycopg's wrapper of libpq is used directly: its cursors cost as much as the server does for one of our statements.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal, NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from holdfast.drivers.postgres_places import Place
+from holdfast.errors import BackendUnavailable
+
+Waiting = Generator[tuple[int, Literal["r", "w"]], None, Any]  # until that socket can be read from, or written to
+_logger = logging.getLogger("holdfast")
+_parsed = json.JSONDecoder().decode
+_TUPLES: Final = pq.ExecStatus.TUPLES_OK
+_OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_TRY_AGAIN: Final = ("40001", "40P01")  # serialization failure, deadlock: rolled back, and worth another try at once
+_CHECKS: Final = 500  # milliseconds after which the server looks whether we are still there
+_LOCK_TIMEOUT: Final = "55P03"
+_NO_SCHEMA: Final = ("42P01", "42883", "3F000", "42703")  # no such table, function, schema, column
+_NO_RIGHTS: Final = "42501"
+_GOES_AWAY: Final = ("57P", "25006")  # ended by an operator; or not the primary any more
+_IN_PASSING: Final = ("08", "57", "53", "40")  # beginnings of codes: connection, operator, resources, rollback
+_FULL: Final = "53100"  # the disk
+
+
+class Statement(NamedTuple):
+    name: bytes  # it is prepared under
+    sql: bytes
+
+
+class Refused(BackendUnavailable):
+    """The server understood, and did nothing."""
+
+
+class NameInUse(Refused):
+    """Somebody's transaction is at that very name, and does not end."""
+
+
+class TryAgain(Exception):
+    """Nothing happened, because of others who were at it at the same time."""
+
+
+class Broken(Exception):
+    """The connection is of no use any more; how it ended."""
+
+
+def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
+
+
+def for_one(error: BackendUnavailable) -> BackendUnavailable:
+    """One of its own for each who was asked for together: an exception remembers where it was raised."""
+    return type(error)(str(error), transient=error.transient)
+
+
+# Connecting, and one statement
+
+
+def connect(conninfo: bytes) -> Waiting:
+    """A connection. Raises Broken. Its socket may change on the way."""
+    try:
+        pg = pq.PGconn.connect_start(conninfo)
+    except psycopg.Error as error:
+        raise Broken(_one_line(str(error))) from error
+    yield pg.socket, "w"
+    while True:
+        if pg.status == pq.ConnStatus.BAD:
+            raise Broken(_of(pg))
+        status = pg.connect_poll()
+        if status == pq.PollingStatus.OK:
+            break
+        if status == pq.PollingStatus.FAILED:
+            raise Broken(_of(pg))
+        yield pg.socket, "r" if status == pq.PollingStatus.READING else "w"
+    pg.nonblocking = 1
+    return pg
+
+
+def talk(pg: pq.abc.PGconn, send: Callable[[], None]) -> Waiting:
+    """The last result of what `send` asks. Raises Broken."""
+    try:
+        send()
+        while pg.flush():
+            yield pg.socket, "w"
+        last = None
+        while True:
+            while pg.is_busy():
+                yield pg.socket, "r"
+                pg.consume_input()
+            result = pg.get_result()
+            if result is None:
+                return last
+            last = result
+    except psycopg.Error as error:
+        raise Broken(_one_line(str(error))) from error
+
+
+class Speaker:
+    """One connection: what it has been told before, and what its answers mean."""
+
+    def __init__(self, pg: Any, place: Place) -> None:
+        self.pg = pg
+        self.pooled = False  # something stands between: each statement may be for another server process
+        self._place = place
+        self._prepared: set[bytes] = set()
+        self._before = b""
+
+    def greet(self, version: int) -> Waiting:
+        """Learn who is there, and settle what is good for every statement. With a version, see that it is there."""
+        schema = self._place.schema
+        asked = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
+            to_regclass('"{schema}".holdfast_schema')"""
+        ((pid, isolation, found),) = yield from self.say_plainly(asked.encode())
+        self.pooled = int(pid) != self.pg.backend_pid
+        commit = self._place.synchronous_commit
+        if self.pooled:  # a setting would stay behind for whoever gets that server process next
+            self._before = b"set_config('synchronous_commit', '%b', true), " % commit.encode() if commit else b""
+        else:
+            settings = [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
+            settings += [f"synchronous_commit = {commit}"] if commit else []
+            yield from self._settle(settings)
+        if version:
+            yield from self._check(found, version)
+
+    def _settle(self, settings: list[str]) -> Waiting:
+        """A request that we give up must not go on to wait for a lock there; but not every system can notice that."""
+        try:
+            yield from self._set([*settings, f"client_connection_check_interval = {_CHECKS}"])
+        except Refused:
+            yield from self._set(settings)
+
+    def _set(self, settings: list[str]) -> Waiting:
+        if settings:
+            yield from self.say_plainly("; ".join(f"SET {one}" for one in settings).encode())
+
+    def _check(self, found: bytes | None, version: int) -> Waiting:
+        there: Any = [[b"0"]]
+        if found is not None:
+            question = f'SELECT coalesce(max(version), 0) FROM "{self._place.schema}".holdfast_schema'
+            there = yield from self.say_plainly(question.encode())
+        if int(there[0][0]) < version:
+            what = "has no lock table" if found is None else "has an old lock table"
+            raise unavailable(self._place.name, f"{what}; {how_to_migrate(self._place.name)}", transient=False)
+
+    def say(self, statement: Statement, params: Sequence[bytes | None]) -> Waiting:
+        """The answer, from JSON. Raises TryAgain, BackendUnavailable, and Broken if the connection is."""
+        pg = self.pg
+        if self.pooled:
+            sql = statement.sql.replace(b"SELECT ", b"SELECT " + self._before, 1)
+            return self._answer((yield from talk(pg, lambda: pg.send_query_params(sql, params))))
+        if statement.name not in self._prepared:
+            self._rows((yield from talk(pg, lambda: pg.send_prepare(statement.name, statement.sql))))
+            self._prepared.add(statement.name)
+        return self._answer((yield from talk(pg, lambda: pg.send_query_prepared(statement.name, params))))
+
+    def say_plainly(self, sql: bytes) -> Waiting:
+        """The rows of the last of these statements."""
+        return self._rows((yield from talk(self.pg, lambda: self.pg.send_query(sql))))
+
+    def heard(self) -> list[str]:
+        """What was notified since the last time, from what has arrived. Raises Broken."""
+        try:
+            self.pg.consume_input()
+        except psycopg.Error as error:
+            raise Broken(_one_line(str(error))) from error
+        told = []
+        while (note := self.pg.notifies()) is not None:
+            told.append(note.extra.decode())
+        return told
+
+    def _rows(self, result: Any) -> list[list[bytes | None]]:
+        if result is None:
+            raise Broken("no answer")
+        if result.status not in _OK:
+            self._refuse(result)
+        return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+
+    def _answer(self, result: Any) -> Any:
+        if result is not None and result.status == _TUPLES:
+            text = result.get_value(0, 1 if self._before else 0)
+            if text == b"true":  # the answer to most releases
+                return True
+            return None if text is None else _parsed(text.decode())
+        return self._rows(result)
+
+    def _refuse(self, result: Any) -> None:
+        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        if code in _TRY_AGAIN:
+            raise TryAgain(text)
+        if self.pg.status == pq.ConnStatus.BAD or code.startswith(_GOES_AWAY) or not code:
+            raise Broken(text or _of(self.pg))
+        raise refusal(self._place.name, code, text)
+
+    def close(self) -> None:
+        self.pg.finish()
+
+    def abandon(self) -> None:
+        """It is the parent's: close only our copy. What is left of it here knows that it is in another process."""
+        with suppress(OSError, psycopg.Error):  # which the parent may have lost
+            os.close(self.pg.socket)
+
+
+def refusal(place: str, code: str, text: str) -> Refused:
+    """What an error of the server's means for whoever asked."""
+    at = f"PostgreSQL at {place}"
+    if code == _LOCK_TIMEOUT:
+        return NameInUse(f"{at}: a transaction of somebody else's is at that lock, and does not end")
+    if code in _NO_SCHEMA:
+        return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place)}", transient=False)
+    if code == _NO_RIGHTS:
+        return Refused(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
+    return Refused(f"{at} refuses: {text} ({code})", transient=code.startswith(_IN_PASSING) and code != _FULL)
+
+
+def how_to_migrate(place: str) -> str:
+    return f"run: holdfast migrate '{place}', as a user who may create tables there"
+
+
+def how_to_grant(place: str) -> str:
+    schema = place.partition("schema=")[2] or "public"
+    return (
+        f'whoever ran `holdfast migrate` can run: GRANT USAGE ON SCHEMA "{schema}" TO the_user; '
+        f'GRANT ALL ON ALL TABLES IN SCHEMA "{schema}" TO the_user; '
+        f'GRANT ALL ON ALL SEQUENCES IN SCHEMA "{schema}" TO the_user'
+    )
+
+
+def refused_for_good(text: str) -> bool:
+    """Whether a connection was refused for a reason that does not pass. libpq tells no code, so only words say so."""
+    words = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist", "certificate")
+    return any(word in text for word in words)
+
+
+def _of(pg: Any) -> str:
+    return _one_line(pg.get_error_message() if hasattr(pg, "get_error_message") else pg.error_message.decode())
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Wake-ups
+
+
+def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
+    """A statement that tells whoever listens there."""
+    return Statement(b"holdfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
+
+
+def tell_deaf(place: Place) -> None:
+    _logger.warning(
+        "PostgreSQL at %s is reached by way of a pooler that gives each transaction to another connection, so LISTEN "
+        "does not work there and waiters look for themselves; locks are safe, hand-overs are slower. Connect to the "
+        "server itself, or by way of a pool in session mode",
+        place.name,
+    )
