@@ -63,6 +63,8 @@ class Engine:
         self.order = order  # in debug mode: who asked for what while holding what
         self.briefly = BRIEFLY
         self.closed = False
+        if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
+            backend.on_loss = self.keeper.hear_of_loss
         _living.add(self)
 
     def must_be_able(self, what: str, able: bool) -> None:
