@@ -182,7 +182,15 @@ class PostgresAdvisoryBackend:
             if hold.state == "new" and not self._has_company(hold):
                 return Busy(ahead, OUTSIDE, holder)
             return Busy(ahead, patrol(max(1, ahead)), holder)
-        return Busy(0, SOON)
+        return Busy(0, SOON, self._known_holder(hold.key.number))
+
+    def _known_holder(self, number: int) -> str | None:
+        """If it is one of this process."""
+        for backend in self._near():
+            for hold in backend._holds.of(number):
+                if hold.state == "held":
+                    return hold.claim.terms.holder
+        return None
 
     def _ahead(self, hold: Hold, seen: Sequence[Seen]) -> int:
         """How many stand in the server's queue before it."""
@@ -378,8 +386,10 @@ class PostgresAdvisoryBackend:
 
     def _here(self, pid: int, number: int) -> builtins.list[Hold]:
         """What this process has of it."""
-        near = [backend for backend in list(_living) if backend._place.name == self._place.name]
-        return [hold for backend in near for hold in backend.has_in(pid, number)]
+        return [hold for backend in self._near() for hold in backend.has_in(pid, number)]
+
+    def _near(self) -> builtins.list[PostgresAdvisoryBackend]:
+        return [backend for backend in list(_living) if backend._place.name == self._place.name]
 
     async def inspect(self, key: str) -> LockInfo:
         number = key_of(key).number
