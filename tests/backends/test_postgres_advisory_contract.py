@@ -71,7 +71,9 @@ def _on_advisory(chapter: type[Promise]) -> type[Promise]:
         return _url(tmp_path)
 
     told: dict[str, Any] = {"url": url, "can": frozenset({"fork", "processes"}), "__module__": __name__}
-    told |= dict.fromkeys((story for stories in LEFT_OUT.values() for story in stories if hasattr(chapter, story)), None)
+    told |= dict.fromkeys(
+        (story for stories in LEFT_OUT.values() for story in stories if hasattr(chapter, story)), None
+    )
     made = type(f"Test{chapter.__name__}_advisory", (chapter,), told)
     return pytest.mark.slow(made)
 

@@ -1,8 +1,8 @@
 """PostgreSQL's advisory locks: no schema, no rights, and no ttl at the server.
 
-Decides: in which session a claim is asked for, waited for and held, and what an answer means.
-Leaves to `postgres_advisory_sql`: the statements. Leaves to `postgres_advisory_holds`: what this `Locks` has. Leaves to
-the driver: connections, and to notice their end.
+Decides: what is asked for the verbs, and what becomes of a hold when its session ends.
+Leaves to `postgres_advisory_asking`: to acquire and to wait. Leaves to `postgres_advisory_sql`: the statements. Leaves
+to `postgres_advisory_holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
 
 One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
 queue, which is fair, in a session of its own, and holds what it waited for in that one. There are at most `waiting` of
@@ -16,243 +16,34 @@ no longer believes in is abandoned, by the engine, because the server would keep
 from __future__ import annotations
 
 import builtins
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from holdfast._model import (
-    EXCLUSIVE,
-    SHARED,
-    Busy,
-    Capabilities,
-    Claim,
-    Grant,
-    LockInfo,
-    Renewal,
-    Sight,
-    patrol,
-)
+from holdfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal, Sight
 from holdfast._time import boot_now
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast._worlds import Clock, World
-from holdfast.backends.postgres_advisory_holds import Hold, Holds, refuse_twins
-from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of, name_of
-from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
+from holdfast.backends.postgres_advisory_asking import Asking
+from holdfast.backends.postgres_advisory_holds import Hold, Holds
+from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
+from holdfast.backends.postgres_advisory_sql import Seen, read
+from holdfast.backends.postgres_advisory_transaction import take
 from holdfast.backends.postgres_advisory_view import info_of, nameless
-from holdfast.drivers.postgres_advisory import open_sessions
-from holdfast.drivers.postgres_advisory_line import Cancelled, Line, Place, Statement, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement
+from holdfast.drivers.postgres_advisory_transaction import Transaction
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
-SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
-OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
-AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
-CROWDED: Final = 4096  # names that are remembered to be in demand
-
-_living: weakref.WeakSet[PostgresAdvisoryBackend] = weakref.WeakSet()  # of this process
 
 
-class PostgresAdvisoryBackend:
+class PostgresAdvisoryBackend(Asking):
     capabilities = Capabilities(observe=False, limiter=False, cell=False, limits=False, expires=False)
 
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
-        self._place = place
-        self._world = world
-        self._holds = Holds()
-        self._crowded: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
+        super().__init__(place, world, clock)
         self._closed = False
         self.on_loss: Callable[[Sequence[str], str], None] | None = None  # told of claims whose session has ended
-        ref = weakref.WeakMethod(self._ended)
-        self._sessions = open_sessions(place, PREPARE, world, clock, partial(_tell_end, ref))
-        _living.add(self)
-
-    # Acquire
-
-    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        until = boot_now() + within
-        hold = self._holds.by_id.get(claim.id)
-        if hold is None:
-            self._sessions.holder = claim.terms.holder
-            main = await self._sessions.main(within)
-            hold = self._holds.enter(claim, self._world.signal())
-        else:
-            main = await self._sessions.main(within)
-            await self._settle(hold, main, until)
-        if hold.state == "held":
-            if claim.terms.mode == SHARED and hold.mode == EXCLUSIVE:
-                await self._share(hold, until)
-            return hold.grant
-        if hold.state == "new":
-            crowded = hold.key.number in self._crowded
-            if not (crowded and enqueue) and await self._try(hold, main, until):
-                return hold.grant
-            if not enqueue:
-                self._holds.leave(hold)
-                return await self._busy(hold, main, until)
-            await self._stand_in_line(hold, until)
-        return await self._busy(hold, main, until)
-
-    async def _settle(self, hold: Hold, main: Line, until: float) -> None:
-        """It was asked for before: find out what came of that."""
-        if hold.state == "waits":
-            self._sessions.peek(hold.line)
-        if hold.state == "asked" or hold.freeing:
-            await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
-        if hold.state == "doubt":
-            await self._settle_by_looking(hold, until)
-
-    async def _settle_by_looking(self, hold: Hold, until: float) -> None:
-        """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
-        line = hold.line
-        seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
-        if any(one.pid == line.pid and one.granted for one in seen):
-            rows = await self._ask(line, b"hf_clock", (), until)
-            hold.come(rows[0][0] or b"0")
-        else:
-            hold.state, hold.line = "new", None
-            self._give_back(line)
-
-    async def _try(self, hold: Hold, main: Line, until: float) -> bool:
-        if self._holds.may_share(hold) and not await self._probe(hold, until):
-            return False
-        if not self._holds.into_main(hold, main):
-            return False
-        name = b"hf_try_exclusive" if hold.mode == EXCLUSIVE else b"hf_try_shared"
-        statement = Statement(name, hold.key, partial(self._tried, hold))
-        try:
-            await self._sessions.ask(main, statement, max(0.01, until - boot_now()))
-        finally:
-            if not statement.sent_at:
-                self._holds.out_of_main(hold)
-        return hold.state == "held"
-
-    def _tried(self, hold: Hold, statement: Statement) -> None:
-        if statement.error is None and (answer := statement.answer[0][0]) is not None:
-            hold.come(answer)
-        elif hold.state == "asked":
-            self._holds.out_of_main(hold)
-
-    async def _probe(self, hold: Hold, until: float) -> bool:
-        """Whether a session that does not share the number yet would be let in: then nobody waits who came before."""
-        line = await self._sessions.waiter(max(0.01, until - boot_now()))
-        if line is None:
-            return False
-        try:
-            rows = await self._ask(line, b"hf_probe", hold.key[:1], until)
-        except BaseException:
-            line.broken(ConnectionAbortedError("let go of"))  # what it was asked may still come
-            raise
-        finally:
-            self._give_back(line)
-        return rows[0][0] == b"t"
-
-    async def _stand_in_line(self, hold: Hold, until: float) -> None:
-        """In a session of its own, or outside if all are taken."""
-        if not self._holds.is_next(hold):
-            return
-        line = await self._sessions.waiter(max(0.01, until - boot_now()))
-        if line is None:
-            return
-        with self._holds.mutex:
-            self._holds.outside.pop(hold.claim.id, None)
-            hold.state, hold.line = "waits", line
-        name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
-        self._sessions.send(line, Statement(name, hold.key, partial(self._came, hold)))
-        self._wake_outside()  # there may be a session for the next one too
-
-    def _came(self, hold: Hold, statement: Statement) -> None:
-        """The wait is over."""
-        if hold.state != "waits":
-            return
-        if statement.error is None:
-            hold.come(statement.answer[0][0] or b"0")
-            self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
-        else:
-            hold.state = "doubt"
-        hold.signal.set()
-
-    async def _busy(self, hold: Hold, main: Line, until: float) -> Busy:
-        self._remember(hold.key.number, crowded=True)
-        hold.looks += 1
-        if hold.state == "ended" or hold.looks > 1:
-            seen = read(await self._ask(main, b"hf_look", halves(hold.key.number), until))
-            holder = self._in_the_way(hold, seen)
-            ahead = self._ahead(hold, seen)
-            if hold.state == "new" and not self._has_company(hold):
-                return Busy(ahead, OUTSIDE, holder)
-            return Busy(ahead, patrol(max(1, ahead)), holder)
-        return Busy(0, SOON, self._known_holder(hold.key.number))
-
-    def _known_holder(self, number: int) -> str | None:
-        """If it is one of this process."""
-        for backend in self._near():
-            for hold in backend._holds.of(number):
-                if hold.state == "held":
-                    return hold.claim.terms.holder
-        return None
-
-    def _ahead(self, hold: Hold, seen: Sequence[Seen]) -> int:
-        """How many stand in the server's queue before it."""
-        queue = [one.pid for one in seen if not one.granted]
-        pid = hold.line.pid if hold.line is not None else 0
-        return queue.index(pid) if pid in queue else len(queue)
-
-    def _has_company(self, hold: Hold) -> bool:
-        """Somebody of ours stands in line for it, and wakes whoever is next outside."""
-        return any(other.state == "waits" for other in self._holds.of(hold.key.number))
-
-    def _in_the_way(self, hold: Hold, seen: Sequence[Seen]) -> str | None:
-        """Who holds it. Raises Unsupported if that one holds another name with the same number."""
-        for one in seen:
-            if one.granted:
-                here = [other for other in self._here(one.pid, one.number) if other.state == "held"]
-                if here:
-                    return here[0].claim.terms.holder
-                tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
-                if tags and hold.key.tag not in tags:
-                    self._forget(hold)
-                    refuse_twins(hold.claim.terms.name, f"another lock, held by {one.application!r}")
-                return one.application or f"pid {one.pid}"
-        return None
-
-    def _forget(self, hold: Hold) -> None:
-        line, hold.line = hold.line, None
-        if hold.state in ("waits", "doubt") and line is not None:
-            self._holds.leave(hold)
-            line.broken(ConnectionAbortedError("let go of"))
-            self._give_back(line)
-        else:
-            self._holds.leave(hold)
-
-    def _remember(self, number: int, *, crowded: bool) -> None:
-        if not crowded:
-            self._crowded.discard(number)
-        else:
-            if len(self._crowded) >= CROWDED:
-                self._crowded.pop()
-            self._crowded.add(number)
-
-    async def wait(self, claim: Claim, seconds: float) -> bool:
-        hold = self._holds.by_id.get(claim.id)
-        if hold is None or hold.state in ("held", "doubt"):
-            return True
-        line = hold.line
-        if hold.state == "waits" and line is not None:
-            return await self._sessions.hear(line, hold.signal, seconds)
-        return await hold.signal.wait(seconds)
-
-    async def _share(self, hold: Hold, until: float) -> None:
-        """Held alone until now. In one statement, so that nobody comes in between."""
-
-        def shared(statement: Statement) -> None:
-            hold.freeing = False
-            if statement.error is None:
-                hold.mode = SHARED
-
-        hold.freeing = True
-        statement = Statement(b"hf_share", hold.key[:1], shared)
-        await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
 
     # Keep and release
 
@@ -309,17 +100,6 @@ class PostgresAdvisoryBackend:
             if not in_main:
                 self._give_back(line)
 
-    def _give_back(self, line: Line) -> None:
-        self._sessions.give_back(line)
-        self._wake_outside()
-
-    def _wake_outside(self) -> None:
-        if self._holds.outside:
-            with self._holds.mutex:
-                first = next(iter(self._holds.outside.values()), None)
-            if first is not None:
-                first.signal.set()
-
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
@@ -333,31 +113,6 @@ class PostgresAdvisoryBackend:
             await self._leave_the_line(hold, until)
         if hold.state == "new":
             self._holds.leave(hold)
-
-    async def _leave_the_line(self, hold: Hold, until: float) -> None:
-        """Out of the server's queue; should it be granted meanwhile, it is let go of."""
-        line = hold.line
-        self._holds.leave(hold)
-        try:
-            main = await self._sessions.main(max(0.01, until - boot_now()))
-            if line.flight is not None:
-                await self._ask(main, b"hf_cancel", (line.pid,), until)
-            await self._free_all(line, until)
-        except BaseException as error:
-            line.broken(ConnectionAbortedError("let go of"))  # the server lets go of all that it held, or stood in line for
-            if not isinstance(error, BackendUnavailable):
-                raise
-        finally:
-            self._give_back(line)
-
-    async def _free_all(self, line: Line, until: float) -> None:
-        for _ in range(3):
-            try:
-                await self._ask(line, b"hf_free_all", (), until)
-                return
-            except Cancelled:  # the cancellation came late, and hit this
-                continue
-        raise unavailable(self._place.name, "cancels everything")
 
     # The end of a session
 
@@ -380,17 +135,6 @@ class PostgresAdvisoryBackend:
 
     # What operators ask
 
-    def has_in(self, pid: int, number: int) -> builtins.list[Hold]:
-        """What this `Locks` has of a number in that session."""
-        return [one for one in self._holds.of(number) if one.line is not None and one.line.pid == pid]
-
-    def _here(self, pid: int, number: int) -> builtins.list[Hold]:
-        """What this process has of it."""
-        return [hold for backend in self._near() for hold in backend.has_in(pid, number)]
-
-    def _near(self) -> builtins.list[PostgresAdvisoryBackend]:
-        return [backend for backend in list(_living) if backend._place.name == self._place.name]
-
     async def inspect(self, key: str) -> LockInfo:
         number = key_of(key).number
         rows = await self._look(b"hf_look", halves(number))
@@ -403,7 +147,7 @@ class PostgresAdvisoryBackend:
         named = [(name_of(number) or nameless(number, prefix), seen) for number, seen in found.items()]
         return [info_of(name, seen, self._here) for name, seen in sorted(named) if name.startswith(prefix)]
 
-    async def _look(self, name: bytes, params: Sequence[int]) -> Any:
+    async def _look(self, name: bytes, params: Sequence[int]) -> Rows:
         return await self._ask(await self._sessions.main(QUICK), name, params, boot_now() + QUICK)
 
     async def break_(self, key: str) -> LockInfo:
@@ -424,8 +168,11 @@ class PostgresAdvisoryBackend:
                 self.on_loss([hold.claim.id for hold in mine], "it was broken")
         return before
 
-    async def _ask(self, line: Line, name: bytes, params: Sequence[int], until: float) -> Any:
-        return await self._sessions.ask(line, Statement(name, params), max(0.01, until - boot_now()))
+    async def in_transaction(
+        self, connection: object, keys: Sequence[str], wait: float | None
+    ) -> tuple[int, str | None]:
+        """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
+        return await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
 
     # What it cannot do
 
@@ -458,10 +205,3 @@ class PostgresAdvisoryBackend:
 
     def __repr__(self) -> str:
         return self._place.name
-
-
-def _tell_end(ended: weakref.WeakMethod[Callable[[Line], None]], line: Line) -> None:
-    """The driver's threads keep nothing alive."""
-    method = ended()
-    if method is not None:
-        method(line)

@@ -24,7 +24,8 @@ _last_fence = 0  # of this process: should the server's clock be set back, ours 
 _minting = threading.Lock()
 
 
-def _fence(read: int) -> int:
+def mint(read: int) -> int:
+    """The fence that the server's clock gives, but never lower than the last."""
     global _last_fence
     with _minting:
         _last_fence = max(read, _last_fence + 1)
@@ -68,7 +69,7 @@ class Hold:
         """It is granted."""
         self.state = "held"
         self.read = int(answer)
-        self.fence = _fence(self.read)
+        self.fence = mint(self.read)
         self.granted_at = self.read / 1e6
         self.heard_at = boot_now()
 
@@ -149,18 +150,17 @@ class Holds:
         return hold.claim.id in self._in_main.get(hold.key.number, {})
 
     def may_share(self, hold: Hold) -> bool:
-        """Whether the main session shares the number already, so that it would be granted past whoever waits."""
+        """Whether the main session may share the number already, and so be granted it past whoever waits."""
         with self.mutex:
-            there = self._in_main.get(hold.key.number, {})
-            return hold.mode != EXCLUSIVE and any(other.state == "held" for other in there.values())
+            return hold.mode != EXCLUSIVE and hold.key.number in self._in_main
 
     def into_main(self, hold: Hold, line: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""
         with self.mutex:
-            there = self._in_main.setdefault(hold.key.number, {})
+            there = self._in_main.get(hold.key.number, {})
             if there and (hold.mode == EXCLUSIVE or any(other.mode == EXCLUSIVE for other in there.values())):
                 return False
-            there[hold.claim.id] = hold
+            self._in_main.setdefault(hold.key.number, there)[hold.claim.id] = hold
             hold.state, hold.line = "asked", line
             return True
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from holdfast.backends.postgres_advisory_keys import whole
+from holdfast.drivers.postgres_advisory_line import Rows
 
 _MINT: Final = 1751543142  # "hold" as a number: one lock for each tag, held while a sharer reads the clock
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
@@ -90,7 +91,7 @@ class Seen(NamedTuple):
         }
 
 
-def read(rows: list[list[bytes | None]]) -> list[Seen]:
+def read(rows: Rows) -> list[Seen]:
     """Holders first, then those who wait, in order; each with the tags of its session."""
     tags: dict[int, list[tuple[int, int]]] = {}
     for row in rows:

@@ -20,7 +20,7 @@ from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
-from holdfast.drivers.postgres_advisory_line import Line, Place, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
 
 IDLE: Final = 30.0  # seconds after which a session that nobody waits in is closed
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -46,7 +46,7 @@ class Sessions(Protocol):
         """It holds nothing any more, and nothing is under way. False if it was thrown away."""
         ...
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> list[list[bytes | None]]:
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         """Raises BackendUnavailable if no answer comes in time; the statement stays under way then."""
         ...
 
@@ -180,7 +180,7 @@ class BlockingSessions:
     def _broke(self, line: Line) -> None:
         with self._mutex:
             if line in self._idle:
-                self._idle.remove(line)  # type: ignore[arg-type]
+                self._idle.remove(line)
         self._on_broken(line)
 
     async def main(self, within: float) -> Line:
@@ -227,7 +227,7 @@ class BlockingSessions:
             _end(one)
         return keep
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> list[list[bytes | None]]:
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
         until = boot_now() + within
         if not line.turn.acquire(timeout=within):
@@ -265,8 +265,7 @@ class BlockingSessions:
             if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
                 return False
             with line.turn:
-                if line.alive and line.flight is flight:
-                    line.heed()
+                self._heed(line, flight)
 
     def _hear_by(self, clock: Clock, line: _Line, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
@@ -281,13 +280,17 @@ class BlockingSessions:
                 if bell.fileno() in ready:
                     return False
                 with line.turn:
-                    if line.alive and line.flight is flight:
-                        line.heed()
+                    self._heed(line, flight)
             return True
         finally:
             cancel()
             bell.close()
             hand.close()
+
+    def _heed(self, line: _Line, flight: Statement) -> None:
+        """Unless another thread was faster."""
+        if line.alive and line.flight is flight:
+            line.heed()
 
     def peek(self, line: Line) -> None:
         assert isinstance(line, _Line)

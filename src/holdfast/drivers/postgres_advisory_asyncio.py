@@ -18,15 +18,13 @@ from psycopg import pq
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
 from holdfast.drivers.postgres_advisory import IDLE, OnBroken
-from holdfast.drivers.postgres_advisory_line import Line, Place, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
 
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
 class _Line(Line):
-    def __init__(
-        self, pgconn: pq.abc.PGconn, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken
-    ) -> None:
+    def __init__(self, pgconn: pq.abc.PGconn, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken) -> None:
         super().__init__(pgconn, name)
         self.loop = loop
         self._on_broken = on_broken
@@ -106,7 +104,7 @@ class AsyncioSessions:
 
     def _broke(self, line: Line) -> None:
         if line in self._idle:
-            self._idle.remove(line)  # type: ignore[arg-type]
+            self._idle.remove(line)
         self._on_broken(line)
 
     async def main(self, within: float) -> Line:
@@ -155,7 +153,7 @@ class AsyncioSessions:
             one.broken(ConnectionAbortedError("let go of"))
         return keep
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> list[list[bytes | None]]:
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
         if not line.alive:
             raise unavailable(self.place.name, "ended the session")
@@ -203,9 +201,7 @@ class AsyncioSessions:
         self._reset()
 
 
-def _and_then(
-    first: Callable[[Statement], None] | None, answered: asyncio.Future[None]
-) -> Callable[[Statement], None]:
+def _and_then(first: Callable[[Statement], None] | None, answered: asyncio.Future[None]) -> Callable[[Statement], None]:
     def done(statement: Statement) -> None:
         if first is not None:
             first(statement)

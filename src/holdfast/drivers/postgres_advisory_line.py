@@ -10,7 +10,6 @@ the session next hears that answer first, and `Statement.done` is called with it
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode
@@ -21,7 +20,7 @@ from holdfast._time import boot_now
 from holdfast.errors import BackendUnavailable, Unsupported
 
 WAITING: Final = 16  # sessions, besides the main one, in which waiters may stand in PostgreSQL's own queues
-_PATIENT = "lock_timeout statement_timeout idle_session_timeout idle_in_transaction_session_timeout".split()
+_PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
 _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
@@ -35,6 +34,7 @@ SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE 
 SELECT pg_backend_pid(), pg_is_in_recovery();
 """
 Params = Sequence[int]
+Rows = list[list[bytes | None]]
 
 
 class Place:
@@ -83,7 +83,7 @@ class Statement:
         self.name = name
         self.params = params
         self.done = done  # called once, when it is known what came of it
-        self.answer: list[list[bytes | None]] = []
+        self.answer: Rows = []
         self.error: BackendUnavailable | None = None
         self.finished = False
         self.sent_at = 0.0
@@ -94,7 +94,7 @@ class Statement:
             if self.done is not None:
                 self.done(self)
 
-    def rows(self) -> list[list[bytes | None]]:
+    def rows(self) -> Rows:
         if self.error is not None:
             raise self.error
         return self.answer
@@ -216,7 +216,7 @@ def _shake_hands(pgconn: pq.abc.PGconn, place: Place, until: float) -> None:
 
 
 def _results(pgconn: pq.abc.PGconn, place: Place, until: float) -> list[Any]:
-    found = []
+    found: list[Any] = []
     while True:
         writing = bool(pgconn.flush())
         while pgconn.is_busy():
@@ -253,7 +253,9 @@ def refusal(name: str, result: Any) -> BackendUnavailable:
         return Cancelled(f"{name} gave the statement up: {said}", sqlstate=state)
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
-    return unavailable(name, f"answered with an error: {said} ({state})", transient=state[:2] in ("08", "53", "57", "58"))
+    return unavailable(
+        name, f"answered with an error: {said} ({state})", transient=state[:2] in ("08", "53", "57", "58")
+    )
 
 
 def unavailable(name: str, what: str, *, transient: bool = True) -> BackendUnavailable:
@@ -267,7 +269,3 @@ def _first_line(message: bytes | None) -> str:
 def _short(holder: str) -> str:
     """What fits into `application_name`: 63 bytes, and ASCII only, or the server would show question marks."""
     return holder.encode("ascii", "replace")[:63].decode()
-
-
-def wall() -> float:
-    return time.time()
