@@ -25,6 +25,7 @@ from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
 OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
+BRIEFLY: Final = 0.005  # seconds in which a lock that was in demand turns out to be free
 AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
 CROWDED: Final = 4096  # names that are remembered to be in demand
 
@@ -59,19 +60,26 @@ class Asking:
                 await self._share(hold, until)
             return hold.grant
         if hold.state == "new":
-            crowded = hold.key.number in self._crowded
-            if not (crowded and enqueue) and await self._try(hold, main, until):
+            in_vain = enqueue and not hold.looks and hold.key.number in self._crowded
+            if not in_vain and await self._try(hold, main, until):
                 return hold.grant
             if not enqueue:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
+            if in_vain and hold.state == "waits" and self._known_holder(hold.key.number) is None:
+                await self._sessions.briefly(hold.line, BRIEFLY)  # nobody may want it any more
+            if hold.state == "held":
+                return hold.grant
         return await self._busy(hold, main, until)
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""
         if hold.state == "waits":
-            self._sessions.peek(hold.line)
+            if self._known_holder(hold.key.number) is None:
+                await self._sessions.briefly(hold.line, BRIEFLY)  # the grant may be on its way
+            else:
+                self._sessions.peek(hold.line)
         if hold.state == "asked" or hold.freeing:
             await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
         if hold.state == "doubt":
@@ -129,11 +137,11 @@ class Asking:
         line = await self._sessions.waiter(max(0.01, until - boot_now()))
         if line is None:
             return
-        with self._holds.mutex:
-            self._holds.outside.pop(hold.claim.id, None)
-            hold.state, hold.line = "waits", line
+        hold.state, hold.line = "waits", line
         name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
-        self._sessions.send(line, Statement(name, hold.key, partial(self._came, hold)))
+        statement = Statement(name, hold.key, partial(self._came, hold))
+        self._sessions.send(line, statement)
+        self._holds.outside.pop(hold.claim.id, None)  # not before: the next one must come after it at the server too
         self._wake_outside()  # there may be a session for the next one too
 
     def _came(self, hold: Hold, statement: Statement) -> None:
@@ -157,7 +165,9 @@ class Asking:
             if hold.state == "new" and not self._has_company(hold):
                 return Busy(ahead, OUTSIDE, holder)
             return Busy(ahead, patrol(max(1, ahead)), holder)
-        return Busy(0, SOON, self._known_holder(hold.key.number))
+        others = (other for backend in self._near() for other in backend._holds.of(hold.key.number))
+        ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
+        return Busy(ahead, SOON, self._known_holder(hold.key.number))
 
     def _known_holder(self, number: int) -> str | None:
         """If it is one of this process."""
@@ -182,7 +192,7 @@ class Asking:
         for one in seen:
             if one.granted:
                 here = [other for other in self._here(one.pid, one.number) if other.state == "held"]
-                if here:
+                if here and here[0].claim.terms.key == hold.claim.terms.key:
                     return here[0].claim.terms.holder
                 tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
                 if tags and hold.key.tag not in tags:

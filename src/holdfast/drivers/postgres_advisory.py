@@ -54,6 +54,10 @@ class Sessions(Protocol):
         """Without waiting for the answer; only on a session of `waiter`."""
         ...
 
+    async def briefly(self, line: Line, seconds: float) -> None:
+        """Until the statement under way is answered, or so many real seconds have passed."""
+        ...
+
     async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
         """True once the statement under way is answered, or the signal set; False after `seconds`."""
         ...
@@ -253,10 +257,17 @@ class BlockingSessions:
         with line.turn:
             line.begin(statement)
 
+    async def briefly(self, line: Line, seconds: float) -> None:
+        self._hear(line, seconds)
+
     async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
-        assert isinstance(line, _Line)
         if self._clock is not None:
+            self.peek(line)
             return self._hear_by(self._clock, line, seconds)
+        return self._hear(line, seconds)
+
+    def _hear(self, line: Line, seconds: float) -> bool:
+        assert isinstance(line, _Line)
         until = boot_now() + seconds
         while True:
             flight = line.flight
@@ -267,8 +278,9 @@ class BlockingSessions:
             with line.turn:
                 self._heed(line, flight)
 
-    def _hear_by(self, clock: Clock, line: _Line, seconds: float) -> bool:
+    def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
+        assert isinstance(line, _Line)
         bell, hand = socket.socketpair()
         poll = select.poll()
         poll.register(bell, select.POLLIN)

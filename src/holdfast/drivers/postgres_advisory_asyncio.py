@@ -175,6 +175,17 @@ class AsyncioSessions:
         assert isinstance(line, _Line)
         line.put(statement)
 
+    async def briefly(self, line: Line, seconds: float) -> None:
+        flight = line.flight
+        if flight is not None:
+            answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            flight.done = _and_then(flight.done, answered)
+            timer = answered.get_loop().call_later(seconds, _give_up, answered)
+            try:
+                await answered
+            finally:
+                timer.cancel()
+
     async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
         """The loop reads; whoever hears of the answer sets the signal."""
         return await signal.wait(seconds)
