@@ -14,7 +14,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
-from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds
+from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
 from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
 from tests.servers.postgres import HOST, USER
 from tests.servers.postgres_shared import advisory
@@ -221,12 +221,12 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when lock_timeout strikes in the moment of the grant: the error says no, and the session holds it."""
-    broken = postgres_advisory_asking.PREPARE.replace(
+    broken = postgres_advisory_sql.PREPARE.replace(
         "PREPARE hf_lock_exclusive(int8, int4) AS ",
         "PREPARE hf_lock_exclusive(int8, int4) AS SELECT 1 / length(pg_advisory_lock($1)::text), $2;"
         "PREPARE unused(int8, int4) AS ",
     )
-    assert broken != postgres_advisory_asking.PREPARE
+    assert broken != postgres_advisory_sql.PREPARE
     monkeypatch.setattr(postgres_advisory_asking, "PREPARE", broken)
     with holdfast.connect(url) as unlucky, holdfast.connect(url) as other:
         lease = other.lock("gate").acquire()

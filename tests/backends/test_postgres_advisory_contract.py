@@ -6,6 +6,7 @@ Decides: which stories are about something that advisory locks have not, and why
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,21 @@ def _on_advisory(chapter: type[Promise]) -> type[Promise]:
         return _url(tmp_path)
 
     told: dict[str, Any] = {"url": url, "can": frozenset({"fork", "processes"}), "__module__": __name__}
-    told |= dict.fromkeys(
-        (story for stories in LEFT_OUT.values() for story in stories if hasattr(chapter, story)), None
-    )
+    left_out = {story for stories in LEFT_OUT.values() for story in stories}
+    told |= {name: _in_part(getattr(chapter, name)) for name in dir(chapter) if _is_told_in_parts(chapter, name)}
+    told |= {story: None for story in left_out if hasattr(chapter, story)}
     made = type(f"Test{chapter.__name__}_advisory", (chapter,), told)
     return pytest.mark.slow(made)
 
 
 def _is_told_in_parts(chapter: type[Promise], name: str) -> bool:
     marks = getattr(getattr(chapter, name), "pytestmark", ())
-    return any(LEFT_OUT_PARTS & set(mark.kwargs.get("ids") or ()) for mark in marks)
+    return any(not LEFT_OUT_PARTS.isdisjoint(_ids(mark)) for mark in marks)
+
+
+def _ids(mark: pytest.Mark) -> list[object]:
+    ids = mark.kwargs.get("ids")
+    return list(ids) if isinstance(ids, Iterable) else []
 
 
 def _in_part(story: Any) -> Any:
@@ -116,7 +122,7 @@ def _in_part(story: Any) -> Any:
 
 def _without(mark: pytest.Mark) -> pytest.Mark:
     names, values = mark.args
-    ids = list(mark.kwargs["ids"])
+    ids = _ids(mark)
     kept = [(id, value) for id, value in zip(ids, values, strict=True) if id not in LEFT_OUT_PARTS]
     return pytest.mark.parametrize(names, [value for _, value in kept], ids=[id for id, _ in kept]).mark
 

@@ -62,12 +62,13 @@ class Asking:
         if hold.state == "new":
             in_vain = enqueue and not hold.looks and hold.key.number in self._crowded
             if not in_vain and await self._try(hold, main, until):
+                self._come_in(hold)
                 return hold.grant
             if not enqueue:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
-            if in_vain and hold.state == "waits" and self._known_holder(hold.key.number) is None:
+            if in_vain and hold.state == "waits" and self._known_holder(hold) is None:
                 await self._sessions.briefly(hold.line, BRIEFLY)  # nobody may want it any more
             if hold.state == "held":
                 return hold.grant
@@ -76,7 +77,7 @@ class Asking:
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""
         if hold.state == "waits":
-            if self._known_holder(hold.key.number) is None:
+            if self._known_holder(hold) is None:
                 await self._sessions.briefly(hold.line, BRIEFLY)  # the grant may be on its way
             else:
                 self._sessions.peek(hold.line)
@@ -141,8 +142,12 @@ class Asking:
         name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
         statement = Statement(name, hold.key, partial(self._came, hold))
         self._sessions.send(line, statement)
-        self._holds.outside.pop(hold.claim.id, None)  # not before: the next one must come after it at the server too
-        self._wake_outside()  # there may be a session for the next one too
+        self._come_in(hold)  # not before: the next one must come after it at the server too
+
+    def _come_in(self, hold: Hold) -> None:
+        """Whoever is next outside may look: there may be a session for that one too."""
+        if self._holds.outside.pop(hold.claim.id, None) is not None:
+            self._wake_outside()
 
     def _came(self, hold: Hold, statement: Statement) -> None:
         """The wait is over."""
@@ -167,14 +172,14 @@ class Asking:
             return Busy(ahead, patrol(max(1, ahead)), holder)
         others = (other for backend in self._near() for other in backend._holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
-        return Busy(ahead, SOON, self._known_holder(hold.key.number))
+        return Busy(ahead, SOON, self._known_holder(hold))
 
-    def _known_holder(self, number: int) -> str | None:
-        """If it is one of this process."""
+    def _known_holder(self, hold: Hold) -> str | None:
+        """Who is in the way, if it is one of this process."""
         for backend in self._near():
-            for hold in backend._holds.of(number):
-                if hold.state == "held":
-                    return hold.claim.terms.holder
+            for other in backend._holds.of(hold.key.number):
+                if other.state == "held" and EXCLUSIVE in (hold.mode, other.mode):
+                    return other.claim.terms.holder
         return None
 
     def _ahead(self, hold: Hold, seen: Sequence[Seen]) -> int:
@@ -260,8 +265,7 @@ class Asking:
         self._holds.leave(hold)
         try:
             main = await self._sessions.main(max(0.01, until - boot_now()))
-            if line.flight is not None:
-                await self._ask(main, b"hf_cancel", (line.pid,), until)
+            await self._cancel(line, main, until)
             await self._free_all(line, until)
         except BaseException as error:
             line.broken(
@@ -271,6 +275,16 @@ class Asking:
                 raise
         finally:
             self._give_back(line)
+
+    async def _cancel(self, line: Line, main: Line, until: float) -> None:
+        """Again and again: one that comes before the statement has begun at the server is ignored there."""
+        pause = BRIEFLY
+        while line.flight is not None and line.alive:
+            if boot_now() >= until:
+                raise unavailable(self._place.name, "does not cancel in time")
+            await self._ask(main, b"hf_cancel", (line.pid,), until)
+            await self._sessions.briefly(line, pause)
+            pause *= 2
 
     async def _free_all(self, line: Line, until: float) -> None:
         for _ in range(3):
