@@ -16,9 +16,10 @@ import holdfast.aio
 from holdfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
 from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
 from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
-from tests.servers.postgres import HOST, USER
+from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_wire import Pooler
+from tests.servers.server import HOST
 from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow

@@ -104,9 +104,9 @@ def _is_told_in_parts(chapter: type[Promise], name: str) -> bool:
     return any(not LEFT_OUT_PARTS.isdisjoint(_ids(mark)) for mark in marks)
 
 
-def _ids(mark: pytest.Mark) -> list[object]:
+def _ids(mark: pytest.Mark) -> list[str]:
     ids = mark.kwargs.get("ids")
-    return list(ids) if isinstance(ids, Iterable) else []
+    return list(map(str, ids)) if isinstance(ids, Iterable) else []
 
 
 def _in_part(story: Any) -> Any:

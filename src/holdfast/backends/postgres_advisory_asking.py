@@ -25,7 +25,7 @@ from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
 OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
-BRIEFLY: Final = 0.005  # seconds in which a lock that was in demand turns out to be free
+BRIEFLY: Final = 0.02  # seconds in which a lock that was in demand turns out to be free
 AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
 CROWDED: Final = 4096  # names that are remembered to be in demand
 
@@ -68,19 +68,17 @@ class Asking:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
-            if in_vain and hold.state == "waits" and self._known_holder(hold) is None:
-                await self._sessions.briefly(hold.line, BRIEFLY)  # nobody may want it any more
-            if hold.state == "held":
-                return hold.grant
+            if in_vain and hold.line is not None and self._known_holder(hold) is None:
+                await self._sessions.briefly(hold.line, min(BRIEFLY, until - boot_now()))
+                if hold.fence:
+                    return hold.grant  # nobody wanted it any more
+                hold.looks += 1
         return await self._busy(hold, main, until)
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""
         if hold.state == "waits":
-            if self._known_holder(hold) is None:
-                await self._sessions.briefly(hold.line, BRIEFLY)  # the grant may be on its way
-            else:
-                self._sessions.peek(hold.line)
+            self._sessions.peek(hold.line)
         if hold.state == "asked" or hold.freeing:
             await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
         if hold.state == "doubt":
@@ -160,11 +158,13 @@ class Asking:
             hold.state = "doubt"
         hold.signal.set()
 
-    async def _busy(self, hold: Hold, main: Line, until: float) -> Busy:
+    async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
         self._remember(hold.key.number, crowded=True)
         hold.looks += 1
         if hold.state == "ended" or hold.looks > 1:
             seen = read(await self._ask(main, b"hf_look", halves(hold.key.number), until))
+            if await self._is_granted(hold, seen, until):
+                return hold.grant
             holder = self._in_the_way(hold, seen)
             ahead = self._ahead(hold, seen)
             if hold.state == "new" and not self._has_company(hold):
@@ -173,6 +173,13 @@ class Asking:
         others = (other for backend in self._near() for other in backend._holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
         return Busy(ahead, SOON, self._known_holder(hold))
+
+    async def _is_granted(self, hold: Hold, seen: Sequence[Seen], until: float) -> bool:
+        """Whether the server has granted what is waited for; then the answer is on its way."""
+        line = hold.line
+        if line is not None and any(one.granted and one.pid == line.pid for one in seen):
+            await self._sessions.briefly(line, until - boot_now())
+        return hold.fence > 0
 
     def _known_holder(self, hold: Hold) -> str | None:
         """Who is in the way, if it is one of this process."""
@@ -278,7 +285,7 @@ class Asking:
 
     async def _cancel(self, line: Line, main: Line, until: float) -> None:
         """Again and again: one that comes before the statement has begun at the server is ignored there."""
-        pause = BRIEFLY
+        pause = AT_ONCE
         while line.flight is not None and line.alive:
             if boot_now() >= until:
                 raise unavailable(self._place.name, "does not cancel in time")
