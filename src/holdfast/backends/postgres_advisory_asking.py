@@ -26,6 +26,7 @@ from holdfast.errors import BackendUnavailable
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
 OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
 BRIEFLY: Final = 0.02  # seconds in which a lock that was in demand turns out to be free
+PROMPT: Final = 1.0  # seconds in which whoever is next is granted it, on a busy machine
 AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
 CROWDED: Final = 4096  # names that are remembered to be in demand
 
@@ -175,10 +176,11 @@ class Asking:
         return Busy(ahead, SOON, self._known_holder(hold))
 
     async def _is_granted(self, hold: Hold, seen: Sequence[Seen], until: float) -> bool:
-        """Whether the server has granted what is waited for; then the answer is on its way."""
+        """If nobody is in its way, the request or its answer is on the way: wait for that."""
         line = hold.line
-        if line is not None and any(one.granted and one.pid == line.pid for one in seen):
-            await self._sessions.briefly(line, until - boot_now())
+        holders = [one for one in seen if one.granted and line is not None and one.pid != line.pid]
+        if line is not None and not any(hold.mode == EXCLUSIVE or not one.shared for one in holders):
+            await self._sessions.briefly(line, min(PROMPT, until - boot_now()))
         return hold.fence > 0
 
     def _known_holder(self, hold: Hold) -> str | None:

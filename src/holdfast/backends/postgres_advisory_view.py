@@ -24,13 +24,14 @@ def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
     holders: list[HolderInfo] = []
     queue: list[str] = []
     for one in seen:
-        mine = [hold for hold in ours(one.pid, one.number) if (hold.state == "held") == one.granted]
-        if not one.granted:
-            queue.append(mine[0].claim.terms.holder if mine else _called(one))
-        elif mine:
-            holders += map(_of_ours, mine)
-        else:
+        mine = ours(one.pid, one.number)
+        held = [hold for hold in mine if hold.state == "held"]
+        if held and one.granted:
+            holders += map(_of_ours, held)
+        elif one.granted and not mine:
             holders.append(_of_other(name, one))
+        else:  # or it is granted, and its waiter does not know yet
+            queue.append(mine[0].claim.terms.holder if mine else _called(one))
     return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
 
 
