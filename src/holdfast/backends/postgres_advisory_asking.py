@@ -97,7 +97,7 @@ class Asking:
             self._give_back(line)
 
     async def _try(self, hold: Hold, main: Line, until: float) -> bool:
-        if self._holds.may_share(hold) and not await self._probe(hold, until):
+        if hold.mode != EXCLUSIVE and self._holds.may_share(hold) and not await self._probe(hold, until):
             return False
         if not self._holds.into_main(hold, main):
             return False
@@ -124,7 +124,7 @@ class Asking:
         try:
             rows = await self._ask(line, b"hf_probe", hold.key[:1], until)
         except BaseException:
-            line.broken(ConnectionAbortedError("let go of"))  # what it was asked may still come
+            self._sessions.drop(line)  # what it was asked may still come
             raise
         finally:
             self._give_back(line)
@@ -219,7 +219,7 @@ class Asking:
         line, hold.line = hold.line, None
         if hold.state in ("waits", "doubt") and line is not None:
             self._holds.leave(hold)
-            line.broken(ConnectionAbortedError("let go of"))
+            self._sessions.drop(line)
             self._give_back(line)
         else:
             self._holds.leave(hold)

@@ -151,8 +151,7 @@ class Holds:
 
     def may_share(self, hold: Hold) -> bool:
         """Whether the main session may share the number already, and so be granted it past whoever waits."""
-        with self.mutex:
-            return hold.mode != EXCLUSIVE and hold.key.number in self._in_main
+        return hold.key.number in self._in_main
 
     def into_main(self, hold: Hold, line: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""

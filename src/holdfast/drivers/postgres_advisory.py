@@ -62,6 +62,10 @@ class Sessions(Protocol):
         """True once the statement under way is answered, or the signal set; False after `seconds`."""
         ...
 
+    def drop(self, line: Line) -> None:
+        """End a session; the server ends whatever it held or waited for."""
+        ...
+
     def peek(self, line: Line) -> None:
         """Take what has arrived, without waiting for more."""
         ...
@@ -237,7 +241,8 @@ class BlockingSessions:
         if not line.turn.acquire(timeout=within):
             raise unavailable(self.place.name, "did not answer in time")
         try:
-            self._finish(line, until)
+            if line.flight is not None:
+                self._finish(line, until)
             if not line.alive:
                 raise unavailable(self.place.name, "ended the session")
             line.begin(statement)
@@ -309,6 +314,10 @@ class BlockingSessions:
         with line.turn:
             if line.alive and line.flight is not None and line.poll.poll(0):
                 line.heed()
+
+    def drop(self, line: Line) -> None:
+        assert isinstance(line, _Line)
+        _end(line)
 
     async def close(self) -> None:
         self._closed = True

@@ -195,6 +195,9 @@ class AsyncioSessions:
         if line.alive and line.flight is not None:
             line.heed()
 
+    def drop(self, line: Line) -> None:
+        line.broken(ConnectionAbortedError("let go of"))
+
     async def close(self) -> None:
         self._closed = True
         for line in list(self._lines):

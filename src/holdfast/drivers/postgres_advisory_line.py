@@ -33,6 +33,8 @@ _SETUP: Final = """
 SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names});
 SELECT pg_backend_pid(), pg_is_in_recovery();
 """
+_ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
+_ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
 Params = Sequence[int]
 Rows = list[list[bytes | None]]
 
@@ -124,39 +126,37 @@ class Line:
         statement.sent_at = boot_now()
         try:
             self.pgconn.send_query_prepared(statement.name, [b"%d" % value for value in statement.params])
-            self.pgconn.flush()
         except Exception as error:
             self.broken(error)
 
     def heed(self) -> bool:
         """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement."""
-        pgconn = self.pgconn
+        pgconn, flight = self.pgconn, self.flight
         try:
-            pgconn.flush()
             pgconn.consume_input()
-            flight = self.flight
             if flight is None:
-                pgconn.notifies()
-                if pgconn.status != pq.ConnStatus.OK:
-                    raise OSError("end of stream")
-                return True
+                return True  # something that nobody asked for, as a notice
             while not pgconn.is_busy():
                 result = pgconn.get_result()
                 if result is None:
-                    self.flight = None
-                    flight.finish(flight.error)
-                    return True
+                    break
                 self._take(flight, result)
+            else:
+                pgconn.flush()  # a part of it may not have been sent
+                return False
         except Exception as error:
             self.broken(error)
             return True
-        return False
+        self.flight = None
+        flight.finish(flight.error)
+        return True
 
     def _take(self, flight: Statement, result: Any) -> None:
-        if result.status == pq.ExecStatus.TUPLES_OK:
-            fields = range(result.nfields)
-            flight.answer = [[result.get_value(row, field) for field in fields] for row in range(result.ntuples)]
-        elif result.status == pq.ExecStatus.FATAL_ERROR:
+        status = result.status
+        if status == _ROWS:
+            value, fields = result.get_value, range(result.nfields)
+            flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
+        elif status == _ERROR:
             flight.error = refusal(self.name, result)
 
     def broken(self, error: BaseException) -> None:
@@ -164,10 +164,12 @@ class Line:
         if self.alive:
             self.alive = False
             said = _first_line(self.pgconn.error_message) or str(error)
-            self.let_go()
-            flight, self.flight = self.flight, None
-            if flight is not None:
-                flight.finish(unavailable(self.name, f"ended the session: {said}"))
+            try:
+                self.let_go()
+            finally:  # whoever is told of the end may raise
+                flight, self.flight = self.flight, None
+                if flight is not None:
+                    flight.finish(unavailable(self.name, f"ended the session: {said}"))
 
     def let_go(self) -> None:
         """Overridden: stop watching the socket, and close it."""
