@@ -8,6 +8,7 @@ hand-over is a hold whose competitor is not the one before it.
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from tests.servers.postgres import PostgresServer
 
@@ -65,7 +66,7 @@ def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     ours, floor = seen["holdfast"], seen["bare"]
     slower = [b.hand_overs / a.hand_overs for a, b in zip(ours, floor, strict=True)]
     fairness = [a.fairness for a in ours]
-    detail = {kind: [a.plain() for a in rounds_of] for kind, rounds_of in seen.items()}
+    detail: dict[str, Any] = {kind: [a.plain() for a in rounds_of] for kind, rounds_of in seen.items()}
     name = "advisory, 32 processes"
     return [
         Finding(f"{name}: bare hand-overs/s / ours", median(slower), "×", 2.0, None, quartiles(slower), detail),

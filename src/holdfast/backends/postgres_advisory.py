@@ -95,7 +95,7 @@ class PostgresAdvisoryBackend(Asking):
     def _freed(self, hold: Hold, statement: Statement) -> None:
         hold.freeing = False
         if statement.error is None and hold.state == "held":
-            line, in_main = hold.line, self._holds.is_in_main(hold)
+            line, in_main = hold.line, hold.in_main
             self._holds.leave(hold)
             if not in_main:
                 self._give_back(line)
@@ -120,13 +120,13 @@ class PostgresAdvisoryBackend(Asking):
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost = []
         for hold in self._holds.in_line(line):
-            in_main, was = self._holds.is_in_main(hold), hold.state
-            if was == "held":
+            in_main = hold.in_main
+            if hold.state == "held":
                 self._holds.leave(hold)
                 lost.append(hold.claim.id)
             else:
-                self._holds.out_of_main(hold)
-                hold.signal.set()
+                hold.go_back()
+                hold.wake()
             hold.freeing = False
             if not in_main:
                 self._give_back(line)

@@ -17,7 +17,7 @@ from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, patrol
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.postgres_advisory_holds import Hold, Holds, refuse_twins
-from holdfast.backends.postgres_advisory_keys import halves, is_tag_of
+from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
 from holdfast.drivers.postgres_advisory import open_sessions
 from holdfast.drivers.postgres_advisory_line import Cancelled, Line, Place, Rows, Statement, unavailable
@@ -25,8 +25,7 @@ from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
 OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
-BRIEFLY: Final = 0.02  # seconds in which a lock that was in demand turns out to be free
-PROMPT: Final = 1.0  # seconds in which whoever is next is granted it, on a busy machine
+PROMPT: Final = 1.0  # seconds in which whoever is next has heard of it, on a busy machine too
 AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
 CROWDED: Final = 4096  # names that are remembered to be in demand
 
@@ -47,14 +46,22 @@ class Asking:
         raise NotImplementedError
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        until = boot_now() + within
+        key, ready = key_of(claim.terms.key), self._sessions.ready
+        hold = None
+        if ready is not None and claim.terms.mode == EXCLUSIVE and key.number not in self._crowded:
+            hold = self._holds.enter_alone(claim, key, ready)  # the usual case, and the quick one
+            if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
+                return hold.grant
+        return await self._acquire(claim, hold, enqueue, boot_now() + within)
+
+    async def _acquire(self, claim: Claim, tried: Hold | None, enqueue: bool, until: float) -> Grant | Busy:
+        """Where others want it too, or it was asked for before."""
+        self._sessions.holder = claim.terms.holder
+        main = await self._sessions.main(max(0.01, until - boot_now()))
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
-            self._sessions.holder = claim.terms.holder
-            main = await self._sessions.main(within)
-            hold = self._holds.enter(claim, self._world.signal())
-        else:
-            main = await self._sessions.main(within)
+            hold = self._holds.enter(claim)
+        elif hold is not tried:
             await self._settle(hold, main, until)
         if hold.state == "held":
             if claim.terms.mode == SHARED and hold.mode == EXCLUSIVE:
@@ -62,7 +69,7 @@ class Asking:
             return hold.grant
         if hold.state == "new":
             in_vain = enqueue and not hold.looks and hold.key.number in self._crowded
-            if not in_vain and await self._try(hold, main, until):
+            if not (in_vain or hold is tried) and await self._try(hold, main, until):
                 self._come_in(hold)
                 return hold.grant
             if not enqueue:
@@ -70,10 +77,9 @@ class Asking:
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
             if in_vain and hold.line is not None and self._known_holder(hold) is None:
-                await self._sessions.briefly(hold.line, min(BRIEFLY, until - boot_now()))
+                await self._sessions.briefly(hold.line, min(PROMPT, until - boot_now()))
                 if hold.fence:
-                    return hold.grant  # nobody wanted it any more
-                hold.looks += 1
+                    return hold.grant
         return await self._busy(hold, main, until)
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
@@ -102,19 +108,16 @@ class Asking:
         if not self._holds.into_main(hold, main):
             return False
         name = b"hf_try_exclusive" if hold.mode == EXCLUSIVE else b"hf_try_shared"
-        statement = Statement(name, hold.key, partial(self._tried, hold))
+        return await self._try_in(main, name, hold, max(0.01, until - boot_now()))
+
+    async def _try_in(self, main: Line, name: bytes, hold: Hold, within: float) -> bool:
+        statement = Statement(name, hold.key, hold.tried)
         try:
-            await self._sessions.ask(main, statement, max(0.01, until - boot_now()))
+            await self._sessions.ask(main, statement, within)
         finally:
             if not statement.sent_at:
-                self._holds.out_of_main(hold)
+                hold.go_back()
         return hold.state == "held"
-
-    def _tried(self, hold: Hold, statement: Statement) -> None:
-        if statement.error is None and (answer := statement.answer[0][0]) is not None:
-            hold.come(answer)
-        elif hold.state == "asked":
-            self._holds.out_of_main(hold)
 
     async def _probe(self, hold: Hold, until: float) -> bool:
         """Whether a session that does not share the number yet would be let in: then nobody waits who came before."""
@@ -132,6 +135,8 @@ class Asking:
 
     async def _stand_in_line(self, hold: Hold, until: float) -> None:
         """In a session of its own, or outside if all are taken."""
+        if hold.signal is None:
+            hold.signal = self._world.signal()
         if not self._holds.is_next(hold):
             return
         line = await self._sessions.waiter(max(0.01, until - boot_now()))
@@ -157,7 +162,7 @@ class Asking:
             self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
         else:
             hold.state = "doubt"
-        hold.signal.set()
+        hold.wake()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
         self._remember(hold.key.number, crowded=True)
@@ -236,10 +241,11 @@ class Asking:
         hold = self._holds.by_id.get(claim.id)
         if hold is None or hold.state in ("held", "doubt"):
             return True
-        line = hold.line
+        line, signal = hold.line, hold.signal
+        assert signal is not None  # whoever waits has been told to stand in line
         if hold.state == "waits" and line is not None:
-            return await self._sessions.hear(line, hold.signal, seconds)
-        return await hold.signal.wait(seconds)
+            return await self._sessions.hear(line, signal, seconds)
+        return await signal.wait(seconds)
 
     async def _share(self, hold: Hold, until: float) -> None:
         """Held alone until now. In one statement, so that nobody comes in between."""
@@ -266,7 +272,7 @@ class Asking:
             with self._holds.mutex:
                 first = next(iter(self._holds.outside.values()), None)
             if first is not None:
-                first.signal.set()
+                first.wake()
 
     async def _leave_the_line(self, hold: Hold, until: float) -> None:
         """Out of the server's queue; should it be granted meanwhile, it is let go of."""

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from holdfast._model import EXCLUSIVE, Claim, Grant
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast.backends.postgres_advisory_keys import key_of, second_of
+from holdfast.backends.postgres_advisory_keys import Key, key_of, second_of
+from holdfast.drivers.postgres_advisory_line import Statement
 from holdfast.errors import Unsupported
 
 # new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
@@ -41,6 +42,7 @@ class Hold:
         "freeing",
         "granted_at",
         "heard_at",
+        "in_main",
         "key",
         "line",
         "looks",
@@ -51,13 +53,14 @@ class Hold:
         "ttl",
     )
 
-    def __init__(self, claim: Claim, signal: Signal) -> None:
+    def __init__(self, claim: Claim, key: Key) -> None:
         self.claim = claim
-        self.key = key_of(claim.terms.key)
+        self.key = key
         self.mode = claim.terms.mode
-        self.signal = signal  # for whoever waits
+        self.signal: Signal | None = None  # there is one for whoever waits
         self.state: State = "new"
         self.line: Any = None  # the session that it is asked for, waited for or held in
+        self.in_main = False  # that is the main one
         self.fence = self.read = 0  # `read` is what the server said
         self.granted_at = 0.0
         self.ttl = claim.terms.ttl
@@ -72,6 +75,22 @@ class Hold:
         self.fence = mint(self.read)
         self.granted_at = self.read / 1e6
         self.heard_at = boot_now()
+
+    def tried(self, statement: Statement) -> None:
+        """What came of asking for it in the main session."""
+        if statement.error is None and (answer := statement.answer[0][0]) is not None:
+            self.come(answer)
+        elif self.state == "asked":
+            self.go_back()
+
+    def go_back(self) -> None:
+        """It belongs to no session any more, and does not hold."""
+        self.state, self.line, self.in_main = "new", None, False
+
+    def wake(self) -> None:
+        """If anybody waits for it, let them look up."""
+        if self.signal is not None:
+            self.signal.set()
 
     def renewed(self, ttl: float) -> None:
         self.ttl = ttl
@@ -98,12 +117,21 @@ class Holds:
         self.mutex = threading.Lock()  # for single steps
         self.by_id: dict[str, Hold] = {}
         self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
-        self._in_main: dict[int, dict[str, Hold]] = {}  # by number: what the main session holds or is asked for
         self._by_number: dict[int, dict[str, Hold]] = {}
 
-    def enter(self, claim: Claim, signal: Signal) -> Hold:
+    def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
+        """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
+        with self.mutex:
+            if key.number in self._by_number:
+                return None
+            hold = self.by_id[claim.id] = Hold(claim, key)
+            self._by_number[key.number] = {claim.id: hold}
+        hold.state, hold.line, hold.in_main = "asked", line, True
+        return hold
+
+    def enter(self, claim: Claim) -> Hold:
         """Raises Unsupported if another name, in use here, has the same number."""
-        hold = Hold(claim, signal)
+        hold = Hold(claim, key_of(claim.terms.key))
         with self.mutex:
             others = self._by_number.setdefault(hold.key.number, {})
             for other in others.values():
@@ -114,16 +142,16 @@ class Holds:
         return hold
 
     def leave(self, hold: Hold) -> None:
+        id, number = hold.claim.id, hold.key.number
         with self.mutex:
-            self._out_of_main(hold)
             hold.state = "ended"
-            self.by_id.pop(hold.claim.id, None)
-            self.outside.pop(hold.claim.id, None)
-            others = self._by_number.get(hold.key.number, {})
-            others.pop(hold.claim.id, None)
-            if not others:
-                self._by_number.pop(hold.key.number, None)
-        hold.signal.set()
+            hold.in_main = False
+            self.by_id.pop(id, None)
+            self.outside.pop(id, None)
+            others = self._by_number.get(number)
+            if others is not None and others.pop(id, None) is not None and not others:
+                del self._by_number[number]
+        hold.wake()
 
     def of(self, number: int) -> list[Hold]:
         with self.mutex:
@@ -134,10 +162,6 @@ class Holds:
         with self.mutex:
             return [hold for hold in self.by_id.values() if hold.line is line]
 
-    def in_use(self) -> list[Hold]:
-        with self.mutex:
-            return list(self.by_id.values())
-
     def is_next(self, hold: Hold) -> bool:
         """Whether nobody else waits for a session to wait in; from now on it does."""
         with self.mutex:
@@ -146,32 +170,18 @@ class Holds:
 
     # The main session
 
-    def is_in_main(self, hold: Hold) -> bool:
-        return hold.claim.id in self._in_main.get(hold.key.number, {})
-
     def may_share(self, hold: Hold) -> bool:
         """Whether the main session may share the number already, and so be granted it past whoever waits."""
-        return hold.key.number in self._in_main
+        return any(other.in_main for other in self.of(hold.key.number))
 
     def into_main(self, hold: Hold, line: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""
         with self.mutex:
-            there = self._in_main.get(hold.key.number, {})
-            if there and (hold.mode == EXCLUSIVE or any(other.mode == EXCLUSIVE for other in there.values())):
+            there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
+            if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
                 return False
-            self._in_main.setdefault(hold.key.number, there)[hold.claim.id] = hold
-            hold.state, hold.line = "asked", line
+            hold.state, hold.line, hold.in_main = "asked", line, True
             return True
-
-    def out_of_main(self, hold: Hold) -> None:
-        with self.mutex:
-            self._out_of_main(hold)
-            hold.state, hold.line = "new", None
-
-    def _out_of_main(self, hold: Hold) -> None:
-        there = self._in_main.get(hold.key.number)
-        if there is not None and there.pop(hold.claim.id, None) is not None and not there:
-            del self._in_main[hold.key.number]
 
 
 def refuse_twins(name: str, other: str) -> None:

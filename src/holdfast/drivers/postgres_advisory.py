@@ -34,6 +34,11 @@ class Sessions(Protocol):
     place: Place
     holder: str  # what new sessions are called, for operators
 
+    @property
+    def ready(self) -> Line | None:
+        """The main session, if there is one."""
+        ...
+
     async def main(self, within: float) -> Line:
         """The session for everything that does not wait. Raises BackendUnavailable."""
         ...
@@ -191,9 +196,13 @@ class BlockingSessions:
                 self._idle.remove(line)
         self._on_broken(line)
 
-    async def main(self, within: float) -> Line:
+    @property
+    def ready(self) -> Line | None:
         line = self._main
-        if line is not None and line.alive:
+        return line if line is not None and line.alive else None
+
+    async def main(self, within: float) -> Line:
+        if (line := self.ready) is not None:
             return line
         until = boot_now() + within
         if not self._opening.acquire(timeout=within):
@@ -237,16 +246,19 @@ class BlockingSessions:
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
-        until = boot_now() + within
+        asked_at = boot_now()
         if not line.turn.acquire(timeout=within):
             raise unavailable(self.place.name, "did not answer in time")
         try:
             if line.flight is not None:
-                self._finish(line, until)
+                self._finish(line, asked_at + within)
             if not line.alive:
                 raise unavailable(self.place.name, "ended the session")
             line.begin(statement)
-            self._finish(line, until)
+            if line.poll.poll(within * 1000):  # mostly that is all of the answer
+                line.heed()
+            if line.flight is not None:
+                self._finish(line, asked_at + within)
         finally:
             line.turn.release()
         return statement.rows()

@@ -107,9 +107,13 @@ class AsyncioSessions:
             self._idle.remove(line)
         self._on_broken(line)
 
-    async def main(self, within: float) -> Line:
+    @property
+    def ready(self) -> Line | None:
         line = self._main
-        if line is not None and line.alive and line.loop is asyncio.get_running_loop():
+        return line if line is not None and line.alive and line.loop is asyncio.get_running_loop() else None
+
+    async def main(self, within: float) -> Line:
+        if (line := self.ready) is not None:
             return line
         loop = self._belong_here()
         if self._dialling is None:
