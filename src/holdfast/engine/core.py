@@ -64,8 +64,11 @@ class Engine:
         self.briefly = BRIEFLY
         self.closed = False
         if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
-            backend.on_loss = self.keeper.hear_of_loss
+            backend.on_loss = self._hear_of_loss
         _living.add(self)
+
+    def _hear_of_loss(self, claims: Sequence[str], reason: str) -> None:
+        self.keeper.hear_of_loss(claims, reason)  # of now: a fork has another
 
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
