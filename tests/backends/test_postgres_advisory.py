@@ -97,7 +97,8 @@ def test_two_names_that_meet_on_one_number_are_refused_in_one_process(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet = {"one": Key(7, 7 << 24 | 1), "other": Key(7, 7 << 24 | 2)}
-    monkeypatch.setattr(postgres_advisory_holds, "key_of", meet.__getitem__)
+    for module in (postgres_advisory_asking, postgres_advisory_holds):
+        monkeypatch.setattr(module, "key_of", meet.__getitem__)
     with holdfast.connect(url) as locks, holdfast.connect(url) as second, locks.lock("one"):
         with pytest.raises(Unsupported, match="'other' has the same 64-bit number as 'one'"):
             locks.lock("other", wait=0).acquire()

@@ -207,7 +207,7 @@ class Asking:
         return any(other.state == "waits" for other in self._holds.of(hold.key.number))
 
     def _in_the_way(self, hold: Hold, seen: Sequence[Seen]) -> str | None:
-        """Who holds it. Raises Unsupported if that one holds another name with the same number."""
+        """Who holds it. Raises Unsupported if that one holds another name with the same number; the claim still waits."""
         for one in seen:
             if one.granted:
                 here = [other for other in self._here(one.pid, one.number) if other.state == "held"]
@@ -215,19 +215,9 @@ class Asking:
                     return here[0].claim.terms.holder
                 tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
                 if tags and hold.key.tag not in tags:
-                    self._forget(hold)
                     refuse_twins(hold.claim.terms.name, f"another lock, held by {one.application!r}")
                 return one.application or f"pid {one.pid}"
         return None
-
-    def _forget(self, hold: Hold) -> None:
-        line, hold.line = hold.line, None
-        if hold.state in ("waits", "doubt") and line is not None:
-            self._holds.leave(hold)
-            self._sessions.drop(line)
-            self._give_back(line)
-        else:
-            self._holds.leave(hold)
 
     def _remember(self, number: int, *, crowded: bool) -> None:
         if not crowded:
