@@ -207,7 +207,7 @@ class Asking:
         return any(other.state == "waits" for other in self._holds.of(hold.key.number))
 
     def _in_the_way(self, hold: Hold, seen: Sequence[Seen]) -> str | None:
-        """Who holds it. Raises Unsupported if that one holds another name with the same number; the claim still waits."""
+        """Who holds it. Raises Unsupported if that is another name with the same number; the claim waits on, then."""
         for one in seen:
             if one.granted:
                 here = [other for other in self._here(one.pid, one.number) if other.state == "held"]
