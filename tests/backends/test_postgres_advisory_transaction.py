@@ -114,6 +114,7 @@ def test_a_wait_is_over_as_soon_as_the_lock_is_free(locks: Locks, plain: str, op
     lease = locks.lock("account:42").acquire()
     assert lease is not None
     with open_(plain) as connection:
+        connection.execute(psycopg_or_text(open_, "SET lock_timeout = '77s'"))
         fences: list[int] = []
         waiter = threading.Thread(
             target=lambda: fences.append(locks.in_transaction(connection, "account:42", "other", wait=60))
@@ -123,6 +124,8 @@ def test_a_wait_is_over_as_soon_as_the_lock_is_free(locks: Locks, plain: str, op
         lease.release()
         waiter.join()
         assert fences[0] > lease.fence
+        setting = psycopg_or_text(open_, "SELECT current_setting('lock_timeout')")
+        assert connection.execute(setting).fetchone()[0] == "77s"  # as it was
         assert [info.name for info in locks.list()] == ["account:42", "other"]
         connection.rollback()
         assert locks.list() == []
