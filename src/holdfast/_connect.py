@@ -173,6 +173,19 @@ def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], No
     return text, lambda: run_script(place, text)
 
 
+def _postgres_advisory(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+    try:
+        from holdfast.backends.postgres_advisory import PostgresAdvisoryBackend
+        from holdfast.drivers.postgres_advisory_line import place_of_url
+    except ImportError as error:
+        raise _needs_postgres(f"{parts.scheme}://", error) from error
+    if replicas:
+        raise Unsupported(f"{parts.scheme}:// has no replicas to wait for; nothing was sent")
+    if parts.fragment:
+        raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
+    return PostgresAdvisoryBackend(place_of_url(parts), world, clock)
+
+
 def _of_client(client: object, world: World, clock: Clock | None, replicas: int, schema: str | None) -> Backend | None:
     """The backend that a ready client's settings lead to, or None if we know no such client."""
     modules = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
@@ -218,4 +231,5 @@ _OPENERS: dict[str, Opener] = {
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],
         _redis,
     ),
+    **dict.fromkeys(("postgresql+advisory", "postgres+advisory"), _postgres_advisory),
 }

@@ -125,6 +125,8 @@ class Capabilities(NamedTuple):
     instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
     renew_batch: int = 500  # leases renewed in one request
     shared: bool = True  # semaphores and readers
+    limits: bool = True  # how many may share can be limited: semaphores
+    expires: bool = True  # a hold ends at the store when its ttl has passed; else only when it is let go of
     observe: bool = True  # changes are told: elections
     limiter: bool = True
     cell: bool = True

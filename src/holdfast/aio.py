@@ -202,6 +202,18 @@ class AsyncLocks:
 
         return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
 
+    async def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+        """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
+
+        `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession. Several names are
+        taken in one order, all or none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait`
+        seconds (None waits for ever, 0 tries once); the transaction can go on then. Only on postgresql+advisory://.
+        """
+        from holdfast.primitives.in_transaction import in_transaction
+
+        logic = self._logic
+        return await in_transaction(logic.engine, logic.namespace, connection, names, wait)
+
     async def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return await self._logic.inspect(name)

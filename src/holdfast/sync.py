@@ -171,6 +171,18 @@ class Locks:
 
         return locked(self.lock, name, lease_as, options, skip=True, default=default)
 
+    def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+        """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
+
+        `connection` is one of psycopg's, or a connection or session of SQLAlchemy. Several names are taken in one
+        order, all or none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds
+        (None waits for ever, 0 tries once); the transaction can go on then. Only on postgresql+advisory://.
+        """
+        from holdfast.primitives.in_transaction import in_transaction
+
+        logic = self._logic
+        return drive(in_transaction(logic.engine, logic.namespace, connection, names, wait))
+
     def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return drive(self._logic.inspect(name))

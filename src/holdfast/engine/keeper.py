@@ -278,12 +278,21 @@ class Keeper:
             if engine.events.wanted():
                 engine.tell_lease("renewal_failed", lease, f"{type(error).__name__}: {error}")
 
+    def hear_of_loss(self, claims: Sequence[str], reason: str) -> None:
+        """The backend has noticed that these claims hold no longer. Called from any thread."""
+        for id in claims:
+            lease = self.leases.get(id)
+            if lease is not None:
+                self.lose(lease, "denied", reason)
+
     def lose(self, lease: Lease, step: Step, reason: str) -> None:
         """Stop believing, and tell everybody who must know. Only the first to notice tells."""
         if not lease._move(step, reason):
             return
         self.forget(lease)
         engine = self._engine
+        if step == "deadline" and not engine.backend.capabilities.expires:
+            engine.behind(engine.abandon, lease._claim)  # else the store would keep it for ever
         if lease._guard is not None:
             lease._guard.interrupt()
         else:

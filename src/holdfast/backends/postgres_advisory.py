@@ -1,0 +1,207 @@
+"""PostgreSQL's advisory locks: no schema, no rights, and no ttl at the server.
+
+Decides: what is asked for the verbs, and what becomes of a hold when its session ends.
+Leaves to `postgres_advisory_asking`: to acquire and to wait. Leaves to `postgres_advisory_sql`: the statements. Leaves
+to `postgres_advisory_holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
+
+One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
+queue, which is fair, in a session of its own, and holds what it waited for in that one. There are at most `waiting` of
+these (16, see the URL); whoever comes when all are taken waits here for the first that is free, and looks now and then.
+
+A hold lasts as long as its session. The end of a session is noticed when it happens, and told through `on_loss`. A ttl
+is how long a holder believes without a word from the server: a renewal is a round trip on the session. What its holder
+no longer believes in is abandoned, by the engine, because the server would keep it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from holdfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal, Sight
+from holdfast._time import boot_now
+from holdfast._values import Booked, Rate, Stored, Write, Written
+from holdfast._worlds import Clock, World
+from holdfast.backends.postgres_advisory_asking import Asking
+from holdfast.backends.postgres_advisory_holds import Hold, Holds
+from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
+from holdfast.backends.postgres_advisory_sql import Seen, read
+from holdfast.backends.postgres_advisory_transaction import take
+from holdfast.backends.postgres_advisory_view import info_of, nameless
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement
+from holdfast.drivers.postgres_advisory_transaction import Transaction
+from holdfast.errors import BackendUnavailable, LockError, Unsupported
+
+QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
+
+
+class PostgresAdvisoryBackend(Asking):
+    capabilities = Capabilities(observe=False, limiter=False, cell=False, limits=False, expires=False)
+
+    def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
+        super().__init__(place, world, clock)
+        self._closed = False
+        self.on_loss: Callable[[Sequence[str], str], None] | None = None  # told of claims whose session has ended
+
+    # Keep and release
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        until = boot_now() + within
+        holds = [self._held(renewal) for renewal in batch]
+        heard: dict[int, bool | BackendUnavailable] = {}
+        for line in {id(hold.line): hold.line for hold in holds if hold is not None}.values():
+            try:
+                heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until))
+            except BackendUnavailable as error:
+                heard[id(line)] = error if line.alive else False
+        answers = [heard.get(id(hold.line), False) if hold is not None else False for hold in holds]
+        errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        for hold, renewal, answer in zip(holds, batch, answers, strict=True):
+            if hold is not None and answer is True:
+                hold.renewed(renewal.ttl)
+        return [None if isinstance(answer, BackendUnavailable) else answer for answer in answers]
+
+    def _held(self, renewal: Renewal) -> Hold | None:
+        hold = self._holds.by_id.get(renewal.claim.id)
+        return hold if hold is not None and hold.state == "held" and hold.fence == renewal.fence else None
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            return False
+        until = boot_now() + within
+        if hold.freeing:
+            await self._settle(hold, hold.line, until)
+        if hold.state != "held":
+            return False
+        name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
+        hold.freeing = True
+        statement = Statement(name, hold.words, partial(self._freed, hold))
+        try:
+            rows = await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
+        except BackendUnavailable:
+            if statement.sent_at or self._holds.by_id.get(claim.id) is hold:
+                raise
+            return False  # it ended with its session before it was let go of
+        finally:
+            if not statement.sent_at:
+                hold.freeing = False
+        return rows[0][0] == b"t"
+
+    def _freed(self, hold: Hold, statement: Statement) -> None:
+        hold.freeing = False
+        if statement.error is None and hold.state == "held":
+            line, in_main = hold.line, hold.in_main
+            self._holds.leave(hold)
+            if not in_main:
+                self._give_back(line)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            return
+        until = boot_now() + within
+        if hold.state == "asked" or hold.freeing:
+            await self._settle(hold, hold.line, until)
+        if hold.state == "held":
+            await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
+        elif hold.state in ("waits", "doubt"):
+            await self._leave_the_line(hold, until)
+        if hold.state == "new":
+            self._holds.leave(hold)
+
+    # The end of a session
+
+    def _ended(self, line: Line) -> None:
+        """Told by the driver, when it happens. Everything that the session held is gone."""
+        lost = []
+        for hold in self._holds.in_line(line):
+            in_main = hold.in_main
+            if hold.state == "held":
+                self._holds.leave(hold)
+                lost.append(hold.claim.id)
+            else:
+                hold.go_back()
+                hold.wake()
+            hold.freeing = False
+            if not in_main:
+                self._give_back(line)
+        if lost and self.on_loss is not None and not self._closed:
+            self.on_loss(lost, "the session that held it has ended")
+
+    # What operators ask
+
+    async def inspect(self, key: str) -> LockInfo:
+        number = key_of(key).number
+        rows = await self._look(b"hf_look", halves(number))
+        return info_of(key, read(rows), self._here)
+
+    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        found: dict[int, builtins.list[Seen]] = {}
+        for one in read(await self._look(b"hf_list", ())):
+            found.setdefault(one.number, []).append(one)
+        named = [(name_of(number) or nameless(number, prefix), seen) for number, seen in found.items()]
+        return [info_of(name, seen, self._here) for name, seen in sorted(named) if name.startswith(prefix)]
+
+    async def _look(self, name: bytes, params: Sequence[int]) -> Rows:
+        return await self._ask(await self._sessions.main(QUICK), name, params, boot_now() + QUICK)
+
+    async def break_(self, key: str) -> LockInfo:
+        """Ours are unlocked. Another session can only be ended as a whole, with all that it holds."""
+        number = key_of(key).number
+        seen = read(await self._look(b"hf_look", halves(number)))
+        before = info_of(key, seen, self._here)
+        for pid in {one.pid for one in seen if one.granted}:
+            mine = [hold for hold in self.has_in(pid, number) if hold.state == "held"]
+            for hold in mine:
+                await self.release(hold.claim, linger=0.0, within=QUICK)
+            if not mine:
+                try:
+                    await self._look(b"hf_terminate", (pid,))
+                except BackendUnavailable as error:
+                    raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+            elif self.on_loss is not None:
+                self.on_loss([hold.claim.id for hold in mine], "it was broken")
+        return before
+
+    async def in_transaction(
+        self, connection: object, keys: Sequence[str], wait: float | None
+    ) -> tuple[int, str | None]:
+        """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
+        return await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
+
+    # What it cannot do
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        raise Unsupported("advisory locks tell nobody of changes")
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        raise Unsupported("advisory locks keep no values")
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        raise Unsupported("advisory locks keep no values")
+
+    async def read(self, key: str) -> Stored:
+        raise Unsupported("advisory locks keep no values")
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        raise Unsupported("advisory locks keep no values")
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._sessions.close()
+
+    def before_fork(self) -> None:
+        """Connections are forgotten in the child; the parent goes on using them."""
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._holds = Holds()
+            self._sessions.after_fork()
+
+    def __repr__(self) -> str:
+        return self._place.name

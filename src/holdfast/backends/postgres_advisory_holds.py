@@ -1,0 +1,192 @@
+"""What one `Locks` has of PostgreSQL's advisory locks: its claims, and the sessions that they belong to.
+
+Decides: which claim may be asked for in which session. A session is granted again whatever it holds already, so it is
+never asked for a number that it holds or may hold. What it shares is the one exception, see `may_share`.
+Leaves to `postgres_advisory`: what is asked, and when.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+from holdfast._model import EXCLUSIVE, Claim, Grant
+from holdfast._time import boot_now
+from holdfast._worlds import Signal
+from holdfast.backends.postgres_advisory_keys import Key, key_of, second_of
+from holdfast.drivers.postgres_advisory_line import Statement
+from holdfast.errors import Unsupported
+
+# new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
+# for it; doubt: that ended, nobody knows how; held; ended: released, or gone with its session
+State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
+
+_last_fence = 0  # of this process: should the server's clock be set back, ours go on
+_minting = threading.Lock()
+
+
+def mint(read: int) -> int:
+    """The fence that the server's clock gives, but never lower than the last."""
+    global _last_fence
+    with _minting:
+        _last_fence = max(read, _last_fence + 1)
+        return _last_fence
+
+
+class Hold:
+    """One claim, from the first asking to its end."""
+
+    __slots__ = (
+        "claim",
+        "fence",
+        "freeing",
+        "granted_at",
+        "heard_at",
+        "in_main",
+        "key",
+        "line",
+        "looks",
+        "mode",
+        "read",
+        "signal",
+        "state",
+        "ttl",
+    )
+
+    def __init__(self, claim: Claim, key: Key) -> None:
+        self.claim = claim
+        self.key = key
+        self.mode = claim.terms.mode
+        self.signal: Signal | None = None  # there is one for whoever waits
+        self.state: State = "new"
+        self.line: Any = None  # the session that it is asked for, waited for or held in
+        self.in_main = False  # that is the main one
+        self.fence = self.read = 0  # `read` is what the server said
+        self.granted_at = 0.0
+        self.ttl = claim.terms.ttl
+        self.heard_at = 0.0  # when its holder last had word from the server, on its own clock
+        self.freeing = False  # an unlock was sent, and its answer is not known
+        self.looks = 0  # how often a waiter has looked up
+
+    def come(self, answer: bytes) -> None:
+        """It is granted."""
+        self.state = "held"
+        self.read = int(answer)
+        self.fence = mint(self.read)
+        self.granted_at = self.read / 1e6
+        self.heard_at = boot_now()
+
+    def tried(self, statement: Statement) -> None:
+        """What came of asking for it in the main session."""
+        if statement.error is None and (answer := statement.answer[0][0]) is not None:
+            self.come(answer)
+        elif self.state == "asked":
+            self.go_back()
+
+    def go_back(self) -> None:
+        """It belongs to no session any more, and does not hold."""
+        self.state, self.line, self.in_main = "new", None, False
+
+    def wake(self) -> None:
+        """If anybody waits for it, let them look up."""
+        if self.signal is not None:
+            self.signal.set()
+
+    def renewed(self, ttl: float) -> None:
+        self.ttl = ttl
+        self.heard_at = boot_now()
+
+    def remaining(self) -> float:
+        """Seconds for which its holder believes in it, unless renewed."""
+        return self.heard_at + self.ttl - boot_now()
+
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.fence, self.granted_at)
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """To unlock it."""
+        return (*self.key, second_of(self.read))
+
+
+class Holds:
+    """All claims of one `Locks`, by their id and by the number that they are about."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()  # for single steps
+        self.by_id: dict[str, Hold] = {}
+        self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
+        self._by_number: dict[int, dict[str, Hold]] = {}
+
+    def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
+        """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
+        with self.mutex:
+            if key.number in self._by_number:
+                return None
+            hold = self.by_id[claim.id] = Hold(claim, key)
+            self._by_number[key.number] = {claim.id: hold}
+        hold.state, hold.line, hold.in_main = "asked", line, True
+        return hold
+
+    def enter(self, claim: Claim) -> Hold:
+        """Raises Unsupported if another name, in use here, has the same number."""
+        hold = Hold(claim, key_of(claim.terms.key))
+        with self.mutex:
+            others = self._by_number.setdefault(hold.key.number, {})
+            for other in others.values():
+                if other.claim.terms.key != claim.terms.key:
+                    refuse_twins(claim.terms.name, repr(other.claim.terms.name))
+                break
+            others[claim.id] = self.by_id[claim.id] = hold
+        return hold
+
+    def leave(self, hold: Hold) -> None:
+        id, number = hold.claim.id, hold.key.number
+        with self.mutex:
+            hold.state = "ended"
+            hold.in_main = False
+            self.by_id.pop(id, None)
+            self.outside.pop(id, None)
+            others = self._by_number.get(number)
+            if others is not None and others.pop(id, None) is not None and not others:
+                del self._by_number[number]
+        hold.wake()
+
+    def of(self, number: int) -> list[Hold]:
+        with self.mutex:
+            return list(self._by_number.get(number, {}).values())
+
+    def in_line(self, line: Any) -> list[Hold]:
+        """What belongs to that session."""
+        with self.mutex:
+            return [hold for hold in self.by_id.values() if hold.line is line]
+
+    def is_next(self, hold: Hold) -> bool:
+        """Whether nobody else waits for a session to wait in; from now on it does."""
+        with self.mutex:
+            self.outside.setdefault(hold.claim.id, hold)
+            return next(iter(self.outside)) == hold.claim.id
+
+    # The main session
+
+    def may_share(self, hold: Hold) -> bool:
+        """Whether the main session may share the number already, and so be granted it past whoever waits."""
+        return any(other.in_main for other in self.of(hold.key.number))
+
+    def into_main(self, hold: Hold, line: Any) -> bool:
+        """True if the main session may be asked for it; from then on it counts as asked."""
+        with self.mutex:
+            there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
+            if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
+                return False
+            hold.state, hold.line, hold.in_main = "asked", line, True
+            return True
+
+
+def refuse_twins(name: str, other: str) -> None:
+    raise Unsupported(
+        f"lock {name!r} has the same 64-bit number as {other}, which is in use: PostgreSQL could not tell them apart; "
+        "one of them needs another name, or postgresql:// (the lock table)",
+        name=name,
+    )

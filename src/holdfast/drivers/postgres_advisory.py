@@ -1,0 +1,370 @@
+"""PostgreSQL sessions for advisory locks, blocking.
+
+Decides: which thread reads a session, and who notices that one has ended: a thread that sleeps at all of them and is
+woken by nothing but that, so that an answer on its way to another thread costs it nothing.
+Leaves to `postgres_advisory_line`: what is said on a session.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from psycopg import pq
+
+from holdfast._time import boot_now
+from holdfast._worlds import Clock, Signal, World
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+
+IDLE: Final = 30.0  # seconds after which a session that nobody waits in is closed
+_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
+OnBroken = Callable[[Line], None]
+
+
+class Sessions(Protocol):
+    """What the backend asks of either driver."""
+
+    place: Place
+    holder: str  # what new sessions are called, for operators
+
+    @property
+    def ready(self) -> Line | None:
+        """The main session, if there is one."""
+        ...
+
+    async def main(self, within: float) -> Line:
+        """The session for everything that does not wait. Raises BackendUnavailable."""
+        ...
+
+    async def waiter(self, within: float) -> Line | None:
+        """A session that nobody else uses, or None if there are as many as there may be."""
+        ...
+
+    def give_back(self, line: Line) -> bool:
+        """It holds nothing any more, and nothing is under way. False if it was thrown away."""
+        ...
+
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
+        """Raises BackendUnavailable if no answer comes in time; the statement stays under way then."""
+        ...
+
+    def send(self, line: Line, statement: Statement) -> None:
+        """Without waiting for the answer; only on a session of `waiter`."""
+        ...
+
+    async def briefly(self, line: Line, seconds: float) -> None:
+        """Until the statement under way is answered, or so many real seconds have passed."""
+        ...
+
+    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+        """True once the statement under way is answered, or the signal set; False after `seconds`."""
+        ...
+
+    def drop(self, line: Line) -> None:
+        """End a session; the server ends whatever it held or waited for."""
+        ...
+
+    def peek(self, line: Line) -> None:
+        """Take what has arrived, without waiting for more."""
+        ...
+
+    async def close(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+class _Line(Line):
+    def __init__(self, pgconn: pq.abc.PGconn, name: str, watch: _Watch, on_broken: OnBroken) -> None:
+        super().__init__(pgconn, name)
+        self.turn = threading.RLock()  # whoever has it reads and writes
+        self._watch = watch
+        self._on_broken = on_broken
+        self.poll = select.poll()
+        self.poll.register(self.socket, select.POLLIN)
+        watch.add(self)
+
+    def let_go(self) -> None:
+        self._watch.remove(self)
+        super().let_go()
+        self._on_broken(self)
+
+
+class _Watch:
+    """Sleeps at all sessions until one of them ends. The thread knows no more than this, so it keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._bell, self._hand = socket.socketpair()
+        self._lines: dict[int, weakref.ref[_Line]] = {}
+        self._closed = False
+        self._started = False
+        self._mutex = threading.Lock()
+
+    def add(self, line: _Line) -> None:
+        with self._mutex:
+            self._lines[line.socket] = weakref.ref(line)
+            start, self._started = not self._started, True
+        if start:
+            threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
+        else:
+            self._ring()
+
+    def remove(self, line: _Line) -> None:
+        """Its socket is about to be closed."""
+        with self._mutex:
+            self._lines.pop(line.socket, None)
+        self._ring()
+
+    def _ring(self) -> None:
+        with suppress(OSError):
+            self._hand.send(b"!")
+
+    def _run(self) -> None:
+        while not self._closed:
+            poll = select.poll()
+            poll.register(self._bell, select.POLLIN)
+            with self._mutex:
+                for number in self._lines:
+                    poll.register(number, _ENDED)
+            ended = [number for number, event in poll.poll(_LOOK) if number != self._bell.fileno()]
+            self._look_at(ended if _LOOK is None else list(self._lines))
+            with suppress(BlockingIOError):
+                self._bell.recv(4096, socket.MSG_DONTWAIT)
+        self._bell.close()
+        self._hand.close()
+
+    def _look_at(self, numbers: list[int]) -> None:
+        for number in numbers:
+            with self._mutex:
+                known = self._lines.get(number)
+                line = known() if known is not None else None
+            if line is None:
+                continue
+            with line.turn:
+                while line.alive and not line.heed():
+                    pass  # the answer is there, or the end is: nothing more comes
+                if line.alive and _LOOK is None:
+                    line.broken(ConnectionResetError("end of stream"))
+
+    def close(self) -> None:
+        self._closed = True
+        self._ring()
+        if not self._started:
+            self._bell.close()
+            self._hand.close()
+
+
+class BlockingSessions:
+    def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
+        self.place = place
+        self.holder = ""
+        self._prepare = prepare
+        self._clock = clock
+        self._on_broken = on_broken
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._opening = threading.Lock()
+        self._main: _Line | None = None
+        self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
+        self._idle: list[_Line] = []
+        self._given = 0  # sessions of `waiter` that are in use or being opened
+        self._closed = False
+        self._watch: _Watch | None = None
+
+    def _dial(self, within: float) -> _Line:
+        if self._closed:
+            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+        pgconn = dial(self.place, self.holder, self._prepare, within)
+        with self._mutex:
+            if self._watch is None:
+                self._watch = _Watch()
+                weakref.finalize(self, self._watch.close)
+        line = _Line(pgconn, self.place.name, self._watch, self._broke)
+        self._lines.add(line)
+        return line
+
+    def _broke(self, line: Line) -> None:
+        with self._mutex:
+            if line in self._idle:
+                self._idle.remove(line)
+        self._on_broken(line)
+
+    @property
+    def ready(self) -> Line | None:
+        line = self._main
+        return line if line is not None and line.alive else None
+
+    async def main(self, within: float) -> Line:
+        if (line := self.ready) is not None:
+            return line
+        until = boot_now() + within
+        if not self._opening.acquire(timeout=within):
+            raise unavailable(self.place.name, "cannot be connected to in time")
+        try:
+            if self._main is None or not self._main.alive:
+                self._main = self._dial(max(0.01, until - boot_now()))
+            return self._main
+        finally:
+            self._opening.release()
+
+    async def waiter(self, within: float) -> Line | None:
+        with self._mutex:
+            if self._idle:
+                self._given += 1
+                return self._idle.pop()
+            if self._given >= self.place.waiting:
+                return None
+            self._given += 1
+        try:
+            return self._dial(within)
+        except BaseException:
+            with self._mutex:
+                self._given -= 1
+            raise
+
+    def give_back(self, line: Line) -> bool:
+        assert isinstance(line, _Line)
+        line.idle_since = boot_now()
+        with self._mutex:
+            self._given -= 1
+            keep = line.alive and not self._closed
+            if keep:
+                self._idle.append(line)
+            old = [one for one in self._idle if line.idle_since - one.idle_since > IDLE]
+            for one in old:
+                self._idle.remove(one)
+        for one in old if keep else [*old, line]:
+            _end(one)
+        return keep
+
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
+        assert isinstance(line, _Line)
+        asked_at = boot_now()
+        if not line.turn.acquire(timeout=within):
+            raise unavailable(self.place.name, "did not answer in time")
+        try:
+            if line.flight is not None:
+                self._finish(line, asked_at + within)
+            if not line.alive:
+                raise unavailable(self.place.name, "ended the session")
+            line.begin(statement)
+            if line.poll.poll(within * 1000):  # mostly that is all of the answer
+                line.heed()
+            if line.flight is not None:
+                self._finish(line, asked_at + within)
+        finally:
+            line.turn.release()
+        return statement.rows()
+
+    def _finish(self, line: _Line, until: float) -> None:
+        while line.flight is not None and line.alive:
+            if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+                raise unavailable(self.place.name, "did not answer in time")
+            line.heed()
+
+    def send(self, line: Line, statement: Statement) -> None:
+        assert isinstance(line, _Line)
+        with line.turn:
+            line.begin(statement)
+
+    async def briefly(self, line: Line, seconds: float) -> None:
+        self._hear(line, seconds)
+
+    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+        if self._clock is not None:
+            self.peek(line)
+            return self._hear_by(self._clock, line, seconds)
+        return self._hear(line, seconds)
+
+    def _hear(self, line: Line, seconds: float) -> bool:
+        assert isinstance(line, _Line)
+        until = boot_now() + seconds
+        while True:
+            flight = line.flight
+            if flight is None or not line.alive:
+                return True
+            if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+                return False
+            with line.turn:
+                self._heed(line, flight)
+
+    def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
+        """A test moves the clock: it rings a bell beside the session."""
+        assert isinstance(line, _Line)
+        bell, hand = socket.socketpair()
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        poll.register(line.socket, select.POLLIN)
+        cancel = clock.alarm(clock.now() + seconds, lambda: _ring(hand))
+        try:
+            while (flight := line.flight) is not None and line.alive:
+                ready = [number for number, _ in poll.poll()]
+                if bell.fileno() in ready:
+                    return False
+                with line.turn:
+                    self._heed(line, flight)
+            return True
+        finally:
+            cancel()
+            bell.close()
+            hand.close()
+
+    def _heed(self, line: _Line, flight: Statement) -> None:
+        """Unless another thread was faster."""
+        if line.alive and line.flight is flight:
+            line.heed()
+
+    def peek(self, line: Line) -> None:
+        assert isinstance(line, _Line)
+        with line.turn:
+            if line.alive and line.flight is not None and line.poll.poll(0):
+                line.heed()
+
+    def drop(self, line: Line) -> None:
+        assert isinstance(line, _Line)
+        _end(line)
+
+    async def close(self) -> None:
+        self._closed = True
+        with self._mutex:
+            lines = list(self._lines)
+            self._idle, self._main = [], None
+            watch = self._watch
+        for line in lines:
+            _end(line)
+        if watch is not None:
+            watch.close()
+
+    def after_fork(self) -> None:
+        """The sessions are the parent's; only our copies of their sockets are closed. psycopg knows whose they are."""
+        for line in list(self._lines):
+            if line.alive:
+                line.alive = False
+                os.close(line.socket)
+        self._reset()
+
+
+def _ring(hand: socket.socket) -> None:
+    with suppress(OSError):
+        hand.send(b"!")
+
+
+def _end(line: _Line) -> None:
+    with line.turn:
+        line.broken(ConnectionAbortedError("let go of"))
+
+
+def open_sessions(place: Place, prepare: str, world: World, clock: Clock | None, on_broken: OnBroken) -> Sessions:
+    """The driver for that world. Nothing is opened yet."""
+    if world.blocking:
+        return BlockingSessions(place, prepare, clock, on_broken)
+    from holdfast.drivers.postgres_advisory_asyncio import AsyncioSessions
+
+    return AsyncioSessions(place, prepare, on_broken)

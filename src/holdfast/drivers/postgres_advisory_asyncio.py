@@ -1,0 +1,239 @@
+"""PostgreSQL sessions for advisory locks, for asyncio.
+
+Decides: how tasks share a session: what they ask waits in line, and is sent as soon as the answer before it is there.
+The loop watches every session, so the end of one is noticed when it happens.
+Leaves to `postgres_advisory_line`: what is said on a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from psycopg import pq
+
+from holdfast._time import boot_now
+from holdfast._worlds import Signal
+from holdfast.drivers.postgres_advisory import IDLE, OnBroken
+from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+
+_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
+
+
+class _Line(Line):
+    def __init__(self, pgconn: pq.abc.PGconn, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken) -> None:
+        super().__init__(pgconn, name)
+        self.loop = loop
+        self._on_broken = on_broken
+        self._unsent: deque[Statement] = deque()
+        loop.add_reader(self.socket, self._readable)
+
+    def put(self, statement: Statement) -> None:
+        """Send it as soon as its turn has come."""
+        if self.flight is None and not self._unsent:
+            self.begin(statement)
+        else:
+            self._unsent.append(statement)
+
+    def withdraw(self, statement: Statement) -> None:
+        """Nobody waits for it any more; if it was not sent, it never is."""
+        if statement in self._unsent:
+            self._unsent.remove(statement)
+
+    def _readable(self) -> None:
+        if self.heed() and self.alive and self._unsent and self.flight is None:
+            self.begin(self._unsent.popleft())
+
+    def let_go(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.socket)
+        super().let_go()
+        unsent, self._unsent = self._unsent, deque()
+        for statement in unsent:
+            statement.finish(unavailable(self.name, "ended the session before this was sent"))
+        self._on_broken(self)
+
+
+class AsyncioSessions:
+    def __init__(self, place: Place, prepare: str, on_broken: OnBroken) -> None:
+        self.place = place
+        self.holder = ""
+        self._prepare = prepare
+        self._on_broken = on_broken
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._main: _Line | None = None
+        self._dialling: asyncio.Task[_Line] | None = None
+        self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
+        self._idle: list[_Line] = []
+        self._given = 0  # sessions of `waiter` that are in use or being opened
+        self._closed = False
+
+    def _belong_here(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+            self._loop = loop
+            for line in list(self._lines):  # of a loop that is closed: nobody reads them any more
+                line.broken(ConnectionAbortedError("its event loop is closed"))
+            self._reset()
+        return loop
+
+    async def _dial(self, within: float) -> _Line:
+        if self._closed:
+            raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+        loop = self._belong_here()
+        dialled = loop.run_in_executor(None, dial, self.place, self.holder, self._prepare, within)
+        try:
+            pgconn = await asyncio.shield(dialled)  # the thread goes on: what it opens must be closed
+        except asyncio.CancelledError:
+            dialled.add_done_callback(_hang_up)
+            raise
+        if self._closed:
+            pgconn.finish()
+            raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+        line = _Line(pgconn, self.place.name, loop, self._broke)
+        self._lines.add(line)
+        return line
+
+    def _broke(self, line: Line) -> None:
+        if line in self._idle:
+            self._idle.remove(line)
+        self._on_broken(line)
+
+    @property
+    def ready(self) -> Line | None:
+        line = self._main
+        return line if line is not None and line.alive and line.loop is asyncio.get_running_loop() else None
+
+    async def main(self, within: float) -> Line:
+        if (line := self.ready) is not None:
+            return line
+        loop = self._belong_here()
+        if self._dialling is None:
+            self._dialling = loop.create_task(self._dial(max(within, _DIAL)), name="holdfast-dial")
+            self._dialling.add_done_callback(self._dialled)
+        try:
+            async with asyncio.timeout(within):
+                return await asyncio.shield(self._dialling)
+        except TimeoutError:
+            raise unavailable(self.place.name, "cannot be connected to in time") from None
+
+    def _dialled(self, task: asyncio.Task[_Line]) -> None:
+        self._dialling = None
+        if not task.cancelled() and task.exception() is None:
+            self._main = task.result()
+
+    async def waiter(self, within: float) -> Line | None:
+        self._belong_here()
+        if self._idle:
+            self._given += 1
+            return self._idle.pop()
+        if self._given >= self.place.waiting:
+            return None
+        self._given += 1
+        try:
+            return await self._dial(within)
+        except BaseException:
+            self._given -= 1
+            raise
+
+    def give_back(self, line: Line) -> bool:
+        assert isinstance(line, _Line)
+        line.idle_since = boot_now()
+        self._given -= 1
+        keep = line.alive and not self._closed
+        if keep:
+            self._idle.append(line)
+        else:
+            line.broken(ConnectionAbortedError("let go of"))
+        for one in [one for one in self._idle if line.idle_since - one.idle_since > IDLE]:
+            one.broken(ConnectionAbortedError("let go of"))
+        return keep
+
+    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
+        assert isinstance(line, _Line)
+        if not line.alive:
+            raise unavailable(self.place.name, "ended the session")
+        answered: asyncio.Future[None] = line.loop.create_future()
+        statement.done = _and_then(statement.done, answered)
+        line.put(statement)
+        timer = line.loop.call_later(within, _give_up, answered)
+        try:
+            await answered
+        finally:
+            timer.cancel()
+            if not statement.finished:
+                line.withdraw(statement)
+        if not statement.finished:
+            raise unavailable(self.place.name, "did not answer in time")
+        return statement.rows()
+
+    def send(self, line: Line, statement: Statement) -> None:
+        assert isinstance(line, _Line)
+        line.put(statement)
+
+    async def briefly(self, line: Line, seconds: float) -> None:
+        flight = line.flight
+        if flight is not None:
+            answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            flight.done = _and_then(flight.done, answered)
+            timer = answered.get_loop().call_later(seconds, _give_up, answered)
+            try:
+                await answered
+            finally:
+                timer.cancel()
+
+    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+        """The loop reads; whoever hears of the answer sets the signal."""
+        return await signal.wait(seconds)
+
+    def peek(self, line: Line) -> None:
+        """The loop has read it, or will; but whoever asks now should not have to wait for a turn of the loop."""
+        if line.alive and line.flight is not None:
+            line.heed()
+
+    def drop(self, line: Line) -> None:
+        line.broken(ConnectionAbortedError("let go of"))
+
+    async def close(self) -> None:
+        self._closed = True
+        for line in list(self._lines):
+            line.broken(ConnectionAbortedError("let go of"))
+        self._main = None
+        self._idle = []
+
+    def after_fork(self) -> None:
+        """The sessions are the parent's; only our copies of their sockets are closed. psycopg knows whose they are."""
+        for line in list(self._lines):
+            if line.alive:
+                line.alive = False
+                os.close(line.socket)
+        self._loop = None
+        self._reset()
+
+
+def _and_then(first: Callable[[Statement], None] | None, answered: asyncio.Future[None]) -> Callable[[Statement], None]:
+    def done(statement: Statement) -> None:
+        if first is not None:
+            first(statement)
+        if not answered.done():
+            answered.set_result(None)
+
+    return done
+
+
+def _give_up(answered: asyncio.Future[None]) -> None:
+    if not answered.done():
+        answered.set_result(None)
+
+
+def _hang_up(dialled: asyncio.Future[pq.abc.PGconn]) -> None:
+    if not dialled.cancelled() and dialled.exception() is None:
+        dialled.result().finish()

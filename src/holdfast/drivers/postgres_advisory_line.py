@@ -1,0 +1,273 @@
+"""One connection to PostgreSQL, as both worlds use it: a statement at a time, never read by two.
+
+Decides: what a session is set up with, who is refused, and what the server's errors mean.
+Leaves to the two drivers: how to wait for the socket. Leaves to the backend: what the statements say.
+
+A statement whose answer is late stays under way: the session may hold locks, so it is not thrown away. Whoever uses
+the session next hears that answer first, and `Statement.done` is called with it, whether anybody still waits or not.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode
+
+from psycopg import conninfo, pq
+
+from holdfast._time import boot_now
+from holdfast.errors import BackendUnavailable, Unsupported
+
+WAITING: Final = 16  # sessions, besides the main one, in which waiters may stand in PostgreSQL's own queues
+_PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
+_SETTINGS: Final = {
+    **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
+    "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
+    "tcp_keepalives_idle": "60",  # so that a client's host that vanished holds nothing after two minutes
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "6",
+}
+_OF_CLIENT: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+_SETUP: Final = """
+SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names});
+SELECT pg_backend_pid(), pg_is_in_recovery();
+"""
+_ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
+_ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+Params = Sequence[int]
+Rows = list[list[bytes | None]]
+
+
+class Place:
+    """Where the server is, and how many connections we may have."""
+
+    def __init__(self, info: str, *, waiting: int = WAITING, pooler: str = "") -> None:
+        self.info = info
+        self.waiting = waiting
+        self.pooler = pooler
+        given = conninfo.conninfo_to_dict(info)
+        host = given.get("host") or given.get("hostaddr") or "local"
+        self.name = f"postgresql+advisory://{host}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
+
+    def conninfo(self, holder: str) -> str:
+        given = conninfo.conninfo_to_dict(self.info)
+        hosts = str(given.get("host") or given.get("hostaddr") or "")
+        usual: dict[str, Any] = {**_OF_CLIENT, "fallback_application_name": _short(holder), "connect_timeout": None}
+        if "," in hosts:
+            usual["target_session_attrs"] = "read-write"
+            usual["load_balance_hosts"] = "random"  # or a first one that swallows everything would be asked for ever
+        return conninfo.make_conninfo(**{**usual, **given})
+
+
+def place_of_url(parts: SplitResult) -> Place:
+    """Raises ValueError for what is no such URL."""
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    waiting = options.pop("waiting", str(WAITING))
+    pooler = options.pop("pooler", "")
+    if not waiting.isascii() or not waiting.isdigit() or not 1 <= int(waiting) <= 10_000:
+        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {waiting!r}")
+    if pooler not in ("", "session"):
+        raise ValueError(f"pooler can only be 'session', not {pooler!r}: advisory locks belong to a session")
+    url = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote), fragment="").geturl()
+    try:
+        return Place(url, waiting=int(waiting), pooler=pooler)
+    except Exception as error:  # the library's own, which would show the password
+        raise ValueError(f"this is no URL for PostgreSQL: {type(error).__name__}") from None
+
+
+class Statement:
+    """Something asked of a session, and what came of it."""
+
+    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at")
+
+    def __init__(self, name: bytes, params: Params = (), done: Callable[[Statement], None] | None = None) -> None:
+        self.name = name
+        self.params = params
+        self.done = done  # called once, when it is known what came of it
+        self.answer: Rows = []
+        self.error: BackendUnavailable | None = None
+        self.finished = False
+        self.sent_at = 0.0
+
+    def finish(self, error: BackendUnavailable | None = None) -> None:
+        if not self.finished:
+            self.finished, self.error = True, error
+            if self.done is not None:
+                self.done(self)
+
+    def rows(self) -> Rows:
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class Cancelled(BackendUnavailable):
+    """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
+
+
+class Line:
+    """A session. `pid` is the server's number for it."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, name: str) -> None:
+        self.pgconn = pgconn
+        self.name = name
+        self.socket = pgconn.socket
+        self.pid = pgconn.backend_pid
+        self.alive = True
+        self.flight: Statement | None = None
+        self.idle_since = 0.0
+        pgconn.nonblocking = 1
+        pgconn.notice_handler = None
+
+    def begin(self, statement: Statement) -> None:
+        """Send it. Whatever was asked before has been answered."""
+        self.flight = statement
+        statement.sent_at = boot_now()
+        try:
+            self.pgconn.send_query_prepared(statement.name, [b"%d" % value for value in statement.params])
+        except Exception as error:
+            self.broken(error)
+
+    def heed(self) -> bool:
+        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement."""
+        pgconn, flight = self.pgconn, self.flight
+        try:
+            pgconn.consume_input()
+            if flight is None:
+                return True  # something that nobody asked for, as a notice
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                self._take(flight, result)
+            else:
+                pgconn.flush()  # a part of it may not have been sent
+                return False
+        except Exception as error:
+            self.broken(error)
+            return True
+        self.flight = None
+        flight.finish(flight.error)
+        return True
+
+    def _take(self, flight: Statement, result: Any) -> None:
+        status = result.status
+        if status == _ROWS:
+            value, fields = result.get_value, range(result.nfields)
+            flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
+        elif status == _ERROR:
+            flight.error = refusal(self.name, result)
+
+    def broken(self, error: BaseException) -> None:
+        """The session is over, and with it everything that it held."""
+        if self.alive:
+            self.alive = False
+            said = _first_line(self.pgconn.error_message) or str(error)
+            try:
+                self.let_go()
+            finally:  # whoever is told of the end may raise
+                flight, self.flight = self.flight, None
+                if flight is not None:
+                    flight.finish(unavailable(self.name, f"ended the session: {said}"))
+
+    def let_go(self) -> None:
+        """Overridden: stop watching the socket, and close it."""
+        self.pgconn.finish()
+
+
+def dial(place: Place, holder: str, prepare: str, within: float) -> pq.abc.PGconn:
+    """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
+    until = boot_now() + within
+    pgconn = pq.PGconn.connect_start(place.conninfo(holder).encode())
+    try:
+        _shake_hands(pgconn, place, until)
+        pgconn.nonblocking = 1
+        names = ", ".join(f"'{name}'" for name in _SETTINGS)
+        cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in _SETTINGS.items())
+        pgconn.send_query((prepare + _SETUP.format(settings=cases, names=names)).encode())
+        last = None
+        for result in _results(pgconn, place, until):
+            if result.status == pq.ExecStatus.FATAL_ERROR:
+                raise refusal(place.name, result)
+            last = result
+        assert last is not None
+        _must_be_ours(pgconn, place, last.get_value(0, 0), last.get_value(0, 1))
+    except BaseException:
+        pgconn.finish()
+        raise
+    return pgconn
+
+
+def _must_be_ours(pgconn: pq.abc.PGconn, place: Place, pid: bytes | None, replica: bytes | None) -> None:
+    if replica == b"t":
+        raise unavailable(place.name, "is a replica: a lock there would exclude nobody at the primary")
+    if pid != b"%d" % pgconn.backend_pid and place.pooler != "session":
+        raise Unsupported(
+            f"{place.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
+            "session's advisory locks would be granted twice or never be freed. Connect to PostgreSQL itself, use "
+            "postgresql:// (the lock table), or add ?pooler=session if its pool_mode is `session`"
+        )
+
+
+def _shake_hands(pgconn: pq.abc.PGconn, place: Place, until: float) -> None:
+    while (state := pgconn.connect_poll()) != pq.PollingStatus.OK:
+        if state == pq.PollingStatus.FAILED:
+            raise refused(place.name, pgconn.error_message)
+        await_socket(pgconn.socket, state == pq.PollingStatus.WRITING, until, place.name)
+
+
+def _results(pgconn: pq.abc.PGconn, place: Place, until: float) -> list[Any]:
+    found: list[Any] = []
+    while True:
+        writing = bool(pgconn.flush())
+        while pgconn.is_busy():
+            await_socket(pgconn.socket, writing, until, place.name)
+            writing = bool(pgconn.flush())
+            try:
+                pgconn.consume_input()
+            except Exception as error:
+                raise unavailable(place.name, f"ended the session: {error}") from error
+        result = pgconn.get_result()
+        if result is None:
+            return found
+        found.append(result)
+
+
+def await_socket(socket: int, writing: bool, until: float, name: str) -> None:
+    poll = select.poll()
+    poll.register(socket, select.POLLOUT | select.POLLIN if writing else select.POLLIN)
+    if not poll.poll(max(0, (until - boot_now()) * 1000)):
+        raise unavailable(name, "did not answer in time")
+
+
+def refused(name: str, message: bytes | None) -> BackendUnavailable:
+    """The server does not let us in; some of the reasons pass."""
+    said = _first_line(message)
+    lasting = ("password authentication", "no pg_hba.conf", "does not exist", "no password supplied", "role ")
+    return unavailable(name, f"refuses the connection: {said}", transient=not any(why in said for why in lasting))
+
+
+def refusal(name: str, result: Any) -> BackendUnavailable:
+    said = _first_line(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
+        return Cancelled(f"{name} gave the statement up: {said}", sqlstate=state)
+    if state == "53200":
+        said += "; it has room for too few locks: raise max_locks_per_transaction"
+    return unavailable(
+        name, f"answered with an error: {said} ({state})", transient=state[:2] in ("08", "53", "57", "58")
+    )
+
+
+def unavailable(name: str, what: str, *, transient: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"{name} {what}", transient=transient)
+
+
+def _first_line(message: bytes | None) -> str:
+    return (message or b"").decode(errors="replace").strip().partition("\n")[0]
+
+
+def _short(holder: str) -> str:
+    """What fits into `application_name`: 63 bytes, and ASCII only, or the server would show question marks."""
+    return holder.encode("ascii", "replace")[:63].decode()
