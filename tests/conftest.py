@@ -8,6 +8,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "tests/simulation" not in item.nodeid)  # the longest first: none is left at the end
     for item in items:
         story = getattr(item, "function", None)
         if "processes" in getattr(story, "needs", ()) or _is_told_again(item.nodeid):

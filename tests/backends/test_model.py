@@ -254,6 +254,18 @@ class Machine(RuleBasedStateMachine):
     @rule(seconds=times)
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        self._everybody_looks()
+
+    @precondition(lambda self: self.claims)
+    @rule(seconds=times, which=st.integers(0, 50))
+    def pass_time_of_which_a_claim_learns_first(self, seconds: float, which: int) -> None:
+        self.clock.advance(seconds)
+        for resource in self.model.values():
+            resource.settle(self.clock.now())
+        self.ask_again(which, enqueue=True)
+        self._everybody_looks()
+
+    def _everybody_looks(self) -> None:
         for key, resource in self.model.items():
             resource.settle(self.clock.now())
             drive(self.backend.abandon(claim_of(key), within=WITHIN))  # ends nothing, and makes it look

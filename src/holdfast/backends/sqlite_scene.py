@@ -97,7 +97,11 @@ class Scene:
         return count_on(self._t) if self.observers else count(self._t, last, wall)  # telling them has counted too
 
     def hand_over(self, heir: str = "") -> None:
-        hand_over(self._t, self.key, self.occupancy(), heir)
+        """Whoever it is reserved for takes room from now on, also in the eyes of this transaction."""
+        until = self._t.now + GRACE
+        for waiter in hand_over(self._t, self.key, self.occupancy(), heir):
+            facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
+            self.inside.append(Row(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
 
     def tell(self, fence: int, holder: str | None) -> None:
         """Keep a change for the observers, and wake them."""
@@ -109,11 +113,13 @@ class Scene:
             t.wakes += [Wake(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
 
 
-def hand_over(t: Transaction, key: str, inside: Occupancy, heir: str = "") -> None:
-    """Reserve for whoever is next beside those inside, and wake them and nobody else."""
-    for waiter in next_in_line(line(t, key), inside, heir):
+def hand_over(t: Transaction, key: str, inside: Occupancy, heir: str = "") -> list[Waiter]:
+    """Reserve for whoever is next beside those inside, and wake them and nobody else; the answer is who that is."""
+    chosen = next_in_line(line(t, key), inside, heir)
+    for waiter in chosen:
         t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE, key, waiter.place))
         t.wakes.append(Wake(waiter.address, key, waiter.claim))
+    return chosen
 
 
 class Waiter(NamedTuple):
@@ -125,6 +131,7 @@ class Waiter(NamedTuple):
     reserved_until: float | None
     lapsed: int
     address: str
+    ends_at: float
 
     @property
     def reserved(self) -> bool:
@@ -134,7 +141,7 @@ class Waiter(NamedTuple):
 def line(t: Transaction, key: str) -> Iterator[Waiter]:
     """The live waiters in order, read as far as the caller goes."""
     rows = t.execute(
-        "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address FROM claims"
+        "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
         " WHERE key = ? AND waiting = 1 AND ends_at > ? ORDER BY place",
         (key, t.now),
     )

@@ -65,7 +65,7 @@ end
 local function inside()
   local place = 0
   return function()
-    repeat place = place + 1 until not ids[place] or holds[ids[place]]
+    place = place + 1
     return ids[place], holds[ids[place]]
   end
 end
@@ -143,6 +143,9 @@ end
 local function end_hold(id)
   local hold = holds[id]
   holds[id] = nil
+  for place = #ids, 1, -1 do
+    if ids[place] == id then table.remove(ids, place) end  -- the same claim may be granted anew
+  end
   take_room(hold.mode, -1)
   changed = true
   tell(hold.fence, nil)

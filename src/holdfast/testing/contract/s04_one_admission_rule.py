@@ -91,6 +91,38 @@ class OneAdmissionRule(Promise):
         await stage.observer.break_lock("room")
         assert await room.enters(room.reader(1))
 
+    @pytest.mark.parametrize("ends", ["a hold", "a reservation"])
+    async def test_who_finds_that_time_made_room_leaves_it_to_an_older_waiter(self, stage: Stage, ends: str) -> None:
+        room = _Room(stage)
+        dead, absent, older, finder = stage.claim("room", ttl=5), room.writer(), room.writer(), room.writer()
+        assert await room.enters(dead)
+        if ends == "a reservation":
+            assert not await room.enters(absent)
+        assert not await room.enters(older)
+        assert not await room.enters(finder)
+        if ends == "a reservation":
+            await room.leaves(dead)
+            stage.clock.advance(GRACE)
+        else:
+            stage.clock.advance(5)
+        assert not await room.enters(finder)
+        assert await room.enters(older)
+        assert not await room.enters(finder)
+        assert await room.inside() == {older.id}
+
+    async def test_what_expired_and_is_asked_for_again_is_held_once(self, stage: Stage) -> None:
+        room = _Room(stage)
+        claim = stage.claim("room", ttl=5)
+        first = await room.ask(claim)
+        stage.clock.advance(5)
+        again = await room.ask(claim)
+        assert isinstance(first, Grant)
+        assert isinstance(again, Grant)
+        assert again.fence > first.fence
+        assert await room.inside() == {claim.id}
+        stage.clock.advance(5)
+        assert await room.enters(room.writer())
+
     async def test_the_permit_of_a_dead_holder_comes_back(self, stage: Stage) -> None:
         room = _Room(stage)
         assert await room.enters(stage.claim("room", ttl=5, mode="shared", limit=2))
