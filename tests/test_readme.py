@@ -13,7 +13,7 @@ The convention, for whoever writes README.md or docs/*.md:
 - In a ```console block every line that begins with `$ holdfast` is run as a command, in order and in one folder for
   each page; it must end with exit code 0, or with N where the comment on the line is `# exits N` or `# exits N: why`.
   A `./script.sh` that it names exists there and does nothing. Lines that follow are what it prints; `…` stands for
-  anything. Lines that begin with `$ psql` are run too. Other commands (`$ pip install`, `$ make`) are shown and not run.
+  anything. Lines that begin with `$ psql` are run too. Others (`$ pip install`, `$ make`) are shown and not run.
 - Everything in other languages is not looked at.
 """
 
