@@ -71,7 +71,7 @@ def test_the_number_of_an_advisory_lock_is_as_the_page_says(server: PostgresServ
 
 def test_there_are_as_few_connections_as_the_page_says(server: PostgresServer) -> None:
     empty_table(server.url)
-    [most] = re.findall(r"So (\d+) with 200 waiters", PAGE)
+    [most] = re.findall(r"with 200 waiters, and never more than (\d+)", PAGE)
     asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'"
     with holdfast.connect(server.url) as locks:
 
