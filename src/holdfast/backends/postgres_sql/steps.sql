@@ -7,6 +7,29 @@
 CREATE OR REPLACE FUNCTION @.holdfast_hash(p_ns text, p_name text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || E'\x1f' || p_name);
 
+-- Whoever connects calls this before anything else. If numbers may have been handed out that nobody here knows of any
+-- more, those that follow begin at the clock, so that none of them comes twice.
+CREATE OR REPLACE FUNCTION @.holdfast_arrive() RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_clock bigint;
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        IF EXISTS (SELECT FROM @.holdfast_life
+                   WHERE started = pg_postmaster_start_time() AND home = '@.holdfast_life'::regclass) THEN
+            RETURN true;
+        END IF;
+        LOCK TABLE @.holdfast_life IN EXCLUSIVE MODE;  -- those who come at the same time look again
+    END LOOP;
+    v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+    IF v_clock > nextval('@.holdfast_fence') THEN
+        PERFORM setval('@.holdfast_fence', v_clock);
+    END IF;
+    DELETE FROM @.holdfast_life;
+    INSERT INTO @.holdfast_life VALUES (pg_postmaster_start_time(), '@.holdfast_life'::regclass);
+    RETURN true;
+END $$;
+
 CREATE OR REPLACE FUNCTION @.holdfast_tell(p_ns text, p_name text, p_fence bigint, p_holder text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -148,7 +171,15 @@ BEGIN
             (SELECT namespace, lock_name FROM @.holdfast_queue WHERE alive_until <= p_now ORDER BY alive_until LIMIT 16)
         ) AS old
     LOOP
-        IF pg_try_advisory_xact_lock(HOLDFAST, @.holdfast_hash(v_old.namespace, v_old.lock_name)) THEN
+        -- Nor one with a row that somebody is at without the name: to delete that would have to wait.
+        IF pg_try_advisory_xact_lock(HOLDFAST, @.holdfast_hash(v_old.namespace, v_old.lock_name)) AND (
+            SELECT count(*) FROM @.distributed_locks
+                WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace
+        ) = (
+            SELECT count(*) FROM (
+                SELECT FROM @.distributed_locks
+                    WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
+        ) THEN
             PERFORM @.holdfast_look(v_old.namespace, v_old.lock_name, p_now);
         END IF;
     END LOOP;
