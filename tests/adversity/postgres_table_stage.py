@@ -35,7 +35,7 @@ class OnTable(OnPostgres):
             yield server
 
     @pytest.fixture(autouse=True)
-    def _servers(self, chapter: PostgresServer) -> Iterator[None]:  # type: ignore[override]
+    def _servers(self, chapter: PostgresServer) -> Iterator[None]:
         self.server = chapter
         if not chapter.running:
             chapter.start()

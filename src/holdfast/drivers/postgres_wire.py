@@ -267,6 +267,11 @@ def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
     return Statement(b"holdfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
 
 
+def present(place: Place, channel: str) -> bytes:
+    """What a connection that listens says, so that others know that it does."""
+    return f"SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
+
+
 def tell_deaf(place: Place) -> None:
     _logger.warning(
         "PostgreSQL at %s is reached by way of a pooler that gives each transaction to another connection, so LISTEN "

@@ -48,6 +48,21 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
 END $$;
 
+-- A connection that listens holds a lock of the server's on its channel, so that nobody is woken who is gone: a killed
+-- process must not cost those behind it a grace each.
+CREATE OR REPLACE FUNCTION @.holdfast_listens(p_address text) RETURNS void
+LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address)) $$;
+
+CREATE OR REPLACE FUNCTION @.holdfast_is_heard(p_address text, p_ours text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_address IN ('', p_ours) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
+        RETURN true;
+    END IF;
+    PERFORM pg_advisory_unlock(LISTENER, hashtext(p_address));
+    RETURN false;
+END $$;
+
 -- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
 -- server: their claims are the answer, for the process that asks to wake them itself.
 CREATE OR REPLACE FUNCTION @.holdfast_hand_over(
@@ -81,6 +96,11 @@ BEGIN
     WHILE v_exclusive = 0 LOOP
         FETCH v_line INTO v_next;
         EXIT WHEN NOT FOUND;
+        IF NOT @.holdfast_is_heard(v_next.address, p_ours) THEN
+            UPDATE @.holdfast_queue SET lapsed = true
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+            CONTINUE;
+        END IF;
         IF v_next.mode = 'exclusive' THEN
             EXIT WHEN v_shared > 0;
             v_exclusive := 1;
