@@ -268,8 +268,8 @@ def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
 
 
 def present(place: Place, channel: str) -> bytes:
-    """What a connection that listens says, so that others know that it does."""
-    return f"SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
+    """What a connection that listens says, so that others know that it does; an operator sees what it is for."""
+    return f"LISTEN {channel}; SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
 
 
 def tell_deaf(place: Place) -> None:
