@@ -9,6 +9,7 @@ import pytest
 import holdfast
 from holdfast._model import GRACE, patrol
 from holdfast._time import boot_now
+from holdfast.drivers.postgres_jobs import LANES, SPARE
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.history import Hold, judge
@@ -140,6 +141,27 @@ class TestNotificationsThatAreLost(OnTable):
             assert lost.is_set()
             assert at - released < LATE + SOON
             await lease.release()
+
+    @pytest.mark.parametrize("waiters", [4, 40])
+    async def test_one_connection_listens_however_many_wait_for_however_many_names(
+        self, stage: Stage, waiters: int
+    ) -> None:
+        other, locks = await self.ready(stage), await self.ready(stage)
+        held = [await other.lock(f"x{number}").take() for number in range(waiters // 2)]
+        actors = [stage.start(_take_and_give_back(locks, f"x{number // 2}")) for number in range(waiters)]
+        waiting = "SELECT count(*) FROM holdfast_queue WHERE kind = 'w'"
+        await stage.until(lambda: int(self.ask(waiting)) == waiters, "all to wait")
+        assert self.ours("query LIKE 'LISTEN %'") == 1
+        assert self.ours() <= 1 + 1 + LANES + SPARE
+        for lease in held:
+            await lease.release()
+        assert len({await actor.result() for actor in actors}) == waiters
+
+
+async def _take_and_give_back(locks: AwaitedLocks, name: str) -> int:
+    async with locks.lock(name) as lease:
+        fence: int = lease.fence
+    return fence
 
 
 async def _take_and_tell_when(locks: AwaitedLocks) -> tuple[AwaitedLease, float]:
