@@ -17,13 +17,13 @@ import holdfast
 from bench.harness import Finding, Samples, Setting, per_cycle, quartiles, ratio, take_turns
 from bench.postgres_advisory_peers import Cycle, peers
 from bench.postgres_table_crew import WAYS, Stretch, compete, connections
-from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare
+from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
 from bench.redis_server import one_core
-from holdfast.drivers.postgres_jobs import LANES
+from holdfast.drivers.postgres_jobs import LANES, SPARE
 
 TASKS = 200
 WAITERS = 32
-MOST = LANES + 1  # connections: one of them listens
+MOST = LANES + SPARE + 1  # connections: one of them listens
 _ROOM = {"max_connections": "200", "shared_buffers": "128MB", "max_wal_size": "1GB"}
 _DURABLE = {**_ROOM, "fsync": "on"}
 
@@ -39,7 +39,7 @@ def run(setting: Setting) -> list[Finding]:
 
 
 def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
-    cycles, rounds = setting.scaled(20, 10), setting.scaled(61, 21)
+    rounds = setting.scaled(201, 41)
     with holdfast.connect(server.url) as locks, one_core(server.pid):
         lock = locks.lock("bench")
 
@@ -48,18 +48,21 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
             lock.release()
 
         others = {**distributed_pg_lock(server.url), **peers(server.url)}
-        contenders: dict[str, Cycle] = {"holdfast": ours, "floor": bare_functions(server.url), **others}
-        samples = take_turns(
-            {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()},  # type: ignore[misc]
-            rounds,
-        )
+        two: dict[str, Cycle] = {"holdfast": ours, "floor": bare_functions(server.url)}
+        samples = _measured(two, 4, rounds)  # short turns: the disk has its moods
+        beside = _measured({"holdfast": ours, **others}, 10, rounds // 5)
     what = "table acquire+release, durable"
     return [
         ratio(f"{what} / two bare durable functions", samples, "holdfast", "floor", at_most=1.3),
-        *[ratio(f"{_told(peer)} / {what}", samples, peer, "holdfast") for peer in others],
+        *[ratio(f"{_told(peer)} / {what}", beside, peer, "holdfast") for peer in others],
         Finding(what, median(samples["holdfast"]) * 1e6, "µs"),
         Finding("two bare durable functions", median(samples["floor"]) * 1e6, "µs"),
     ]
+
+
+def _measured(contenders: dict[str, Cycle], cycles: int, rounds: int) -> Samples:
+    turns = {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()}
+    return take_turns(turns, rounds)
 
 
 def _told(peer: str) -> str:
@@ -112,7 +115,9 @@ async def _together(cycle: object, times: int) -> float:
 def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
     seen: dict[str, list[Stretch]] = {way: [] for way in WAYS}
+    trips: list[float] = []
     for _ in range(rounds):
+        trips.append(per_cycle(round_trip(server.url), 300))
         for way in WAYS:
             seen[way].append(compete(way, server.url, WAITERS, seconds))
     found = []
@@ -125,4 +130,5 @@ def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
         ]
     counted = {waiters: connections(server.url, waiters) for waiters in (2, 8, 32, 128)}
     what = "table: connections of a process in which 128 wait"
+    found.append(Finding("a round trip of SELECT 1 meanwhile, to read the hand-overs by", median(trips) * 1e6, "µs"))
     return [*found, Finding(what, counted[128], "", at_most=MOST, detail={"connections": counted})]

@@ -58,6 +58,11 @@ def bare_functions(url: str) -> Cycle:
     return cycle
 
 
+def round_trip(url: str) -> Cycle:
+    cursor = psycopg.connect(url, autocommit=True).cursor()
+    return lambda: cursor.execute("SELECT 1", prepare=True).fetchone()
+
+
 @asynccontextmanager
 async def one_by_one(url: str, connections: int) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
     """One statement for each request, by way of a pool: what any client can do with the functions of the schema."""
