@@ -6,6 +6,7 @@ Leaves to whoever asks: what must be in it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import cycle
@@ -14,6 +15,7 @@ from pathlib import Path
 import psycopg
 
 from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_programs import NEWEST
 
 DATABASES = 16  # so many tests later a database is used again, after its last users were thrown out
 Prepare = Callable[[str], None]  # from the URL of a database
@@ -60,7 +62,8 @@ class SharedPostgres:
 
 @cache
 def _server() -> PostgresServer:
-    return PostgresServer({"max_connections": "200"}).start()
+    version = int(os.environ.get("HOLDFAST_TEST_POSTGRES", NEWEST))  # to tell all stories on an older one, by hand
+    return PostgresServer({"max_connections": "200"}, version=version).start()
 
 
 @cache

@@ -89,7 +89,7 @@ class PostgresTableBackend:
 
     async def _acquire(self, claim: Claim, address: str | None, within: float) -> Any:
         columns = columns_of(claim.id, claim.terms, address)
-        return await self._driver.ask(self._catalogue.joined("acquire", columns, self._now()), within)
+        return await self._driver.ask(self._catalogue.joined("acquire", columns, self._now(), within), within)
 
     def _remember(self, key: str) -> None:
         if len(self._crowded) >= CROWDED:
@@ -122,7 +122,7 @@ class PostgresTableBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         wakes = self._driver.wakes
         columns = (*split(claim.terms.key), claim.id, repr(linger), heir, wakes.address)
-        freed = await self._driver.ask(self._catalogue.joined("release", columns, self._now()), within)
+        freed = await self._driver.ask(self._catalogue.joined("release", columns, self._now(), within), within)
         if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
             for id in freed:
                 wakes.wake(id)

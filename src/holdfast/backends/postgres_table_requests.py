@@ -52,9 +52,10 @@ class Catalogue:
     def job(self, name: str, *params: str | None) -> Job:
         return Job(self._statements[name], params)
 
-    def joined(self, name: str, columns: tuple[str | None, ...], now: str | None) -> Job:
-        """One that can travel with others."""
-        return Job(self._statements[name], columns, (str(PATIENCE), now), name)
+    def joined(self, name: str, columns: tuple[str | None, ...], now: str | None, within: float) -> Job:
+        """One that can travel with others. It is answered before nobody listens any more, whoever is at the name."""
+        patience = min(PATIENCE, max(1, int(within * 500)))
+        return Job(self._statements[name], columns, (str(patience), now), name)
 
 
 def _statement(schema: str, name: str, number: int) -> Statement:

@@ -18,11 +18,13 @@ from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
+LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
 
 _TABLES: Final = ("tables",)  # what each version brought, in order
 _FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "portable")
 _CONSTANTS: Final = {
     "HOLDFAST": str(CLASS),
+    "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE} seconds'",
     "PRESENCE": f"interval '{PRESENCE} seconds'",
     "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive

@@ -38,6 +38,7 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    present,
     refused_for_good,
     tell_deaf,
     unavailable,
@@ -302,6 +303,7 @@ class BlockingPostgres:
                 self.deaf = True
                 tell_deaf(self.place)
             else:
+                run(speaker.say_plainly(present(self.place, self._channel)), until)
                 self._wakes.move_in(WakeLine(speaker, self._channel))
         except Late:
             speaker.close()

@@ -38,6 +38,7 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    present,
     refused_for_good,
     tell_deaf,
     unavailable,
@@ -286,6 +287,8 @@ class AsyncioPostgres:
                     await run(speaker.say_plainly(f"LISTEN {self.wakes.channel}".encode()))
                     if speaker.pooled and not await self._hears(speaker, within):
                         self.deaf = True
+                    else:
+                        await run(speaker.say_plainly(present(self.place, self.wakes.channel)))
                 except BaseException:
                     speaker.close()
                     raise

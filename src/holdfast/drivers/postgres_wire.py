@@ -116,24 +116,30 @@ class Speaker:
         self.pooled = False  # something stands between: each statement may be for another server process
         self._place = place
         self._prepared: set[bytes] = set()
-        self._before = b""
+        self._before: list[bytes] = []  # what each statement asks for first, by way of a pooler
 
     def greet(self, version: int) -> Waiting:
         """Learn who is there, and settle what is good for every statement. With a version, see that it is there."""
         schema = self._place.schema
+        arrive = f'"{schema}".holdfast_arrive()'.encode()
         asked = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
-            to_regclass('"{schema}".holdfast_schema')"""
-        ((pid, isolation, found),) = yield from self.say_plainly(asked.encode())
+            to_regclass('"{schema}".holdfast_schema'), pg_is_in_recovery()"""
+        ((pid, isolation, found, replica),) = yield from self.say_plainly(asked.encode())
+        if replica == b"t":
+            raise Broken("it is a replica, and grants nothing until it is promoted")
         self.pooled = int(pid) != self.pg.backend_pid
         commit = self._place.synchronous_commit
-        if self.pooled:  # a setting would stay behind for whoever gets that server process next
-            self._before = b"set_config('synchronous_commit', '%b', true), " % commit.encode() if commit else b""
+        if self.pooled:  # each statement may be the first of ours there, and a setting would stay behind for the next
+            self._before = [arrive]
+            self._before += [b"set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
         else:
             settings = [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
             settings += [f"synchronous_commit = {commit}"] if commit else []
             yield from self._settle(settings)
         if version:
             yield from self._check(found, version)
+        if found is not None:
+            yield from self.say_plainly(b"SELECT " + arrive)
 
     def _settle(self, settings: list[str]) -> Waiting:
         """A request that we give up must not go on to wait for a lock there; but not every system can notice that."""
@@ -159,7 +165,7 @@ class Speaker:
         """The answer, from JSON. Raises TryAgain, BackendUnavailable, and Broken if the connection is."""
         pg = self.pg
         if self.pooled:
-            sql = statement.sql.replace(b"SELECT ", b"SELECT " + self._before, 1)
+            sql = statement.sql.replace(b"SELECT ", b"SELECT " + b", ".join([*self._before, b""]), 1)
             return self._answer((yield from talk(pg, lambda: pg.send_query_params(sql, params))))
         if statement.name not in self._prepared:
             self._rows((yield from talk(pg, lambda: pg.send_prepare(statement.name, statement.sql))))
@@ -190,7 +196,7 @@ class Speaker:
 
     def _answer(self, result: Any) -> Any:
         if result is not None and result.status == _TUPLES:
-            text = result.get_value(0, 1 if self._before else 0)
+            text = result.get_value(0, len(self._before))
             if text == b"true":  # the answer to most releases
                 return True
             return None if text is None else _parsed(text.decode())
@@ -259,6 +265,11 @@ def _one_line(text: str) -> str:
 def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
     """A statement that tells whoever listens there."""
     return Statement(b"holdfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
+
+
+def present(place: Place, channel: str) -> bytes:
+    """What a connection that listens says, so that others know that it does; an operator sees what it is for."""
+    return f"LISTEN {channel}; SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
 
 
 def tell_deaf(place: Place) -> None:

@@ -194,7 +194,11 @@ BEGIN
     END IF;
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     IF v_sweeps THEN
-        PERFORM @.holdfast_sweep(v_now);
+        -- Our own statements are transactions of their own. What others sweep in one that they keep open stays locked as
+        -- long: there it is left to the next.
+        IF p_patience IS NOT NULL OR now() = statement_timestamp() THEN
+            PERFORM @.holdfast_sweep(v_now);
+        END IF;
         RETURN v_answer;
     END IF;
     RETURN @.holdfast_ask(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);

@@ -32,7 +32,7 @@ BEGIN
                     SELECT place FROM @.holdfast_queue
                     WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
                     ORDER BY place LIMIT 1)
-                  AND mode = 'exclusive' AND reserved_until IS NULL
+                  AND mode = 'exclusive' AND reserved_until IS NULL AND @.holdfast_is_heard(address, p_ours)
                 RETURNING address, claim INTO v_next;
             IF FOUND THEN
                 IF v_next.address = p_ours AND p_ours <> '' THEN

@@ -34,6 +34,7 @@ BEGIN
     IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > 315360000 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
+    PERFORM @.holdfast_enter('', p_lock_name, NULL);
     UPDATE @.distributed_locks
         SET expires_at = greatest(expires_at, clock_timestamp() + p_ttl_seconds * interval '1 second')
         WHERE namespace = '' AND lock_name = p_lock_name AND claim = 'sql:' || p_holder_id AND NOT ended

@@ -7,6 +7,29 @@
 CREATE OR REPLACE FUNCTION @.holdfast_hash(p_ns text, p_name text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || E'\x1f' || p_name);
 
+-- Whoever connects calls this before anything else. If numbers may have been handed out that nobody here knows of any
+-- more, those that follow begin at the clock, so that none of them comes twice.
+CREATE OR REPLACE FUNCTION @.holdfast_arrive() RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_clock bigint;
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        IF EXISTS (SELECT FROM @.holdfast_life
+                   WHERE started = pg_postmaster_start_time() AND home = '@.holdfast_life'::regclass) THEN
+            RETURN true;
+        END IF;
+        LOCK TABLE @.holdfast_life IN EXCLUSIVE MODE;  -- those who come at the same time look again
+    END LOOP;
+    v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+    IF v_clock > nextval('@.holdfast_fence') THEN
+        PERFORM setval('@.holdfast_fence', v_clock);
+    END IF;
+    DELETE FROM @.holdfast_life;
+    INSERT INTO @.holdfast_life VALUES (pg_postmaster_start_time(), '@.holdfast_life'::regclass);
+    RETURN true;
+END $$;
+
 CREATE OR REPLACE FUNCTION @.holdfast_tell(p_ns text, p_name text, p_fence bigint, p_holder text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -23,6 +46,21 @@ BEGIN
             ORDER BY number DESC OFFSET KEPT_CHANGES LIMIT 1);
     PERFORM pg_notify(address, claim) FROM @.holdfast_queue
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
+END $$;
+
+-- A connection that listens holds a lock of the server's on its channel, so that nobody is woken who is gone: a killed
+-- process must not cost those behind it a grace each.
+CREATE OR REPLACE FUNCTION @.holdfast_listens(p_address text) RETURNS void
+LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address)) $$;
+
+CREATE OR REPLACE FUNCTION @.holdfast_is_heard(p_address text, p_ours text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_address IN ('', p_ours) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
+        RETURN true;
+    END IF;
+    PERFORM pg_advisory_unlock(LISTENER, hashtext(p_address));
+    RETURN false;
 END $$;
 
 -- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
@@ -58,6 +96,11 @@ BEGIN
     WHILE v_exclusive = 0 LOOP
         FETCH v_line INTO v_next;
         EXIT WHEN NOT FOUND;
+        IF NOT @.holdfast_is_heard(v_next.address, p_ours) THEN
+            UPDATE @.holdfast_queue SET lapsed = true
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+            CONTINUE;
+        END IF;
         IF v_next.mode = 'exclusive' THEN
             EXIT WHEN v_shared > 0;
             v_exclusive := 1;
@@ -148,7 +191,15 @@ BEGIN
             (SELECT namespace, lock_name FROM @.holdfast_queue WHERE alive_until <= p_now ORDER BY alive_until LIMIT 16)
         ) AS old
     LOOP
-        IF pg_try_advisory_xact_lock(HOLDFAST, @.holdfast_hash(v_old.namespace, v_old.lock_name)) THEN
+        -- Nor one with a row that somebody is at without the name: to delete that would have to wait.
+        IF pg_try_advisory_xact_lock(HOLDFAST, @.holdfast_hash(v_old.namespace, v_old.lock_name)) AND (
+            SELECT count(*) FROM @.distributed_locks
+                WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace
+        ) = (
+            SELECT count(*) FROM (
+                SELECT FROM @.distributed_locks
+                    WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
+        ) THEN
             PERFORM @.holdfast_look(v_old.namespace, v_old.lock_name, p_now);
         END IF;
     END LOOP;

@@ -70,6 +70,13 @@ CREATE TABLE IF NOT EXISTS @.holdfast_cells (
     writer  text NOT NULL
 );
 
+-- Since when nothing can have been forgotten. A crash and a failover empty it, and then commits may have been lost; a dump
+-- that is restored brings back old numbers, but is another table.
+CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_life (
+    started timestamptz NOT NULL,         -- the server
+    home    oid NOT NULL                  -- this table
+);
+
 -- Fences, places in queues and numbers of changes. It starts at the microseconds since the epoch, so that a store that
 -- was dropped and made anew goes on above its old fences.
 DO $$
