@@ -91,10 +91,12 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
         return _grant(t, claim, counter, mine.place, scene)
     own = _own(t, claim, waits)
+    if waits and own.place is None:  # silent for so long that its place is void; what was reserved may be another's
+        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
     if not own.unserved and scene.occupancy().fits(terms.mode, terms.limit):
         return _grant(t, claim, counter, own.place, scene)
     if enqueue:
-        _enqueue(t, claim, counter, own.place, scene, waits)
+        _enqueue(t, claim, counter, own.place, scene)
     return _busy(t, own, scene.inside)
 
 
@@ -151,7 +153,7 @@ def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene:
     return Grant(fence, wall)
 
 
-def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene, waits: bool) -> None:
+def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene) -> None:
     alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
     if place is not None:
         t.execute(
@@ -159,8 +161,6 @@ def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scen
             (alive_until, address, claim.terms.key, place),
         )
         return
-    if waits:  # it was silent for so long that its place is void; what was reserved for it may be another's by now
-        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (claim.id,))
     _insert(t, claim, 1, scene.count(counter, time.time()), 0.0, alive_until, address)
 
 
