@@ -51,10 +51,13 @@ class Busy(NamedTuple):
     position: int  # waiters that go first; one that was woken and did not come is not counted
     retry_after: float  # look again after this long even if nobody wakes you
     holder: str | None = None  # somebody who is in the way, for the error message
+    unsettled: bool = False  # somebody is in the middle of changing it: even the claim's own hold cannot be seen
 
     @property
     def in_words(self) -> str:
         """Why it is not to be had, for the error message."""
+        if self.unsettled:
+            return "in use by a transaction that has not ended"
         return f"held by {self.holder!r}" if self.holder else "not free"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import subprocess
 import threading
@@ -16,6 +17,8 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast._time import boot_now
+from holdfast.backends import postgres_table_requests as requests
+from holdfast.errors import AcquireTimeout
 from holdfast.testing.history import Hold, judge
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
@@ -26,6 +29,7 @@ EXPIRED = (
     " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"
 )
 SWEEP_EVERY = 64  # grants
+AT_A_NAME = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted"
 
 
 class Psql:
@@ -113,6 +117,121 @@ def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(p
         assert locks.lock("x", wait=0).acquire() is None
         psql.kill()
         assert locks.lock("x", wait=20).acquire() is not None
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_a_try_does_not_wait_for_somebodys_open_transaction(
+    psql: Psql, url: str, world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", 15_000)  # milliseconds, of one that waits
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    started = boot_now()
+    with pytest.raises(AcquireTimeout, match="'x' is still in use by a transaction that has not ended"):
+        if world == "threads":
+            with holdfast.connect(url) as locks:
+                assert locks.lock("x").acquire(blocking=False) is None
+                locks.lock("x", wait=0).__enter__()
+        else:
+            asyncio.run(_try_once(url))
+    assert boot_now() - started < 10
+
+
+async def _try_once(url: str) -> None:
+    async with holdfast.aio.connect(url) as locks:
+        tries = [locks.lock("x").acquire(blocking=False) for _ in range(8)]
+        assert await asyncio.gather(*tries) == [None] * 8
+        await locks.lock("x", wait=0).__aenter__()
+
+
+def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", 15_000)  # so long would each of them keep a connection
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    with psycopg.connect(url, autocommit=True) as other, holdfast.connect(url) as locks:
+        fences: list[int] = []
+        waiters = [threading.Thread(target=_take_and_note, args=(locks, fences)) for _ in range(30)]
+        for waiter in waiters:
+            waiter.start()
+        until(lambda: len(other.execute(AT_A_NAME).fetchall()) > 1)
+        started = boot_now()
+        with locks.lock("free"):
+            took = boot_now() - started
+        psql.say("ROLLBACK")
+        for waiter in waiters:
+            waiter.join()
+        assert took < 10
+        assert len(set(fences)) == 30
+
+
+def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", 15_000)
+
+    async def story() -> float:
+        async with holdfast.aio.connect(url) as locks:
+            psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+            waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=30)) for _ in range(30)]
+            with psycopg.connect(url, autocommit=True) as other:
+                while not other.execute(AT_A_NAME).fetchall():
+                    await asyncio.sleep(0)
+            started = boot_now()
+            async with locks.lock("free"):
+                took = boot_now() - started
+            psql.say("ROLLBACK")
+            for waiter in waiters:
+                lease = await waiter
+                assert lease is not None
+                await lease.release()
+            return took
+
+    assert asyncio.run(story()) < 10
+
+
+def _take_and_note(locks: holdfast.Locks, fences: list[int]) -> None:
+    with locks.lock("x", wait=30) as lease:
+        fences.append(lease.fence)
+
+
+def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    ask = requests.patience
+    monkeypatch.setattr(requests, "patience", lambda *limits: asked.append(boot_now()) or ask(*limits))
+    with holdfast.connect(url) as locks:
+        lease = locks.rwlock("x").write().acquire()
+        assert lease is not None
+        psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+        asked.clear()
+        sharing = threading.Thread(target=lease.downgrade)
+        sharing.start()
+        until(lambda: len(asked) > 1)  # it was told once that somebody is at it
+        psql.say("ROLLBACK")
+        sharing.join()
+        assert lease.held
+        assert locks.rwlock("x").read().acquire(blocking=False) is not None
+
+
+def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, url: str) -> None:
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    with holdfast.connect(url) as locks:
+        assert locks.lock("x", wait=0.2).acquire() is None
+        assert not locks._logic.engine.unfinished
+        psql.say("ROLLBACK")
+        assert locks.inspect("x").waiters == 0
+
+
+def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql: Psql, url: str) -> None:
+    with holdfast.connect(url) as locks, locks.lock("x"):
+        waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters == 1)
+        psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+        waiter.join()
+        psql.say("ROLLBACK")
+        until(lambda: locks.inspect("x").waiters == 0)
 
 
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
 from holdfast._time import boot_now
 from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written
 from holdfast.backends import postgres_table_requests as requests
-from holdfast.backends.postgres_table_requests import PATIENCE, Catalogue, columns_of, split
+from holdfast.backends.postgres_table_requests import AT_ONCE, LONG, Catalogue, columns_of, split
 from holdfast.drivers.postgres import PostgresDriver
 from holdfast.drivers.postgres_jobs import array
 from holdfast.drivers.postgres_wire import NameInUse
@@ -24,7 +25,7 @@ from holdfast.errors import BackendUnavailable, LimitMismatch
 CROWDED: Final = 4096  # names that are remembered to be in demand
 DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
-IN_USE: Final = Busy(0, requests.POLLED)  # somebody's transaction is at the name: its outcome is not known yet
+IN_USE: Final = Busy(0, requests.POLLED, unsettled=True)  # somebody's transaction is at the name, and does not end
 
 
 class PostgresTableBackend:
@@ -35,6 +36,8 @@ class PostgresTableBackend:
         self._catalogue = catalogue
         self._crowded: set[str] = set()  # keys that others lately wanted too
         self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._queued: set[str] = set()  # claims that wait, and have a place in the queue
+        self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
 
     def _now(self) -> str | None:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -56,14 +59,20 @@ class PostgresTableBackend:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         driver, terms = self._driver, claim.terms
         try:
-            answer = await self._acquire_or_wait(claim, within) if enqueue else await self._acquire(claim, None, within)
+            if enqueue:
+                answer = await self._acquire_or_wait(claim, within)
+            else:
+                answer = await self._acquire(claim, None, within, AT_ONCE)
         except NameInUse:
+            if enqueue:
+                await self._sit_down(claim, within / 2)  # it had half of the time at most
             return IN_USE
         except BaseException:
             self._doubt(claim.id)
             raise
         if "fence" in answer:
             driver.wakes.forget(claim)
+            self._forget(claim.id)
             return requests.granted(answer)
         if "limit" in answer:
             LimitMismatch.tell(terms.name, answer["limit"], terms.limit)
@@ -83,13 +92,26 @@ class PostgresTableBackend:
         answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if "position" in answer:
             self._remember(key)
+            self._queued.add(claim.id)
         elif crowded:
             self._crowded.discard(key)  # as long as it is wanted, some of those who ask have to wait
         return answer
 
-    async def _acquire(self, claim: Claim, address: str | None, within: float) -> Any:
+    async def _sit_down(self, claim: Claim, within: float) -> None:
+        """So that it can sleep until it looks again: there is no place in the queue for it yet."""
+        if len(self._kept_out) < DOUBTFUL:
+            self._kept_out.add(claim.id)
+        with suppress(BackendUnavailable):
+            await self._driver.expect(claim, within)
+
+    def _forget(self, id: str) -> None:
+        self._queued.discard(id)
+        self._kept_out.discard(id)
+
+    async def _acquire(self, claim: Claim, address: str | None, within: float, most: int | None = None) -> Any:
         columns = columns_of(claim.id, claim.terms, address)
-        return await self._driver.ask(self._catalogue.joined("acquire", columns, self._now(), within), within)
+        job = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
+        return await self._driver.ask(job, within)
 
     def _remember(self, key: str) -> None:
         if len(self._crowded) >= CROWDED:
@@ -122,7 +144,8 @@ class PostgresTableBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         wakes = self._driver.wakes
         columns = (*split(claim.terms.key), claim.id, repr(linger), heir, wakes.address)
-        freed = await self._driver.ask(self._catalogue.joined("release", columns, self._now(), within), within)
+        job = self._catalogue.joined("release", columns, requests.patience(within), self._now())
+        freed = await self._driver.ask(job, within)
         if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
             for id in freed:
                 wakes.wake(id)
@@ -131,18 +154,21 @@ class PostgresTableBackend:
         return bool(freed)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        late = "true" if claim.id in self._doubtful else "false"
+        unanswered = claim.id in self._doubtful
+        late = "true" if unanswered else "false"
         try:
-            params = (*split(claim.terms.key), claim.id, late, str(PATIENCE), self._now())
+            if claim.id in self._kept_out and claim.id not in self._queued and not unanswered:
+                return  # nothing is there, and to look would have to wait
+            params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._doubtful.discard(claim.id)
         finally:
             self._driver.wakes.forget(claim)
+            self._forget(claim.id)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         address = await self._driver.expect(claim, within)
-        patience, now = str(PATIENCE), self._now()
-        params = (*split(claim.terms.key), claim.id, str(after), address, patience, now)
+        params = (*split(claim.terms.key), claim.id, str(after), address, requests.patience(within), self._now())
         answer = await self._ask("observe", *params, within=within)
         return requests.sight(answer, deaf=self._driver.deaf)
 
@@ -157,7 +183,7 @@ class PostgresTableBackend:
 
     async def break_(self, key: str) -> LockInfo:
         namespace, name = split(key)
-        before = await self._ask("break", namespace, name, str(PATIENCE), self._now(), within=QUICK)
+        before = await self._ask("break", namespace, name, str(LONG), self._now(), within=QUICK)
         return requests.info(namespace, before)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
@@ -189,7 +215,7 @@ class PostgresTableBackend:
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._crowded, self._doubtful = set(), set()
+            self._crowded, self._doubtful, self._queued, self._kept_out = set(), set(), set(), set()
             self._driver.after_fork()
 
     def __repr__(self) -> str:

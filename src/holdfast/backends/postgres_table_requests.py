@@ -15,7 +15,9 @@ from holdfast._model import PATROL, Busy, Change, Grant, HolderInfo, LockInfo, S
 from holdfast.drivers.postgres_jobs import Job, Many
 from holdfast.drivers.postgres_wire import Statement
 
-PATIENCE: Final = 1000  # milliseconds that a step may wait for a transaction of somebody else's at the same name
+PATIENCE: Final = 250  # milliseconds that a step may wait for a transaction of somebody else's at the same name
+AT_ONCE: Final = 50  # for one that asks only once: the usual step of somebody else's takes less
+LONG: Final = 1000  # for an operator's
 POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
 _SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
 _WRAPPED: Final = "holdfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
@@ -37,7 +39,7 @@ _ARGUMENTS: Final = {  # of each function, in number
     "unthrottle": 3,
     "read": 1,
     "write": 5,
-    "many": 16,
+    "many": 17,
 }
 _JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
 
@@ -47,20 +49,24 @@ class Catalogue:
 
     def __init__(self, schema: str) -> None:
         self._statements = {name: _statement(schema, name, number) for name, number in _ARGUMENTS.items()}
-        self.many = Many(self._statements["many"], _JOINED, 1)
+        self.many = Many(self._statements["many"], _JOINED)
 
     def job(self, name: str, *params: str | None) -> Job:
         return Job(self._statements[name], params)
 
-    def joined(self, name: str, columns: tuple[str | None, ...], now: str | None, within: float) -> Job:
-        """One that can travel with others. It is answered before nobody listens any more, whoever is at the name."""
-        patience = min(PATIENCE, max(1, int(within * 500)))
-        return Job(self._statements[name], columns, (str(patience), now), name)
+    def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> Job:
+        """One that can travel with others."""
+        return Job(self._statements[name], columns, (patience, now), name)
 
 
 def _statement(schema: str, name: str, number: int) -> Statement:
     params = ", ".join(f"${place}" for place in range(1, number + 1))
     return Statement(f"holdfast_{name}".encode(), f'SELECT "{schema}".holdfast_{name}({params})'.encode())
+
+
+def patience(within: float, most: int | None = None) -> str:
+    """It is answered before nobody listens any more, whoever is at the name."""
+    return str(min(PATIENCE if most is None else most, max(1, int(within * 500))))
 
 
 def split(key: str) -> tuple[str, str]:

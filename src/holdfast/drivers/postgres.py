@@ -17,17 +17,18 @@ from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.postgres_jobs import (
-    AGAIN,
     LANES,
     MOST,
     SPARE,
     STUCK,
     TRIES,
+    Again,
     Job,
     Many,
     as_answers,
     as_failures,
     as_statement,
+    may_join,
 )
 from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
 from holdfast.drivers.postgres_places import Place, conninfo
@@ -104,6 +105,7 @@ class BlockingPostgres:
         self._free: list[Line | None] = [None] * LANES
         self._spare: list[Line | None] = [None] * SPARE
         self._waiting: list[_Ticket] = []  # non-empty only while no connection is free
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
         self._checked = False  # that the schema is there
         self._closed = False
         self.deaf = False
@@ -119,8 +121,8 @@ class BlockingPostgres:
         until = boot_now() + within
         for _ in range(TRIES):
             answer = self._carry(_Ticket(job, until))
-            if answer is AGAIN:
-                job.alone = True
+            if isinstance(answer, Again):
+                answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
                     raise for_one(answer)
@@ -185,11 +187,14 @@ class BlockingPostgres:
                 self._hand_on(self._first_to_lead())
 
     def _first_to_lead(self) -> _Ticket:
-        """The first in line; or whoever has most time among those that can travel together: it waits for them all."""
+        """The first in line; or whoever has most time among those that can travel with it: it waits for them all."""
         first = self._waiting[0]
+        if self._others_first and first.job.met:
+            first = next((one for one in self._waiting if not one.job.met), first)
+        self._others_first = first.job.met
         if first.job.alone:
             return first
-        return max((one for one in self._waiting if not one.job.alone), key=lambda one: one.until)
+        return max((one for one in self._waiting if may_join(one.job, first.job)), key=lambda one: one.until)
 
     def _hand_on(self, ticket: _Ticket) -> None:
         ticket.line, ticket.home = self._free[-1], self._free
@@ -202,7 +207,7 @@ class BlockingPostgres:
         if ticket.job.alone or not self._waiting:
             return []
         with self._mutex:
-            others = [one for one in self._waiting if not one.job.alone][: MOST - 1]
+            others = [one for one in self._waiting if may_join(one.job, ticket.job)][: MOST - 1]
             self._waiting = [one for one in self._waiting if one not in others]
             return others
 

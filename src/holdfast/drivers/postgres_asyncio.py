@@ -16,17 +16,18 @@ from typing import Any
 from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.postgres_jobs import (
-    AGAIN,
     LANES,
     MOST,
     SPARE,
     SPLIT,
     STUCK,
     TRIES,
+    Again,
     Job,
     Many,
     as_answers,
     as_failures,
+    may_join,
 )
 from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, Ticket, run
 from holdfast.drivers.postgres_places import Place, conninfo
@@ -64,6 +65,7 @@ class AsyncioPostgres:
         self._busy: list[Line] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._waiting: deque[Ticket] = deque()
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
         self._pumps = False  # the next turn of the loop sends what waits
         self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
         self._timer: asyncio.TimerHandle | None = None
@@ -91,8 +93,8 @@ class AsyncioPostgres:
         until = loop.time() + within
         for _ in range(TRIES):
             answer = await self._carried(loop, job, until)
-            if answer is AGAIN:
-                job.alone = True
+            if isinstance(answer, Again):
+                answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
                     raise for_one(answer)
@@ -174,14 +176,18 @@ class AsyncioPostgres:
     def _next_batch(self, lines: int) -> list[Ticket]:
         """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
         most = min(MOST, -(-len(self._waiting) // lines))
-        first = self._waiting.popleft()
+        first = self._waiting[0]
+        if self._others_first and first.job.met:
+            first = next((one for one in self._waiting if not one.job.met and not one.answer.done()), first)
+        self._waiting.remove(first)
+        self._others_first = first.job.met
         if first.job.alone:
             return [first]
         batch, left = [first], deque[Ticket]()
         for ticket in self._waiting:
             if ticket.answer.done():
                 continue
-            if ticket.job.alone or len(batch) >= most:
+            if len(batch) >= most or not may_join(ticket.job, first.job):
                 left.append(ticket)
             else:
                 batch.append(ticket)

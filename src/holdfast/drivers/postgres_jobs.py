@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from holdfast.drivers.postgres_wire import Refused, Statement
+from holdfast.drivers.postgres_wire import NameInUse, Refused, Statement
 
 MOST: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
 LANES: Final = 2  # connections for requests: while the server works on one batch, the next is gathered
@@ -20,9 +20,13 @@ TRIES: Final = 20  # for what the server has rolled back because of others
 
 
 class Job:
-    """One request. `columns` are what differs between requests of a kind, `tail` is what does not."""
+    """One request. `columns` are what differs between requests of a kind, `tail` is what does not.
 
-    __slots__ = ("alone", "columns", "kind", "statement", "tail")
+    Of a kind that can travel together the columns begin with the name, and the tail with the milliseconds that a name
+    is waited for which a transaction of somebody else's is at.
+    """
+
+    __slots__ = ("alone", "columns", "kind", "met", "statement", "tail")
 
     def __init__(
         self, statement: Statement, columns: Sequence[str | None], tail: Sequence[str | None] = (), kind: str = ""
@@ -32,21 +36,44 @@ class Job:
         self.tail = tail
         self.kind = kind  # of requests that can travel together; empty for one that cannot
         self.alone = not kind
+        self.met = False  # somebody at its name: from then on it travels only with those that wait for that one too
+
+    @property
+    def name(self) -> Sequence[str | None]:
+        """With what qualifies it."""
+        return self.columns[:2]
 
 
 class Many(NamedTuple):
-    """How requests become one statement: for each kind that many arrays, and then what the tails end with."""
+    """How requests become one statement: for each kind that many arrays, and then a tail."""
 
     statement: Statement
     kinds: tuple[tuple[str, int], ...]
-    tail: int
 
 
-class Again(NamedTuple):
-    """In place of an answer: ask for this one by itself."""
+class Again:
+    """In place of an answer: ask for this one in another way."""
+
+    def prepare(self, job: Job) -> None:
+        job.alone = True
+
+
+class Meets(Again):
+    """Somebody is at its name, who must not hold up those of other names."""
+
+    def prepare(self, job: Job) -> None:
+        job.met = True
 
 
 AGAIN: Final = Again()
+MEETS: Final = Meets()
+
+
+def may_join(job: Job, first: Job) -> bool:
+    """Whether they can be one statement."""
+    if job.alone or first.alone or job.met != first.met:
+        return False
+    return not job.met or job.name == first.name
 
 
 def as_statement(jobs: Sequence[Job], many: Many) -> tuple[Statement, list[bytes | None]]:
@@ -58,8 +85,14 @@ def as_statement(jobs: Sequence[Job], many: Many) -> tuple[Statement, list[bytes
     for kind, columns in many.kinds:
         chosen = [job.columns for job in jobs if job.kind == kind]
         params += [array(column).encode() for column in zip(*chosen, strict=True)] if chosen else [b"{}"] * columns
-    params += [None if one is None else one.encode() for one in jobs[0].tail[-many.tail :]]
+    _, now = jobs[0].tail
+    params += [_patience(jobs), None if now is None else now.encode()]
     return many.statement, params
+
+
+def _patience(jobs: Sequence[Job]) -> bytes | None:
+    """Of the least patient. Those of several names wait for none of them."""
+    return b"%d" % min(int(job.tail[0] or 0) for job in jobs) if jobs[0].met else None
 
 
 def as_answers(jobs: Sequence[Job], answer: Any, many: Many) -> list[Any]:
@@ -68,12 +101,13 @@ def as_answers(jobs: Sequence[Job], answer: Any, many: Many) -> list[Any]:
         return [answer]
     rows = {kind: iter(answers) for (kind, _), answers in zip(many.kinds, answer, strict=True)}
     said = (next(rows[job.kind]) for job in jobs)
-    return [AGAIN if one is None else one for one in said]
+    return [MEETS if one is None else one for one in said]
 
 
 def as_failures(jobs: Sequence[Job], error: Exception) -> list[Any]:
     """What becomes of each. If the server refused, and nothing happened, that may be the fault of one of them."""
-    return [AGAIN if len(jobs) > 1 and isinstance(error, Refused) else error] * len(jobs)
+    of_all = len(jobs) == 1 or (jobs[0].met and isinstance(error, NameInUse))
+    return [AGAIN if isinstance(error, Refused) and not of_all else error] * len(jobs)
 
 
 def array(values: Sequence[str | None]) -> str:

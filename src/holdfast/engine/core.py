@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast._ids import default_holder
-from holdfast._model import PRESENCE, SHARED, Claim, Grant, Renewal
+from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
 from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
@@ -172,10 +172,13 @@ class Engine:
         lease._claim = claim  # before sending: from then on others may be let in, whether an answer comes or not
         asked_at = self.now()
 
-        def ask(within: float) -> Awaitable[object]:
+        async def ask(within: float) -> Grant | Busy:
             nonlocal asked_at
             asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
-            return self.backend.acquire(claim, enqueue=False, within=within)
+            answer = await self.backend.acquire(claim, enqueue=False, within=within)
+            if isinstance(answer, Busy) and answer.unsettled:
+                raise BackendUnavailable(f"lock {lease.name!r} is {answer.in_words}", name=lease.name)
+            return answer
 
         answer, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
         self.keeper.notice(lease)

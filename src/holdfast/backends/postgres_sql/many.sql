@@ -1,11 +1,13 @@
 -- Many releases and then many acquires in one step: the requests of one process that came while another was under way.
 -- A name that somebody else is at just now is not waited for, or one slow name would hold up all the others: its answer
--- is null, and it is asked for again by itself. So no two of these can wait for each other either.
+-- is null. So no two of these can wait for each other either. With p_patience all are for one name, and that is waited
+-- for: so many requests take up no more of the server than one does.
 -- The usual cases are done for all names at once; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.holdfast_many(
     r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_heirs text[], r_ours text[],
     a_ns text[], a_names text[], a_claims text[], a_holders text[], a_ttls double precision[], a_modes text[],
-    a_limits integer[], a_metadata jsonb[], a_addresses text[], p_now double precision DEFAULT NULL
+    a_limits integer[], a_metadata jsonb[], a_addresses text[], p_patience integer DEFAULT NULL,
+    p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -20,6 +22,9 @@ DECLARE
     v_last bigint;
     i integer;
 BEGIN
+    IF p_patience IS NOT NULL THEN
+        PERFORM @.holdfast_enter(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience);
+    END IF;
     IF cardinality(r_names) > 0 THEN
         SELECT array_agg(pg_try_advisory_xact_lock(HOLDFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
             FROM unnest(r_ns, r_names) AS asked (ns, name);
