@@ -1,9 +1,8 @@
-"""The lock table, and transactions of others: old and open ones, at every isolation level, and what is swept."""
+"""The lock table, and transactions of others: old and open ones, and what is swept."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,11 +18,9 @@ import holdfast.aio
 from holdfast._time import boot_now
 from holdfast.backends import postgres_table_requests as requests
 from holdfast.errors import AcquireTimeout
-from holdfast.testing.history import Hold, judge
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
 
-LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 EXPIRED = (
     "INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)"
     " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"
@@ -194,6 +191,19 @@ def _take_and_note(locks: holdfast.Locks, fences: list[int]) -> None:
         fences.append(lease.fence)
 
 
+def test_a_no_in_an_open_transaction_keeps_the_name_from_nobody(psql: Psql, url: str) -> None:
+    with holdfast.connect(url) as locks:
+        lease = locks.lock("x", ttl=3).acquire()
+        assert lease is not None
+        psql.say("BEGIN")
+        assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
+        assert psql.say("SELECT extend_lock('x', 'psql', 60)") == "f"
+        assert psql.say("SELECT release_lock('x', 'psql')") == "f"
+        assert lease.extend(60)
+        assert lease.release()
+        assert locks.lock("x", wait=0).acquire() is not None
+
+
 def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock(
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +213,7 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
     with holdfast.connect(url) as locks:
         lease = locks.rwlock("x").write().acquire()
         assert lease is not None
-        psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+        psql.say("BEGIN; SELECT holdfast_enter('', 'x', NULL)")
         asked.clear()
         sharing = threading.Thread(target=lease.downgrade)
         sharing.start()
@@ -228,7 +238,7 @@ def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql:
         waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
         waiter.start()
         until(lambda: locks.inspect("x").waiters == 1)
-        psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+        psql.say("BEGIN; SELECT holdfast_enter('', 'x', NULL)")
         waiter.join()
         psql.say("ROLLBACK")
         until(lambda: locks.inspect("x").waiters == 0)
@@ -279,59 +289,6 @@ def test_nobody_who_speaks_only_sql_has_to_sweep_by_hand(psql: Psql) -> None:
     for _ in range(2 * SWEEP_EVERY):
         psql.say("SELECT acquire_lock('x', 'psql'), release_lock('x', 'psql')")
     assert psql.say("SELECT count(*) FROM distributed_locks") == "0"
-
-
-# Isolation levels
-
-
-def _take_in_a_transaction(connection: psycopg.Connection[Any], level: str, holder: str) -> int | None:
-    """The fence, once it is committed; None if it was not to be had, or somebody else was quicker."""
-    try:
-        with connection.transaction():
-            connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
-            connection.execute("SELECT count(*) FROM distributed_locks")
-            (taken,) = connection.execute("SELECT acquire_lock('x', %s)", (holder,)).fetchone() or (None,)
-            if not taken:
-                return None
-            own = "SELECT fence FROM distributed_locks WHERE claim = %s"  # it may still see the row of one before it
-            (fence,) = connection.execute(own, (f"sql:{holder}",)).fetchone() or (0,)
-            return int(fence)
-    except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected):
-        return None
-
-
-@pytest.mark.slow
-def test_nobody_is_let_in_twice_at_any_mixture_of_isolation_levels(url: str) -> None:
-    holds: list[Hold] = []
-    enough = threading.Event()
-
-    def by_sql(level: str, number: int) -> None:
-        dice, holder = random.Random(number), f"{level}-{number}"
-        with psycopg.connect(url, autocommit=True) as connection:
-            while not enough.wait(dice.uniform(0, 0.004)):
-                fence = _take_in_a_transaction(connection, level, holder)
-                if fence is not None:
-                    holds.append(Hold("x", holder, fence, boot_now(), boot_now()))
-                    connection.execute("SELECT release_lock('x', %s)", (holder,))
-
-    def by_python() -> None:
-        with holdfast.connect(url) as locks:
-            while not enough.is_set():
-                lease = locks.lock("x", wait=1).acquire()
-                if lease is not None:
-                    begin = boot_now()
-                    holds.append(Hold("x", lease.claim_id, lease.fence, begin, boot_now()))
-                    lease.release()
-
-    crew = [threading.Thread(target=by_sql, args=(level, number)) for level in LEVELS for number in range(2)]
-    crew.append(threading.Thread(target=by_python))
-    for thread in crew:
-        thread.start()
-    until(lambda: all(sum(hold.holder.startswith(level) for hold in list(holds)) > 20 for level in LEVELS))
-    enough.set()
-    for thread in crew:
-        thread.join()
-    assert judge(holds) == []
 
 
 # Names that look alike, settings of others, and many waiters

@@ -21,10 +21,10 @@ END $$;
 CREATE OR REPLACE FUNCTION @.holdfast_granted(p_fence bigint, p_acquired_at timestamptz) RETURNS json
 LANGUAGE sql STABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
 
--- The claim holds from now on; it stands in no line any more. An old snapshot is told by serialization_failure.
+-- The claim holds from now on, and stands at p_place no longer. An old snapshot is told by serialization_failure.
 CREATE OR REPLACE FUNCTION @.holdfast_grant(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
-    p_metadata jsonb, p_now timestamptz
+    p_metadata jsonb, p_place bigint, p_now timestamptz
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -32,7 +32,8 @@ DECLARE
     v_new record;
 BEGIN
     IF p_mode = 'shared' THEN
-        PERFORM FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 FOR KEY SHARE;
+        -- Every grant writes to slot 0, so that whoever looks at an old snapshot runs into it, whatever that shows.
+        UPDATE @.distributed_locks SET slot = 0 WHERE lock_name = p_name AND namespace = p_ns AND slot = 0;
         IF FOUND THEN
             SELECT min(free) INTO v_slot FROM generate_series(1, (
                 SELECT count(*) FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns)) AS free
@@ -46,7 +47,16 @@ BEGIN
                 nextval('@.holdfast_fence'))
         ON CONFLICT DO NOTHING RETURNING fence, acquired_at INTO v_new;
     IF NOT FOUND THEN
-        RAISE serialization_failure USING MESSAGE = 'the lock was taken since this transaction began';
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE serialization_failure USING MESSAGE = 'the lock was taken since this transaction began';
+        END IF;
+        -- Somebody whose transaction began before the name was reserved here went past. The place is kept.
+        UPDATE @.holdfast_queue SET reserved_until = NULL
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
+        RETURN json_build_object('position', 0, 'retry_after', 0, 'holder', NULL);
+    END IF;
+    IF p_place IS NOT NULL THEN
+        DELETE FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
     END IF;
     PERFORM @.holdfast_tell(p_ns, p_name, v_new.fence, p_holder);
     RETURN @.holdfast_granted(v_new.fence, v_new.acquired_at);
@@ -115,9 +125,8 @@ BEGIN
     END LOOP;
 
     IF v_own.reserved_until > p_now THEN
-        DELETE FROM @.holdfast_queue
-            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
-        RETURN @.holdfast_grant(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_now);
+        RETURN @.holdfast_grant(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
     END IF;
     IF v_inside.mine THEN  -- asked before, and the answer was lost
         SELECT * INTO v_held FROM @.distributed_locks
@@ -141,9 +150,8 @@ BEGIN
         CASE WHEN p_mode = 'exclusive' THEN v_inside.shared + v_line.shared = 0
              ELSE p_limit IS NULL OR v_inside.shared + v_line.shared < p_limit END
     ) THEN
-        DELETE FROM @.holdfast_queue
-            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
-        RETURN @.holdfast_grant(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_now);
+        RETURN @.holdfast_grant(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
     END IF;
 
     IF p_address IS NOT NULL AND v_own.place IS NOT NULL THEN
