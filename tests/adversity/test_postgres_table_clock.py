@@ -1,8 +1,8 @@
-"""A PostgreSQL server whose clock is set while it runs. Expiry follows that clock; what holds all the same is said here.
+"""A PostgreSQL server whose clock is set while it runs. Expiry follows it; what holds all the same is said here.
 
 Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
-tell them apart. Backwards, nothing lasts longer than its ttl from when it is first asked for again, and nobody is let in
-too early. Fences grow.
+tell them apart. Backwards, nothing lasts longer than its ttl from when it is first asked for again, and nobody is let
+in too early. Fences grow.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ pytestmark = [
 
 HOUR = 3600.0
 TTL = 1.5
+QUEUE_UP = "SELECT (holdfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float"
+LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distributed_locks"
 
 
 class Jumpy:
@@ -111,21 +113,31 @@ def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believi
     assert take(others, wait=20).fence > lease.fence, "the jump makes nothing last for an hour"
 
 
-@pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_a_renewed_lease_outlives_a_jump_backwards_and_ends_when_nobody_renews_it_any_more(
-    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks, mode: str
+def test_a_renewed_lease_outlives_a_jump_backwards(
+    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
 ) -> None:
     lost: list[object] = []
-    rwlock = locks.rwlock("x", ttl=TTL, on_lost=lost.append)
-    lease = (rwlock.write() if mode == "exclusive" else rwlock.read()).acquire()
-    assert lease is not None
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
     server.jump_to(-HOUR)
     ends = lease.expires_at + TTL
     while lease.expires_at < ends:
         assert others.lock("x").acquire(blocking=False) is None
     lease.check()
     assert lost == []
-    assert server.ask("SELECT extract(epoch FROM max(expires_at) - clock_timestamp()) FROM distributed_locks") <= TTL
+    assert lease.release()
+
+
+def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
+    """So it lasts no longer, should nobody renew it any more."""
+    lease = take(locks, ttl=60)
+    server.jump_to(-HOUR)
+    lease.extend(30)
+    assert 30 < server.ask(LEFT) <= 60, "it is never shortened"
+    lease.extend(90)
+    assert 60 < server.ask(LEFT) <= 90
+    server.jump_to(-2 * HOUR)
+    lease.extend(30)
+    assert 60 < server.ask(LEFT) <= 90
     assert lease.release()
 
 
@@ -135,9 +147,7 @@ def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
     """It has its place, and is let in though nobody released."""
     lease = take(locks, ttl=TTL, renew=False)
     started = time.monotonic()
-    assert (
-        server.ask("SELECT (holdfast_acquire('', 'x', 'first', 'h', 30, p_address => '') ->> 'position')::float") == 0
-    )
+    assert server.ask(QUEUE_UP) == 0
     server.jump_to(-HOUR)
     second = take(others, wait=20)  # the first in line is dead, and its place from the future
     assert second.fence > lease.fence
@@ -148,22 +158,21 @@ def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
     server: Jumpy, locks: holdfast.Locks
 ) -> None:
     assert server.ask("SELECT acquire_lock('x', 'psql')::int")
-    server.ask("SELECT (holdfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float")
+    assert server.ask(QUEUE_UP) == 0
     server.jump_to(-HOUR)
     assert server.ask("SELECT release_lock('x', 'psql')::int")  # it is the dead one's turn
     server.jump_to(-2 * HOUR)
-    assert take(locks, wait=20).held
+    assert take(locks, wait=10).held, "before the dead one is forgotten"
 
 
 def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
-    left = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distributed_locks"
     assert server.ask("SELECT acquire_lock('x', 'psql', 60)::int")
     server.jump_to(-HOUR)
     assert server.ask("SELECT extend_lock('x', 'psql', 30)::int")
-    assert 30 < server.ask(left) <= 60, "it is never shortened"
+    assert 30 < server.ask(LEFT) <= 60, "it is never shortened"
     server.jump_to(-2 * HOUR)
     assert server.ask("SELECT acquire_lock('x', 'psql', 90)::int")
-    assert 60 < server.ask(left) <= 90
+    assert 60 < server.ask(LEFT) <= 90
     assert server.ask("SELECT extract(epoch FROM ttl) FROM distributed_locks") == 90
 
 
