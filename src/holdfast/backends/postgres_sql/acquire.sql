@@ -42,9 +42,9 @@ BEGIN
         END IF;
     END IF;
     INSERT INTO @.distributed_locks AS held
-        (namespace, lock_name, slot, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
-        VALUES (p_ns, p_name, v_slot, p_holder, p_now + p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit,
-                nextval('@.holdfast_fence'))
+        (namespace, lock_name, slot, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
+        VALUES (p_ns, p_name, v_slot, p_holder, p_now + p_ttl * interval '1 second', p_ttl * interval '1 second',
+                p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence'))
         ON CONFLICT DO NOTHING RETURNING fence, acquired_at INTO v_new;
     IF NOT FOUND THEN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -70,7 +70,8 @@ DECLARE
     v_shares boolean := p_mode = 'shared' AND p_held.mode = 'exclusive';  -- it no longer wants it for itself
 BEGIN
     UPDATE @.distributed_locks SET
-            expires_at = greatest(expires_at, p_now + p_ttl * interval '1 second'),
+            expires_at = greatest(least(expires_at, p_now + ttl), p_now + p_ttl * interval '1 second'),
+            ttl = @.holdfast_ttl(expires_at, ttl, p_ttl * interval '1 second', p_now),
             mode = CASE WHEN v_shares THEN p_mode ELSE mode END,
             max_holders = CASE WHEN v_shares THEN p_limit ELSE max_holders END
         WHERE lock_name = p_held.lock_name AND namespace = p_held.namespace AND slot = p_held.slot;
@@ -100,7 +101,7 @@ BEGIN
         -- What one that was woken finds: it is kept for it, and nothing else matters.
         EXIT WHEN v_own.reserved_until > p_now AND v_own.alive_until > p_now
             AND (v_looked OR (v_own.mode = 'exclusive' AND p_mode = 'exclusive'));
-        SELECT coalesce(bool_or(expires_at <= p_now), false) AS over,
+        SELECT coalesce(bool_or(expires_at <= p_now OR expires_at - ttl > p_now), false) AS over,
                coalesce(bool_or(claim = p_claim AND NOT ended), false) AS mine,
                count(*) FILTER (WHERE mode = 'exclusive') AS exclusive,
                count(*) FILTER (WHERE mode = 'shared') AS shared,
@@ -109,7 +110,8 @@ BEGIN
                (array_agg(holder_id ORDER BY fence))[1] AS holder,
                min(expires_at) AS ends
             INTO v_inside FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
-        SELECT coalesce(bool_or(alive_until <= p_now OR reserved_until <= p_now), false) AS over,
+        SELECT coalesce(bool_or(alive_until <= p_now OR reserved_until <= p_now OR alive_until > p_now + PRESENCE
+                                OR reserved_until > p_now + GRACE), false) AS over,
                count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST)) AS ahead,
                count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST) AND reserved_until IS NULL)
                    AS unserved,
@@ -190,9 +192,9 @@ BEGIN
     -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
     -- an address has reason to think that others do.
     INSERT INTO @.distributed_locks AS held
-        (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
+        (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
         SELECT p_ns, p_name, p_holder, coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
-               p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
+               p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
         WHERE p_address IS NULL
           AND NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
         ON CONFLICT DO NOTHING

@@ -52,7 +52,8 @@ BEGIN
         RETURN 'false';
     END IF;
     IF p_linger > 0 AND v_held.expires_at > p_now THEN
-        UPDATE @.distributed_locks SET ended = true, expires_at = p_now + p_linger * interval '1 second'
+        UPDATE @.distributed_locks SET ended = true, expires_at = p_now + p_linger * interval '1 second',
+                ttl = p_linger * interval '1 second'
             WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
         RETURN 'true';
     END IF;
@@ -143,8 +144,11 @@ BEGIN
             GROUP BY ns, name, claim, fence
     ), kept AS (
         UPDATE @.distributed_locks AS held SET
-                expires_at = greatest(held.expires_at,
-                    coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second')
+                expires_at = greatest(
+                    least(held.expires_at, coalesce(to_timestamp(p_now), clock_timestamp()) + held.ttl),
+                    coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second'),
+                ttl = @.holdfast_ttl(held.expires_at, held.ttl, asked.ttl * interval '1 second',
+                    coalesce(to_timestamp(p_now), clock_timestamp()))
             FROM asked
             WHERE held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
               AND held.fence = asked.fence AND NOT held.ended

@@ -60,9 +60,9 @@ BEGIN
         IF array_position(a_addresses, NULL) IS NOT NULL THEN  -- the others have reason to think that it is not free
             WITH granted AS (
                 INSERT INTO @.distributed_locks
-                    (namespace, lock_name, holder_id, expires_at, metadata, claim, mode, max_holders, fence)
-                    SELECT ns, name, holder, v_now + ttl * interval '1 second', metadata, claim, mode, max_holders,
-                           nextval('@.holdfast_fence')
+                    (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
+                    SELECT ns, name, holder, v_now + ttl * interval '1 second', ttl * interval '1 second', metadata, claim,
+                           mode, max_holders, nextval('@.holdfast_fence')
                     FROM unnest(a_ns, a_names, a_claims, a_holders, a_ttls, a_modes, a_limits, a_metadata, v_ours,
                                 a_addresses)
                         AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, address)

@@ -50,7 +50,9 @@ BEGIN
     END IF;
     PERFORM @.holdfast_enter('', p_lock_name, NULL);
     UPDATE @.distributed_locks
-        SET expires_at = greatest(expires_at, clock_timestamp() + p_ttl_seconds * interval '1 second')
+        SET expires_at = greatest(
+                least(expires_at, clock_timestamp() + ttl), clock_timestamp() + p_ttl_seconds * interval '1 second'),
+            ttl = @.holdfast_ttl(expires_at, ttl, p_ttl_seconds * interval '1 second', clock_timestamp())
         WHERE namespace = '' AND lock_name = p_lock_name AND claim = 'sql:' || p_holder_id AND NOT ended
           AND expires_at > clock_timestamp();
     IF NOT FOUND THEN

@@ -44,7 +44,7 @@ LANGUAGE sql AS $$
         'name', p_name,
         'holders', coalesce((
             SELECT json_agg(json_build_array(holder_id, claim, fence, mode, extract(epoch FROM acquired_at),
-                                             extract(epoch FROM expires_at - p_now), metadata) ORDER BY fence)
+                                             extract(epoch FROM least(expires_at - p_now, ttl)), metadata) ORDER BY fence)
             FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now), '[]'),
         'queue', coalesce((
             SELECT json_agg(holder_id ORDER BY place) FROM @.holdfast_queue

@@ -128,6 +128,24 @@ LANGUAGE sql AS $$
           AND slot = (SELECT min(slot) FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns)
 $$;
 
+-- The ttl of a hold that was to last until p_until, and is now asked to last for p_asked.
+CREATE OR REPLACE FUNCTION @.holdfast_ttl(p_until timestamptz, p_ttl interval, p_asked interval, p_now timestamptz)
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN least(p_until - p_now, p_ttl) > p_asked THEN p_ttl ELSE p_asked END;
+
+-- The clock was set back: whatever was said at a moment that lies ahead is counted anew from here. So a dead holder's lock
+-- does not last for as much longer, and nobody is let in before its holder stops to believe, who counts from earlier.
+CREATE OR REPLACE FUNCTION @.holdfast_count_anew(p_ns text, p_name text, p_now timestamptz) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE @.distributed_locks SET expires_at = p_now + ttl
+        WHERE lock_name = p_name AND namespace = p_ns AND expires_at - ttl > p_now;
+    UPDATE @.holdfast_queue SET
+            alive_until = least(alive_until, p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END),
+            reserved_until = CASE WHEN reserved_until > p_now + GRACE THEN p_now + GRACE ELSE reserved_until END
+        WHERE lock_name = p_name AND namespace = p_ns AND (
+            alive_until > p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END OR reserved_until > p_now + GRACE)
+$$;
+
 -- Forget what time has ended; true if that may have made room.
 CREATE OR REPLACE FUNCTION @.holdfast_expire(p_ns text, p_name text, p_now timestamptz) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -173,6 +191,7 @@ $$;
 CREATE OR REPLACE FUNCTION @.holdfast_look(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM @.holdfast_count_anew(p_ns, p_name, p_now);
     IF @.holdfast_expire(p_ns, p_name, p_now) THEN
         PERFORM @.holdfast_hand_over(p_ns, p_name, p_now);
     END IF;

@@ -10,6 +10,7 @@ CREATE TABLE IF NOT EXISTS @.distributed_locks (
     holder_id   text NOT NULL,
     acquired_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     expires_at  timestamptz NOT NULL,
+    ttl         interval NOT NULL DEFAULT '10 years',
     metadata    jsonb,
     claim       text COLLATE "C" NOT NULL,
     mode        text NOT NULL DEFAULT 'exclusive' CHECK (mode IN ('exclusive', 'shared')),
@@ -22,6 +23,8 @@ CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON @.distributed_locks (
 COMMENT ON TABLE @.distributed_locks IS 'Who holds what: one row for each hold. A row whose expires_at has passed holds nothing.';
 COMMENT ON COLUMN @.distributed_locks.slot IS
     'Keeps holders apart. If anybody holds, somebody has slot 0: so two who look at old snapshots cannot both get in.';
+COMMENT ON COLUMN @.distributed_locks.ttl IS
+    'How long before expires_at that was said. If that moment lies ahead, the clock was set back: then it counts anew.';
 COMMENT ON COLUMN @.distributed_locks.claim IS 'The identity of the hold: one asking. holder_id is only what it is called.';
 COMMENT ON COLUMN @.distributed_locks.max_holders IS 'How many may share the name at once; null for no limit.';
 COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: whoever checks it refuses a holder that has lost its lock.';
