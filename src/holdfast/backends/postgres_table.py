@@ -83,12 +83,18 @@ class PostgresTableBackend:
         wakes, key = self._driver.wakes, claim.terms.key
         until = boot_now() + within
         crowded = key in self._crowded
+        answer = None
         if not crowded and not wakes.expects(claim):
             answer = await self._acquire(claim, None, within)
             if "position" not in answer:
                 return answer
             self._remember(key)
-        address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        try:
+            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        except BackendUnavailable:
+            if answer is None or until - boot_now() > 0.01:
+                raise
+            return answer  # there was no time left to connect, and nothing more to be learned
         answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if "position" in answer:
             self._remember(key)
