@@ -185,7 +185,7 @@ def test_a_wait_too_short_to_be_woken_in_still_tells_who_is_in_the_way(
     """It was asked, and answered; only the connection for wake-ups could not be made any more."""
 
     async def too_slow(claim: Claim, within: float) -> str:
-        time.sleep(within)
+        threading.Event().wait(within)
         raise BackendUnavailable("it cannot be connected to in time")
 
     with (
