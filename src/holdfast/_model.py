@@ -43,6 +43,7 @@ class Grant(NamedTuple):
 
     fence: int
     acquired_at: float  # wall clock of the server, for people to read
+    since: float | None = None  # our own clock before it was asked for, if that was not by a request of the claim's own
 
 
 class Busy(NamedTuple):

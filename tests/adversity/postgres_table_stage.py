@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from holdfast._model import LockInfo
+from holdfast.backends.postgres_table_schema import LISTENER
 from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.stage import Stage
 from tests.adversity.postgres_stage import OnPostgres
@@ -92,6 +93,11 @@ class OnTable(OnPostgres):
         """End those connections with pg_terminate_backend; how many there were."""
         ended = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {_OURS} AND {only}"
         return int(self.ask(ended))
+
+    def listeners(self) -> set[str]:
+        """The connections that are known to hear wake-ups, by their process."""
+        known = f"locktype = 'advisory' AND classid = {LISTENER} AND objsubid = 2 AND granted"
+        return set(self.ask(f"SELECT pid FROM pg_locks WHERE {known}").split())
 
     def held(self) -> int:
         return int(self.ask("SELECT count(*) FROM distributed_locks WHERE expires_at > clock_timestamp()"))

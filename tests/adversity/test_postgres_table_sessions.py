@@ -52,8 +52,10 @@ class TestTerminated(OnTable):
         second = stage.start(locks[1].lock("x").take())
         await stage.queue("x", 2)
         for _ in range(3):
-            assert self.end_ours("query LIKE 'LISTEN %'") == 2
-            await stage.until(lambda: self.ours("query LIKE 'LISTEN %'") == 2, "both to listen again")
+            before = self.listeners()
+            assert len(before) == 2
+            assert self.end_ours(f"pid IN ({', '.join(before)})") == 2
+            await stage.until(lambda before=before: len(self.listeners() - before) == 2, "both to be heard of again")
         released = boot_now()
         await holder.release()
         lease = await first.result()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,6 +20,7 @@ from holdfast.errors import BackendUnavailable, Unsupported
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_tables import table
 
+NEW_HIRE = 'DO $$ BEGIN CREATE ROLE "new-hire" LOGIN; EXCEPTION WHEN duplicate_object THEN END $$'
 COLUMNS = {
     "lock_name": "character varying(255)",
     "holder_id": "text",
@@ -266,7 +268,7 @@ def test_a_schema_of_a_newer_release_is_not_taken_back(database: Database, capsy
 
 
 def test_missing_rights_give_an_error_that_says_what_to_run(
-    database: Database, capsys: pytest.CaptureFixture[str]
+    database: Database,
 ) -> None:
     database.connection.execute("DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
     database.connection.execute("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM guest")
@@ -279,8 +281,37 @@ def test_missing_rights_give_an_error_that_says_what_to_run(
             database.connection.execute(f"GRANT ALL ON ALL {what} IN SCHEMA public TO guest".encode())
         with locks.lock("a"):
             pass
-    assert main(["migrate", "--schema", "private", url]) == 69
-    assert "permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_who_may_not_migrate_is_told_the_grant_that_is_missing(
+    database: Database, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    database.connection.execute(NEW_HIRE)
+    database.connection.execute("DROP SCHEMA IF EXISTS private CASCADE")
+    if there:
+        database.connection.execute("CREATE SCHEMA private")
+    where = "SCHEMA private" if there else f"DATABASE {database.connection.info.dbname}"
+    words = ["migrate", "--schema", "private", database.url.replace("//holdfast@", "//new-hire@")]
+    assert main(words) == 69
+    told = capsys.readouterr().err
+    grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "new-hire"', told)
+    assert grant, told
+    assert "permission denied" in told
+    database.connection.execute(grant[0].encode())
+    assert main(words) == 0
+    database.connection.execute("DROP SCHEMA private CASCADE")
+    database.connection.execute('DROP OWNED BY "new-hire"')
+
+
+def test_who_may_not_replace_what_is_there_is_told_whose_it_is(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.connection.execute(NEW_HIRE)
+    database.connection.execute('GRANT CREATE ON SCHEMA public TO "new-hire"')
+    assert main(["migrate", database.url.replace("//holdfast@", "//new-hire@")]) == 69
+    assert "belongs to holdfast: run it as that role" in capsys.readouterr().err
+    database.connection.execute('DROP OWNED BY "new-hire"')
 
 
 @pytest.mark.parametrize("schema", ["", "a b", 'x"y', "1x", "x" * 64, "x'y", "$$"])

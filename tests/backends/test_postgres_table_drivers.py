@@ -179,6 +179,25 @@ def test_one_bad_request_in_a_batch_harms_no_other(database: Database) -> None:
     assert not bad.transient
 
 
+def test_a_wait_too_short_to_be_woken_in_still_tells_who_is_in_the_way(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked, and answered; only the connection for wake-ups could not be made any more."""
+
+    async def too_slow(claim: Claim, within: float) -> str:
+        threading.Event().wait(within)
+        raise BackendUnavailable("it cannot be connected to in time")
+
+    with (
+        holdfast.connect(database.url, holder="me") as locks,
+        locks.lock("a"),
+        holdfast.connect(database.url) as others,
+    ):
+        monkeypatch.setattr(others._logic.engine.backend._driver, "expect", too_slow)  # type: ignore[attr-defined]
+        with pytest.raises(AcquireTimeout, match="held by 'me'"):
+            others.lock("a", wait=0.05).__enter__()
+
+
 # A server that misbehaves
 
 

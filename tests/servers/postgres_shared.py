@@ -6,6 +6,7 @@ Leaves to whoever asks: what must be in it.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,7 +18,7 @@ import psycopg
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import NEWEST
 
-DATABASES = 16  # so many tests later a database is used again, after its last users were thrown out
+DATABASES = 4  # so many tests later a database is used again, after its last users were thrown out
 Prepare = Callable[[str], None]  # from the URL of a database
 
 
@@ -57,6 +58,7 @@ class SharedPostgres:
     def _ask(self, sql: str, *values: str) -> None:
         if self._connection is None or self._connection.closed:
             self._connection = psycopg.connect(self.server.url, autocommit=True)
+            atexit.register(self._connection.close)  # after the server's own, so it comes before that
         self._connection.execute(sql.encode(), values or None)
 
 

@@ -14,6 +14,7 @@ from holdfast.backends.postgres_table_schema import script
 from tests.servers.postgres_shared import SharedPostgres
 
 _TABLES = ("distributed_locks", "holdfast_queue", "holdfast_changes", "holdfast_limiters", "holdfast_cells")
+_LARGE = 1_000_000  # bytes, of rows that were deleted mostly
 _COUNTED = ("distributed_locks", "holdfast_changes", "holdfast_limiters")
 
 
@@ -23,7 +24,12 @@ def empty_table(url: str) -> None:
         (there,) = connection.execute("SELECT to_regclass('holdfast_schema')").fetchone() or (None,)
         if there is None:
             connection.execute(script("public").encode())
-        connection.execute(f"TRUNCATE {', '.join(_TABLES)}".encode())
+        size = " + ".join(f"pg_relation_size('{name}')" for name in _TABLES)
+        (kept,) = connection.execute(f"SELECT {size}".encode()).fetchone() or (0,)
+        if kept > _LARGE:
+            connection.execute(f"TRUNCATE {', '.join(_TABLES)}".encode())
+        else:  # which takes a hundredth of the time
+            connection.execute("; ".join(f"DELETE FROM {name}" for name in _TABLES).encode())
 
 
 @cache

@@ -34,10 +34,14 @@ class PostgresTableBackend:
     def __init__(self, driver: PostgresDriver, catalogue: Catalogue) -> None:
         self._driver = driver
         self._catalogue = catalogue
+        self._reset()
+
+    def _reset(self) -> None:
         self._crowded: set[str] = set()  # keys that others lately wanted too
         self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
+        self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
 
     def _now(self) -> str | None:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -58,6 +62,8 @@ class PostgresTableBackend:
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         driver, terms = self._driver, claim.terms
+        if claim.id in self._handed:
+            return self._taken_over(claim)
         try:
             if enqueue:
                 answer = await self._acquire_or_wait(claim, within)
@@ -83,12 +89,18 @@ class PostgresTableBackend:
         wakes, key = self._driver.wakes, claim.terms.key
         until = boot_now() + within
         crowded = key in self._crowded
+        answer = None
         if not crowded and not wakes.expects(claim):
             answer = await self._acquire(claim, None, within)
             if "position" not in answer:
                 return answer
             self._remember(key)
-        address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        try:
+            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        except BackendUnavailable:
+            if answer is None or until - boot_now() > 0.01:
+                raise
+            return answer  # there was no time left to connect, and nothing more to be learned
         answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if "position" in answer:
             self._remember(key)
@@ -107,6 +119,20 @@ class PostgresTableBackend:
     def _forget(self, id: str) -> None:
         self._queued.discard(id)
         self._kept_out.discard(id)
+        self._handed.pop(id, None)
+
+    def _hand_on(self, id: str, grant: Grant) -> None:
+        """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
+        if len(self._handed) >= DOUBTFUL:
+            self._handed.clear()  # left by those who gave up just then
+        self._handed[id] = grant
+        self._driver.wakes.wake(id)
+
+    def _taken_over(self, claim: Claim) -> Grant:
+        grant = self._handed[claim.id]
+        self._driver.wakes.forget(claim)
+        self._forget(claim.id)
+        return grant
 
     async def _acquire(self, claim: Claim, address: str | None, within: float, most: int | None = None) -> Any:
         columns = columns_of(claim.id, claim.terms, address)
@@ -142,13 +168,15 @@ class PostgresTableBackend:
         return kept
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        wakes = self._driver.wakes
+        wakes, asked_at = self._driver.wakes, (self._driver.now or boot_now)()
         columns = (*split(claim.terms.key), claim.id, repr(linger), heir, wakes.address)
         job = self._catalogue.joined("release", columns, requests.patience(within), self._now())
         freed = await self._driver.ask(job, within)
         if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
             for id in freed:
                 wakes.wake(id)
+        elif freed.__class__ is dict:
+            self._hand_on(freed["claim"], requests.granted(freed["grant"], asked_at))
         if claim.id in self._doubtful:
             await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
         return bool(freed)
@@ -215,7 +243,7 @@ class PostgresTableBackend:
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._crowded, self._doubtful, self._queued, self._kept_out = set(), set(), set(), set()
+            self._reset()
             self._driver.after_fork()
 
     def __repr__(self) -> str:

@@ -105,8 +105,8 @@ def kept(metadata: Any) -> Any:
     return metadata
 
 
-def granted(answer: Any) -> Grant:
-    return Grant(answer["fence"], float(answer["acquired_at"]))
+def granted(answer: Any, since: float | None = None) -> Grant:
+    return Grant(answer["fence"], float(answer["acquired_at"]), since)
 
 
 def busy(answer: Any, *, deaf: bool) -> Busy:

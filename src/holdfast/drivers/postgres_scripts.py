@@ -1,6 +1,6 @@
 """Run a script on a PostgreSQL server, once and by whoever may: migrations.
 
-Decides: how long that may take. Leaves to the script: its transaction.
+Decides: how long that may take, and what to advise whoever may not. Leaves to the script: its transaction.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
+    NoRights,
     Speaker,
     TryAgain,
+    Waiting,
     connect,
+    how_to_grant,
     refused_for_good,
     unavailable,
 )
@@ -42,10 +45,35 @@ def run_script(place: Place, text: str) -> None:
 
 def _run(speaker: Speaker, place: Place, text: str) -> None:
     try:
-        run(speaker.say_plainly(text.encode()), boot_now() + _RUNS)
+        run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
     except Late:
         raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
     except (Broken, TryAgain) as broken:
         raise unavailable(place.name, f"ended the connection: {broken}; what was begun is rolled back") from broken
     finally:
         speaker.close()
+
+
+def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
+    try:
+        yield from speaker.say_plainly(script)
+    except NoRights as error:
+        yield from speaker.say_plainly(b"ROLLBACK")
+        ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
+        reason = str(error).removesuffix(how_to_grant(place.name))
+        raise NoRights(f"{reason}{advice.decode()}. Nothing was changed", transient=False) from error
+
+
+def _advice(schema: str) -> bytes:
+    """A question: what has to be done for whoever asks before the script can be run."""
+    return f"""SELECT CASE
+        WHEN it.home IS NULL THEN format(
+            'the schema is to be made, and whoever owns the database can allow that: GRANT CREATE ON DATABASE %I TO %I',
+            current_database(), current_user)
+        WHEN NOT has_schema_privilege(it.home, 'CREATE') OR NOT has_schema_privilege(it.home, 'USAGE') THEN format(
+            'whoever owns the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
+        ELSE format(
+            'what is there belongs to %s: run it as that role', coalesce((
+                SELECT quote_ident(pg_get_userbyid(relowner)) FROM pg_class
+                WHERE relnamespace = it.home AND relname = 'holdfast_schema'), 'another one'))
+        END FROM (SELECT to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()

@@ -49,6 +49,10 @@ class NameInUse(Refused):
     """Somebody's transaction is at that very name, and does not end."""
 
 
+class NoRights(Refused):
+    """Somebody has to be granted a right first."""
+
+
 class TryAgain(Exception):
     """Nothing happened, because of others who were at it at the same time."""
 
@@ -228,7 +232,7 @@ def refusal(place: str, code: str, text: str) -> Refused:
     if code in _NO_SCHEMA:
         return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place)}", transient=False)
     if code == _NO_RIGHTS:
-        return Refused(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
+        return NoRights(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
     return Refused(f"{at} refuses: {text} ({code})", transient=code.startswith(_IN_PASSING) and code != _FULL)
 
 

@@ -96,7 +96,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT kind, place, reserved_until, alive_until, mode INTO v_own FROM @.holdfast_queue
-            WHERE claim = p_claim AND kind IN ('w', 'g') AND lock_name = p_name AND namespace = p_ns
+            WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
             ORDER BY kind LIMIT 1;
         -- What one that was woken finds: it is kept for it, and nothing else matters.
         EXIT WHEN v_own.reserved_until > p_now AND v_own.alive_until > p_now
@@ -161,9 +161,9 @@ BEGIN
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
     ELSIF p_address IS NOT NULL THEN
         INSERT INTO @.holdfast_queue
-            (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, address, alive_until)
-            VALUES (p_ns, p_name, 'w', nextval('@.holdfast_fence'), p_claim, p_holder, p_mode, p_limit, p_address,
-                    p_now + PRESENCE);
+            (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, ttl, metadata, address, alive_until)
+            VALUES (p_ns, p_name, 'w', nextval('@.holdfast_fence'), p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata,
+                    p_address, p_now + PRESENCE);
     END IF;
     -- How many go first, seconds until time may make room or null if others watch for that, who is in the way.
     RETURN json_build_object(
@@ -191,14 +191,17 @@ BEGIN
     END IF;
     -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
     -- an address has reason to think that others do.
-    INSERT INTO @.distributed_locks AS held
-        (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
-        SELECT p_ns, p_name, p_holder, coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
-               p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
-        WHERE p_address IS NULL
-          AND NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
-        ON CONFLICT DO NOTHING
-        RETURNING @.holdfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0 INTO v_answer, v_sweeps;
+    IF p_address IS NULL THEN
+        INSERT INTO @.distributed_locks AS held
+            (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
+            SELECT p_ns, p_name, p_holder,
+                   coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
+                   p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
+            WHERE NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
+            ON CONFLICT DO NOTHING
+            RETURNING @.holdfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0
+            INTO v_answer, v_sweeps;
+    END IF;
     IF v_sweeps IS FALSE THEN
         RETURN v_answer;
     END IF;

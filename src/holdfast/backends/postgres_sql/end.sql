@@ -1,5 +1,5 @@
--- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next: see
--- holdfast_hand_over. An heir is a holder that goes before everybody else. With p_linger the name stays taken for so many
+-- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next (see
+-- holdfast_hand_over), or {claim, grant} for the one of p_ours that holds from now on. An heir is a holder that goes before everybody else. With p_linger the name stays taken for so many
 -- seconds more. The name is ours.
 CREATE OR REPLACE FUNCTION @.holdfast_end(
     p_ns text, p_name text, p_claim text, p_linger double precision, p_heir text, p_ours text, p_now timestamptz
@@ -27,20 +27,24 @@ BEGIN
             RETURN 'true';
         END IF;
         IF p_heir = '' THEN  -- mostly the first in line wants it for itself
-            UPDATE @.holdfast_queue SET reserved_until = p_now + GRACE
-                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = (
-                    SELECT place FROM @.holdfast_queue
-                    WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
-                    ORDER BY place LIMIT 1)
-                  AND mode = 'exclusive' AND reserved_until IS NULL AND @.holdfast_is_heard(address, p_ours)
-                RETURNING address, claim INTO v_next;
-            IF FOUND THEN
+            SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
+                FROM @.holdfast_queue
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
+                ORDER BY place LIMIT 1;
+            IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL THEN
                 IF v_next.address = p_ours AND p_ours <> '' THEN
-                    RETURN json_build_array(v_next.claim);
-                ELSIF v_next.address <> '' THEN
-                    PERFORM pg_notify(v_next.address, v_next.claim);
+                    -- It holds from here on: the process that asks knows when it did so, and passes the answer on.
+                    RETURN json_build_object('claim', v_next.claim, 'grant', @.holdfast_grant(
+                        p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL, v_next.metadata,
+                        v_next.place, p_now));
+                ELSIF @.holdfast_is_heard(v_next.address, p_ours) THEN
+                    UPDATE @.holdfast_queue SET reserved_until = p_now + GRACE
+                        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+                    IF v_next.address <> '' THEN
+                        PERFORM pg_notify(v_next.address, v_next.claim);
+                    END IF;
+                    RETURN 'true';
                 END IF;
-                RETURN 'true';
             END IF;
         END IF;
         v_ours := @.holdfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
@@ -100,7 +104,7 @@ BEGIN
     PERFORM @.holdfast_look(p_ns, p_name, v_now);
     FOR v_gone IN
         DELETE FROM @.holdfast_queue
-            WHERE claim = p_claim AND lock_name = p_name AND namespace = p_ns AND kind IN ('w', 'o') RETURNING kind
+            WHERE claim = p_claim AND NAMED AND kind IN ('w', 'o') RETURNING kind
     LOOP
         v_made_room := v_made_room OR v_gone.kind = 'w';
         v_watched := v_watched OR v_gone.kind = 'o';

@@ -41,6 +41,8 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_queue (
     holder_id      text NOT NULL,
     mode           text NOT NULL,
     max_holders    integer,
+    ttl            double precision,      -- seconds; and what else it asks for, should it be granted without asking again
+    metadata       jsonb,
     address        text NOT NULL,         -- the channel by which it is woken; empty for none
     alive_until    timestamptz NOT NULL,  -- it is forgotten then, unless it asks again
     reserved_until timestamptz,           -- the name is kept for it until then
