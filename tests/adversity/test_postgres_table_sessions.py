@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -44,6 +45,10 @@ class TestTerminated(OnTable):
         assert lease.held
         assert await stage.fences("x") == [lease.fence]
 
+    def two_but(self, before: set[str]) -> Callable[[], bool]:
+        """Whether two listen that are none of those."""
+        return lambda: len(self.listeners() - before) == 2
+
     async def test_a_waiter_whose_connections_are_terminated_keeps_its_place(self, stage: Stage) -> None:
         locks = [await self.ready(stage) for _ in range(2)]
         holder = await stage.locks().lock("x").take()
@@ -55,7 +60,7 @@ class TestTerminated(OnTable):
             before = self.listeners()
             assert len(before) == 2
             assert self.end_ours(f"pid IN ({', '.join(before)})") == 2
-            await stage.until(lambda before=before: len(self.listeners() - before) == 2, "both to be heard of again")
+            await stage.until(self.two_but(before), "both to be heard of again")
         released = boot_now()
         await holder.release()
         lease = await first.result()

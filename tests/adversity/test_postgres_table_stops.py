@@ -27,7 +27,7 @@ class TestStandsStill(OnTable):
             if best <= WAIT + OVER:
                 break
             locks = await self.ready(stage)
-        assert WAIT / 4 < best <= WAIT + OVER  # a pause that would end too late is not begun
+        assert WAIT / 2 < best <= WAIT + OVER
 
     async def test_wait_is_kept_to_by_one_that_has_to_connect(self, stage: Stage) -> None:
         best = WAIT + 10.0
@@ -36,7 +36,7 @@ class TestStandsStill(OnTable):
             best = min(best, await _refused_after(stage.locks(patience=0.01).lock(f"x{number}", wait=WAIT)))
             if best <= WAIT + OVER:
                 break
-        assert WAIT / 4 < best <= WAIT + OVER  # a pause that would end too late is not begun
+        assert WAIT / 10 < best <= WAIT + OVER  # a pause that would end too late is not begun
         self.server.go_on()
 
     async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
@@ -51,7 +51,7 @@ class TestStandsStill(OnTable):
             await stage.queue("x", 0)
             if best <= WAIT + OVER:
                 break
-        assert WAIT / 4 < best <= WAIT + OVER  # a pause that would end too late is not begun
+        assert WAIT / 2 < best <= WAIT + OVER
 
     async def test_what_the_server_does_late_leaves_no_orphan(self, stage: Stage) -> None:
         for number in range(3):

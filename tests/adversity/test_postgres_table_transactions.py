@@ -208,8 +208,13 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    ask = requests.patience
-    monkeypatch.setattr(requests, "patience", lambda *limits: asked.append(boot_now()) or ask(*limits))
+    patience = requests.patience
+
+    def ask(within: float, most: int | None = None) -> str:
+        asked.append(within)
+        return patience(within, most)
+
+    monkeypatch.setattr(requests, "patience", ask)
     with holdfast.connect(url) as locks:
         lease = locks.rwlock("x").write().acquire()
         assert lease is not None
