@@ -254,6 +254,7 @@ def connect(
     patience: Seconds = PATIENCE,
     replicas: int = 0,
     schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
@@ -266,6 +267,7 @@ def connect(
             patience=patience,
             replicas=replicas,
             schema=schema,
+            advisory=advisory,
             debug=debug,
             clock=clock,
         )

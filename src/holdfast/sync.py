@@ -223,6 +223,7 @@ def connect(
     patience: Seconds = PATIENCE,
     replicas: int = 0,
     schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
@@ -231,7 +232,8 @@ def connect(
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
     does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
-    `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`).
+    `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
+    means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
     `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
@@ -244,6 +246,7 @@ def connect(
             patience=patience,
             replicas=replicas,
             schema=schema,
+            advisory=advisory,
             debug=debug,
             clock=clock,
         )

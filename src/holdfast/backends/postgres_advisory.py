@@ -30,15 +30,17 @@ from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
 from holdfast.backends.postgres_advisory_sql import Seen, read
 from holdfast.backends.postgres_advisory_transaction import take
 from holdfast.backends.postgres_advisory_view import info_of, nameless
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement
+from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement
 from holdfast.drivers.postgres_advisory_transaction import Transaction
+from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
+LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
 class PostgresAdvisoryBackend(Asking):
-    capabilities = Capabilities(observe=False, limiter=False, cell=False, limits=False, expires=False)
+    capabilities = Capabilities(max_ttl=LONGEST, observe=False, limiter=False, cell=False, limits=False, expires=False)
 
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         super().__init__(place, world, clock)
@@ -51,8 +53,13 @@ class PostgresAdvisoryBackend(Asking):
         until = boot_now() + within
         holds = [self._held(renewal) for renewal in batch]
         heard: dict[int, bool | BackendUnavailable] = {}
-        for line in {id(hold.line): hold.line for hold in holds if hold is not None}.values():
+        longest: dict[Line, float] = {}
+        for hold, renewal in zip(holds, batch, strict=True):
+            if hold is not None:
+                longest[hold.line] = max(renewal.ttl, longest.get(hold.line, 0.0))
+        for line, ttl in longest.items():
             try:
+                await self._keep(line, ttl, until)
                 heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until))
             except BackendUnavailable as error:
                 heard[id(line)] = error if line.alive else False
@@ -144,8 +151,10 @@ class PostgresAdvisoryBackend(Asking):
         found: dict[int, builtins.list[Seen]] = {}
         for one in read(await self._look(b"hf_list", ())):
             found.setdefault(one.number, []).append(one)
-        named = [(name_of(number) or nameless(number, prefix), seen) for number, seen in found.items()]
-        return [info_of(name, seen, self._here) for name, seen in sorted(named) if name.startswith(prefix)]
+        known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
+        other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
+        named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
+        return [info_of(name, seen, self._here) for name, seen in named]
 
     async def _look(self, name: bytes, params: Sequence[int]) -> Rows:
         return await self._ask(await self._sessions.main(QUICK), name, params, boot_now() + QUICK)
@@ -160,13 +169,19 @@ class PostgresAdvisoryBackend(Asking):
             for hold in mine:
                 await self.release(hold.claim, linger=0.0, within=QUICK)
             if not mine:
-                try:
-                    await self._look(b"hf_terminate", (pid,))
-                except BackendUnavailable as error:
-                    raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+                await self._terminate(pid, key)
             elif self.on_loss is not None:
                 self.on_loss([hold.claim.id for hold in mine], "it was broken")
         return before
+
+    async def _terminate(self, pid: int, key: str) -> None:
+        try:
+            rows = await self._look(b"hf_terminate", (pid,))
+            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", ())))
+        except BackendUnavailable as error:
+            raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+        if not ended:
+            raise LockError(f"lock {key!r} could not be broken: session {pid} was told to end, and does not", name=key)
 
     async def in_transaction(
         self, connection: object, keys: Sequence[str], wait: float | None

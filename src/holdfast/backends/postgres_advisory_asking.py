@@ -13,14 +13,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, patrol
+from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, patrol
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.postgres_advisory_holds import Hold, Holds, refuse_twins
 from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
 from holdfast.drivers.postgres_advisory import open_sessions
-from holdfast.drivers.postgres_advisory_line import Cancelled, Line, Place, Rows, Statement, unavailable
+from holdfast.drivers.postgres_advisory_line import (
+    RATES,
+    Cancelled,
+    Line,
+    Params,
+    Rows,
+    Statement,
+    keeping,
+    kept_for,
+    short,
+    unavailable,
+)
+from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
@@ -48,16 +60,24 @@ class Asking:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         key, ready = key_of(claim.terms.key), self._sessions.ready
         hold = None
-        if ready is not None and claim.terms.mode == EXCLUSIVE and key.number not in self._crowded:
-            hold = self._holds.enter_alone(claim, key, ready)  # the usual case, and the quick one
+        if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._crowded:
+            hold = self._holds.enter_alone(claim, key, ready)  # the quick one
             if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
                 return hold.grant
-        return await self._acquire(claim, hold, enqueue, boot_now() + within)
+        until = boot_now() + within
+        answer = await self._acquire(claim, hold, enqueue, until)
+        if isinstance(answer, Grant):
+            await self._be_sure(claim, until)
+        return answer
 
     async def _acquire(self, claim: Claim, tried: Hold | None, enqueue: bool, until: float) -> Grant | Busy:
         """Where others want it too, or it was asked for before."""
         self._sessions.holder = claim.terms.holder
         main = await self._sessions.main(max(0.01, until - boot_now()))
+        if not main.named:
+            await self._ask(main, b"hf_name", (short(claim.terms.holder).encode(),), until)
+            main.named = True
+        await self._keep(main, claim.terms.ttl, until)
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             hold = self._holds.enter(claim)
@@ -81,6 +101,23 @@ class Asking:
                 if hold.fence:
                     return hold.grant
         return await self._busy(hold, main, until)
+
+    async def _keep(self, line: Line, ttl: float, until: float) -> None:
+        """See to it that the server keeps the session for longer than a holder believes without a word from it."""
+        if ttl > line.longest_ttl:
+            settings = keeping(seconds := kept_for(ttl))
+            params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
+            await self._ask(line, b"hf_keep", params, until)
+            line.keeps(max(seconds, line.kept))
+
+    async def _be_sure(self, claim: Claim, until: float) -> None:
+        """Its holder believes from now on. After a long wait the server may not have heard from us for as long."""
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            raise unavailable(self._place.name, "ended the session")
+        line = hold.line
+        if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
+            await self._ask(line, b"hf_ping", (), until)
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""
@@ -142,6 +179,12 @@ class Asking:
         line = await self._sessions.waiter(max(0.01, until - boot_now()))
         if line is None:
             return
+        try:
+            await self._keep(line, hold.claim.terms.ttl, until)
+        except BaseException:
+            self._sessions.drop(line)
+            self._give_back(line)
+            raise
         hold.state, hold.line = "waits", line
         name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
         statement = Statement(name, hold.key, partial(self._came, hold))
@@ -313,8 +356,13 @@ class Asking:
     def _near(self) -> builtins.list[Asking]:
         return [backend for backend in list(_living) if backend._place.name == self._place.name]
 
-    async def _ask(self, line: Line, name: bytes, params: Sequence[int], until: float) -> Rows:
+    async def _ask(self, line: Line, name: bytes, params: Params, until: float) -> Rows:
         return await self._sessions.ask(line, Statement(name, params), max(0.01, until - boot_now()))
+
+
+def _is_usual(terms: Terms, main: Line) -> bool:
+    """Whether there is nothing to settle before it is asked for in the main session."""
+    return terms.mode == EXCLUSIVE and main.named and terms.ttl <= main.longest_ttl
 
 
 def _tell_end(ended: weakref.WeakMethod[Callable[[Line], None]], line: Line) -> None:

@@ -29,7 +29,8 @@ def _granted(condition: str, clock: str, otherwise: str = "NULL") -> str:
 
 _LOOK: Final = """
 SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
-       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart)
+       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
+       extract(epoch FROM a.xact_start), a.client_port
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -38,6 +39,13 @@ AND (l.objsubid = 1 AND l.classid::int8 = $1 AND l.objid::int8 = $2
      OR l.objsubid = 2 AND l.classid::int8 >> 24 = $2 & 255)
 """
 _IN_ORDER: Final = " ORDER BY l.granted DESC, l.waitstart, l.pid"
+
+
+def _at_least(setting: str, param: str) -> str:
+    """Several may raise it at the same time, and none lowers it."""
+    there = f"(SELECT setting::int4 FROM pg_settings WHERE name = '{setting}')"
+    return f"set_config('{setting}', greatest({param}, {there})::text, false)"
+
 
 STATEMENTS: Final = {
     b"hf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
@@ -51,6 +59,11 @@ STATEMENTS: Final = {
     b"hf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
     b"hf_clock": ("", f"SELECT {_CLOCK}"),
     b"hf_ping": ("", "SELECT 1"),
+    b"hf_keep": (
+        "int4, int4",
+        f"SELECT {_at_least('tcp_user_timeout', '$1')}, {_at_least('tcp_keepalives_interval', '$2')}",
+    ),
+    b"hf_name": ("text", "SELECT set_config('application_name', $1, false)"),
     b"hf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
     b"hf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
     b"hf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
@@ -77,17 +90,18 @@ class Seen(NamedTuple):
     connected: float  # seconds since the epoch
     state: str
     waits_since: float  # 0 if it does not wait
+    began: float  # when its transaction did; 0 if it has none, or that is not shown to us
     tags: tuple[tuple[int, int], ...]  # of all that the session holds: tag and second
 
     @property
-    def metadata(self) -> dict[str, object]:
-        """What an operator wants to know of a holder that is none of ours."""
+    def session(self) -> dict[str, object]:
+        """What an operator wants to know; None for what is not shown to us."""
         return {
             "pid": self.pid,
             "application_name": self.application,
-            "client": self.client or "local",
-            "connected_at": self.connected,
-            "state": self.state,
+            "client": self.client or None,
+            "connected_at": self.connected or None,
+            "state": self.state or None,
         }
 
 
@@ -109,9 +123,10 @@ def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> Seen:
         shared=text[4] == "ShareLock",
         granted=text[5] == "t",
         application=text[6],
-        client=text[7],
+        client=text[7] or ("local" if text[12] == "-1" else ""),
         connected=float(text[8] or 0),
         state=text[9],
         waits_since=float(text[10] or 0),
+        began=float(text[11] or 0),
         tags=tags,
     )

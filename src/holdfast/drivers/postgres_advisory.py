@@ -20,7 +20,8 @@ from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_places import Place
 
 IDLE: Final = 30.0  # seconds after which a session that nobody waits in is closed
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR

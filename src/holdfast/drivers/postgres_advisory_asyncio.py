@@ -18,7 +18,8 @@ from psycopg import pq
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
 from holdfast.drivers.postgres_advisory import IDLE, OnBroken
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_places import Place
 
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
