@@ -132,7 +132,7 @@ def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
             who.holder + (" (shared)" if who.mode == "shared" else ""),
             _fence(who),
             span(now - who.acquired_at),
-            f"in {span(who.expires_at - now)}" if _expires(who) else "never",
+            f"in {span(who.expires_at - now)}" if _expires(who) else "with its connection",
             str(info.waiters),
             _metadata(who),
             _connection(who),
@@ -157,7 +157,7 @@ def _in_full(info: LockInfo, now: float) -> str:
             f"  mode      {who.mode}",
             f"  claim     {who.claim_id}",
             *([f"  metadata  {_metadata(who)}"] if who.metadata is not None else []),
-            *([f"  connected {_connection(who)}{_since(who, now)}"] if who.session is not None else []),
+            *([f"  session   {_connection(who)}{_since(who, now)}"] if who.session is not None else []),
         ]
     lines.append(f"  waiters   {info.waiters}")
     lines += [f"            {place}. {who}" for place, who in enumerate(info.queue, 1)]
@@ -208,7 +208,7 @@ def _connection(who: HolderInfo) -> str:
 
 def _since(who: HolderInfo, now: float) -> str:
     at = who.session and who.session["connected_at"]
-    return f", since {span(now - at)}" if at else ""
+    return f", connected {span(now - at)} ago" if at else ""
 
 
 def _metadata(who: HolderInfo) -> str:
