@@ -16,7 +16,7 @@ no longer believes in is abandoned, by the engine, because the server would keep
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,10 +28,10 @@ from holdfast.backends.postgres_advisory_asking import Asking
 from holdfast.backends.postgres_advisory_holds import Hold, Holds
 from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
 from holdfast.backends.postgres_advisory_sql import Seen, read
-from holdfast.backends.postgres_advisory_transaction import take
+from holdfast.backends.postgres_advisory_transaction import Home, Taken, take
 from holdfast.backends.postgres_advisory_view import info_of, nameless
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement
-from holdfast.drivers.postgres_advisory_transaction import Transaction
+from holdfast.drivers.postgres_advisory_transaction import transaction_on
 from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
@@ -45,6 +45,7 @@ class PostgresAdvisoryBackend(Asking):
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         super().__init__(place, world, clock)
         self._closed = False
+        self._home = Home(place, blocking=world.blocking)
         self.on_loss: Callable[[Sequence[str], str], None] | None = None  # told of claims whose session has ended
 
     # Keep and release
@@ -183,11 +184,9 @@ class PostgresAdvisoryBackend(Asking):
         if not ended:
             raise LockError(f"lock {key!r} could not be broken: session {pid} was told to end, and does not", name=key)
 
-    async def in_transaction(
-        self, connection: object, keys: Sequence[str], wait: float | None
-    ) -> tuple[int, str | None]:
+    async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
         """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
-        return await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
+        return await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
 
     # What it cannot do
 
