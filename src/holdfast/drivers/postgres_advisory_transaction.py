@@ -18,6 +18,7 @@ from holdfast.errors import Unsupported
 
 _NOT_AVAILABLE = "55P03"  # lock_timeout
 _NO_TRANSACTION = "25P01"  # SAVEPOINT outside of one
+_AT_ONCE = {"stream_results": False, "yield_per": None}  # given with the statement: stronger than the connection's own
 Row = tuple[Any, ...]
 
 
@@ -123,20 +124,20 @@ class _Sqlalchemy(Transaction):
     unsure = True
 
     async def run(self, sql: str) -> list[Row]:
-        return _rows(self._connection.execute(_text(sql)))
+        return _rows(self._connection.execute(_text(sql), execution_options=_AT_ONCE))
 
 
 class _AwaitedSqlalchemy(Transaction):
     awaited = unsure = True
 
     async def run(self, sql: str) -> list[Row]:
-        return _rows(await self._connection.execute(_text(sql)))
+        return _rows(await self._connection.execute(_text(sql), execution_options=_AT_ONCE))
 
 
 def _text(sql: str) -> Any:
     from sqlalchemy import text  # who gives us such a connection has it
 
-    return text(sql).execution_options(stream_results=False, yield_per=None)
+    return text(sql)
 
 
 def _rows(result: Any) -> list[Row]:
