@@ -159,6 +159,21 @@ def test_two_names_with_one_number_are_refused_between_transactions(
     tell(world, story())
 
 
+@each
+def test_locks_that_others_make_of_two_numbers_are_not_taken_for_another_name(
+    plain: str, world: str, watcher: psycopg.Connection
+) -> None:
+    key = key_of("a")
+    watcher.execute("SELECT pg_advisory_lock(%s), pg_advisory_lock(%s, 1)", (key.number, key.tag ^ 1))
+
+    async def story() -> None:
+        async with side(world, plain) as here:
+            with pytest.raises(AcquireTimeout, match="'a' is still held by"):
+                await here.take(await here.connect(), "a", wait=0)
+
+    tell(world, story())
+
+
 def test_a_holder_whose_tag_is_not_there_yet_is_not_taken_for_another_name() -> None:
     key = Key(7, 7 << 24 | 1)
     number, another = _Seen(1, 0, 7, 1, "x"), _Seen(1, 0, 256 + 7, 1, "x")
