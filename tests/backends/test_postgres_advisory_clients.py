@@ -56,30 +56,33 @@ class _DjangoConnection:
 
 @asynccontextmanager
 async def _client(kind: str, url: str) -> AsyncIterator[object]:
-    params = psycopg.conninfo.conninfo_to_dict(url)
     if kind == "connection":
         with psycopg.connect(url) as connection:
             yield connection
     elif kind == "async connection":
         async with await psycopg.AsyncConnection.connect(url) as awaited:
             yield awaited
+    elif kind == "pool":
+        yield psycopg_pool.ConnectionPool(url, open=False, kwargs={"autocommit": True})
+    elif kind == "async pool":
+        yield psycopg_pool.AsyncConnectionPool(url, open=False)
     else:
-        yield {
-            "url": lambda: url,
-            "pool": lambda: psycopg_pool.ConnectionPool(url, open=False, kwargs={"autocommit": True}),
-            "async pool": lambda: psycopg_pool.AsyncConnectionPool(url, open=False),
-            "parameters": lambda: {**params, "waiting": 2},
-            "django settings": lambda: {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": params["dbname"],
-                "USER": params["user"],
-                "PASSWORD": "",
-                "HOST": params["host"],
-                "PORT": params["port"],
-                "OPTIONS": {"sslmode": "prefer", "pool": True},
-            },
-            "django": lambda: _DjangoConnection(url),
-        }[kind]()
+        yield _description(kind, url)
+
+
+def _description(kind: str, url: str) -> object:
+    params = psycopg.conninfo.conninfo_to_dict(url)
+    if kind == "parameters":
+        return {**params, "waiting": 2}
+    if kind == "django settings":
+        told = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            **{name: params[param] for name, param in told.items()},
+            "PASSWORD": "",
+            "OPTIONS": {"sslmode": "prefer", "pool": True},
+        }
+    return _DjangoConnection(url) if kind == "django" else url
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ class NoBodyWithoutLock(Promise):
 
     @pytest.mark.parametrize("for_ever", [{}, {"timeout": None}, {"timeout": -1}])
     async def test_without_a_limit_it_waits_for_ever(self, stage: Stage, for_ever: dict[str, float]) -> None:
-        holder = await stage.locks().lock("door", ttl=30 * 86400, renew=False).take()
+        holder = await stage.locks().lock("door", ttl=10 * 86400, renew=False).take()
         visitor = stage.start(stage.locks().lock("door").acquire(**for_ever))  # type: ignore[arg-type]
         for _ in range(5):
             await stage.queue("door", 1)
