@@ -90,6 +90,17 @@ class _Line(Line):
         self.poll.register(self.socket, select.POLLIN)
         watch.add(self)
 
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.socket, _ENDED)
+        return bool(poll.poll(0))
+
+    def take_last_words(self) -> None:
+        while self.alive and not self.heed():
+            pass  # the answer is there, or the end is: nothing more comes
+        if self.alive:
+            self.broken(ConnectionResetError("end of stream"))
+
     def let_go(self) -> None:
         self._watch.remove(self)
         super().let_go()
@@ -147,10 +158,10 @@ class _Watch:
             if line is None:
                 continue
             with line.turn:
-                while line.alive and not line.heed():
-                    pass  # the answer is there, or the end is: nothing more comes
-                if line.alive and _LOOK is None:
-                    line.broken(ConnectionResetError("end of stream"))
+                if line.alive and _LOOK is not None:
+                    line.heed()
+                elif line.alive and line.has_ended():  # or it was another that had this number, and ended
+                    line.take_last_words()
 
     def close(self) -> None:
         self._closed = True
