@@ -174,9 +174,11 @@ class Locks:
     def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
-        `connection` is one of psycopg's, or a connection or session of SQLAlchemy. Several names are taken in one
-        order, all or none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds
-        (None waits for ever, 0 tries once); the transaction can go on then. Only on postgresql+advisory://.
+        `connection` is one of psycopg's or Django's, or a connection or session of SQLAlchemy, to the database where
+        these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or none.
+        Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for ever,
+        0 tries once). Whatever is raised, nothing is held by this call and the transaction can go on, as far as the
+        connection can. Only on postgresql+advisory://.
         """
         from holdfast.primitives.in_transaction import in_transaction
 

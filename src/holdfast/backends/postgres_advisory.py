@@ -25,7 +25,7 @@ from holdfast._time import boot_now
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast._worlds import Clock, World
 from holdfast.backends.postgres_advisory_asking import Asking
-from holdfast.backends.postgres_advisory_holds import Hold, Holds
+from holdfast.backends.postgres_advisory_holds import Hold, Holds, mint
 from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
 from holdfast.backends.postgres_advisory_sql import Seen, read
 from holdfast.backends.postgres_advisory_transaction import Home, Taken, take
@@ -187,7 +187,8 @@ class PostgresAdvisoryBackend(Asking):
 
     async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
         """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
-        return await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
+        taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
+        return taken if taken.missing is not None else taken._replace(fence=mint(taken.fence))
 
     # What it cannot do
 

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from holdfast._time import boot_now
-from holdfast.backends.postgres_advisory_holds import mint, refuse_twins
+from holdfast.backends.postgres_advisory_holds import refuse_twins
 from holdfast.backends.postgres_advisory_keys import Key, key_of, whole
 from holdfast.drivers.postgres_advisory_transaction import Transaction, has_no_transaction, is_timeout, no_transaction
 from holdfast.drivers.postgres_once import ask_once
@@ -54,7 +54,7 @@ _DIAL = 1.0
 
 
 class Taken(NamedTuple):
-    fence: int
+    fence: int  # as the server's clock has it
     missing: str | None = None  # the key that was not to be had
     holder: str | None = None  # who has that
 
@@ -90,17 +90,14 @@ async def take(transaction: Transaction, home: Home, names: Mapping[str, str], w
     taking = _Taking(transaction, home, names, until)
     try:
         if len(names) > 1:
-            taken = await taking.all_of(list(names))
-        else:
-            (key,) = names
-            taken = await taking.tried(key)
-            if taken.missing is not None and wait != 0:
-                taken = await taking.all_of([key], taken)
+            return await taking.all_of(list(names))
+        (key,) = names
+        taken = await taking.tried(key)
+        return taken if taken.missing is None or wait == 0 else await taking.all_of([key], taken)
     except Exception as error:
         if has_no_transaction(error):
             raise no_transaction() from error
         raise
-    return taken if taken.missing is not None else Taken(mint(taken.fence))
 
 
 def _must_differ(names: Mapping[str, str]) -> None:
