@@ -177,8 +177,8 @@ class Locks:
         `connection` is one of psycopg's or Django's, or a connection or session of SQLAlchemy, to the database where
         these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or none.
         Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for ever,
-        0 tries once). Whatever is raised, nothing is held by this call and the transaction can go on, as far as the
-        connection can. Only on postgresql+advisory://.
+        0 tries once). A wait that fails, however it does, leaves nothing held, and the transaction can go on. Only on
+        postgresql+advisory://.
         """
         from holdfast.primitives.in_transaction import in_transaction
 
