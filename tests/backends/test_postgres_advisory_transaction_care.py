@@ -259,9 +259,10 @@ def test_a_time_limit_of_the_users_own_is_told_as_such(plain: str, world: str, w
         async with side(world, plain) as here, entered(here.locks.lock("z")):
             for names in (["z"], ["a", "z"]):
                 connection = await _begin(here)
-                await here.ask(connection, "SET statement_timeout = '50ms'")
+                await here.ask(connection, "SET statement_timeout = '700ms'")  # nothing but the wait takes as long
                 with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
                     await here.take(connection, *names)
+                await here.ask(connection, "SET statement_timeout = 0")
                 await _goes_on(here, connection, watcher)
 
     tell(world, story())
