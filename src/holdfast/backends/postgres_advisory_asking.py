@@ -30,9 +30,9 @@ from holdfast.drivers.postgres_advisory_line import (
     keeping,
     kept_for,
     short,
-    unavailable,
 )
 from holdfast.drivers.postgres_places import Place
+from holdfast.drivers.postgres_wire import unavailable
 from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.backends.postgres_advisory_keys import whole
 from holdfast.drivers.postgres_advisory_line import Rows
 
-_MINT: Final = 1751543142  # "hold" as a number: one lock for each tag, held while a sharer reads the clock
+_MINT: Final = 1751543142  # "hfmf" as a number: one lock for each tag, held while a sharer reads the clock
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
 _SECOND: Final = "(f / 1000000 % 2147483648)::int4"

@@ -7,7 +7,6 @@ Leaves to `postgres_advisory_line`: what is said on a session.
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -16,12 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from psycopg import pq
-
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
-from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_places import Place
+from holdfast.drivers.postgres_wire import unavailable
 
 IDLE: Final = 30.0  # seconds after which a session that nobody waits in is closed
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -81,8 +79,8 @@ class Sessions(Protocol):
 
 
 class _Line(Line):
-    def __init__(self, pgconn: pq.abc.PGconn, name: str, watch: _Watch, on_broken: OnBroken) -> None:
-        super().__init__(pgconn, name)
+    def __init__(self, dialled: Dialled, name: str, watch: _Watch, on_broken: OnBroken) -> None:
+        super().__init__(dialled, name)
         self.turn = threading.RLock()  # whoever has it reads and writes
         self._watch = watch
         self._on_broken = on_broken
@@ -182,12 +180,12 @@ class BlockingSessions:
     def _dial(self, within: float) -> _Line:
         if self._closed:
             raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
-        pgconn = dial(self.place, self.holder, self._prepare, within)
+        dialled = dial(self.place, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
                 self._watch = _Watch()
                 weakref.finalize(self, self._watch.close)
-        line = _Line(pgconn, self.place.name, self._watch, self._broke)
+        line = _Line(dialled, self.place.name, self._watch, self._broke)
         self._lines.add(line)
         return line
 
@@ -344,11 +342,9 @@ class BlockingSessions:
             watch.close()
 
     def after_fork(self) -> None:
-        """The sessions are the parent's; only our copies of their sockets are closed. psycopg knows whose they are."""
+        """The sessions are the parent's; `postgres_wire` has closed our copies of their sockets."""
         for line in list(self._lines):
-            if line.alive:
-                line.alive = False
-                os.close(line.socket)
+            line.alive = False
         self._reset()
 
 
