@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast.drivers.postgres_advisory import IDLE, OnBroken
+from holdfast.drivers.postgres_advisory import IDLE
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
+from holdfast.drivers.postgres_advisory_watch import OnBroken
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
@@ -72,6 +73,7 @@ class AsyncioSessions:
         self._idle: list[_Line] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
 
     def _belong_here(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -150,11 +152,20 @@ class AsyncioSessions:
         keep = line.alive and not self._closed
         if keep:
             self._idle.append(line)
+            if self._timer is None:
+                self._timer = line.loop.call_later(IDLE, self._tidy)
         else:
             line.broken(ConnectionAbortedError("let go of"))
-        for one in [one for one in self._idle if line.idle_since - one.idle_since > IDLE]:
-            one.broken(ConnectionAbortedError("let go of"))
         return keep
+
+    def _tidy(self) -> None:
+        self._timer = None
+        now = boot_now()
+        for line in [line for line in self._idle if now - line.idle_since >= IDLE]:
+            line.broken(ConnectionAbortedError("let go of"))
+        if self._idle:
+            oldest = min(self._idle, key=lambda line: line.idle_since)
+            self._timer = oldest.loop.call_later(oldest.idle_since + IDLE - now, self._tidy)
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
@@ -207,6 +218,8 @@ class AsyncioSessions:
             line.broken(ConnectionAbortedError("let go of"))
         self._main = None
         self._idle = []
+        if self._timer is not None:
+            self._timer.cancel()
 
     def after_fork(self) -> None:
         """The sessions are the parent's; `postgres_wire` has closed our copies of their sockets."""
