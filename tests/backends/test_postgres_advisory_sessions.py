@@ -1,9 +1,10 @@
-"""The sessions of advisory locks: which are ours, how many there are, when they end, and what an error leaves there."""
+"""The sessions of advisory locks: which are ours, how many there are, when they end, and whose fences they give."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import Lease, Locks
+from holdfast.backends.postgres_advisory_holds import Fences, fences_of
 from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
 from holdfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
@@ -160,3 +162,18 @@ def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
             await asyncio.to_thread(until, lambda: _count(psql, _OURS) == 1)
 
     asyncio.run(story())
+
+
+# Fences
+
+
+def test_a_server_whose_clock_is_ahead_lends_its_time_to_no_other(url: str) -> None:
+    ahead = fences_of("postgresql+advisory://another/server")
+    ahead.mint(int((time.time() + 3600) * 1e6))
+    with holdfast.connect(url) as locks, locks.lock("a") as lease:
+        assert lease.fence < (time.time() + 60) * 1e6
+
+
+def test_a_clock_that_is_set_back_does_not_take_the_fences_of_a_process_back() -> None:
+    fences = Fences()
+    assert [fences.mint(read) for read in (50, 20, 51, 70)] == [50, 51, 52, 70]

@@ -187,7 +187,8 @@ class PostgresAdvisoryBackend(Asking):
         self, connection: object, keys: Sequence[str], wait: float | None
     ) -> tuple[int, str | None]:
         """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
-        return await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
+        fence, missing = await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
+        return (fence if missing else self._holds.fences.mint(fence)), missing
 
     # What it cannot do
 
@@ -215,7 +216,8 @@ class PostgresAdvisoryBackend(Asking):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._holds = Holds()
+            self._holds.fences.after_fork()
+            self._holds = Holds(self._holds.fences)
             self._sessions.after_fork()
 
     def __repr__(self) -> str:

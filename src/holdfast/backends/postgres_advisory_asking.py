@@ -16,7 +16,7 @@ from typing import Final
 from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, patrol
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
-from holdfast.backends.postgres_advisory_holds import Hold, Holds, refuse_twins
+from holdfast.backends.postgres_advisory_holds import Hold, Holds, fences_of, refuse_twins
 from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
 from holdfast.drivers.postgres_advisory import open_sessions
@@ -48,7 +48,7 @@ class Asking:
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         self._place = place
         self._world = world
-        self._holds = Holds()
+        self._holds = Holds(fences_of(place.name))
         self._crowded: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
         told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
         self._sessions = open_sessions(place, PREPARE, world, clock, partial(_tell_end, told))

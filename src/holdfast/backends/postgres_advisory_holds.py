@@ -21,16 +21,29 @@ from holdfast.errors import Unsupported
 # for it; doubt: that ended, nobody knows how; held; ended: released, or gone with its session
 State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
 
-_last_fence = 0  # of this process: should the server's clock be set back, ours go on
-_minting = threading.Lock()
+
+class Fences:
+    """Those of one server, as far as this process has seen them: should its clock be set back, ours go on."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()  # which a thread of the parent may have held
+
+    def mint(self, read: int) -> int:
+        """The fence that the server's clock gives, but never lower than the last."""
+        with self._mutex:
+            self._last = max(read, self._last + 1)
+            return self._last
 
 
-def mint(read: int) -> int:
-    """The fence that the server's clock gives, but never lower than the last."""
-    global _last_fence
-    with _minting:
-        _last_fence = max(read, _last_fence + 1)
-        return _last_fence
+_fences: dict[str, Fences] = {}  # by the name of the place: the clock of another server may be ahead, and is its own
+
+
+def fences_of(place: str) -> Fences:
+    return _fences.setdefault(place, Fences())
 
 
 class Hold:
@@ -39,6 +52,7 @@ class Hold:
     __slots__ = (
         "claim",
         "fence",
+        "fences",
         "freeing",
         "granted_at",
         "heard_at",
@@ -53,8 +67,9 @@ class Hold:
         "ttl",
     )
 
-    def __init__(self, claim: Claim, key: Key) -> None:
+    def __init__(self, claim: Claim, key: Key, fences: Fences) -> None:
         self.claim = claim
+        self.fences = fences
         self.key = key
         self.mode = claim.terms.mode
         self.signal: Signal | None = None  # there is one for whoever waits
@@ -72,7 +87,7 @@ class Hold:
         """It is granted."""
         self.state = "held"
         self.read = int(answer)
-        self.fence = mint(self.read)
+        self.fence = self.fences.mint(self.read)
         self.granted_at = self.read / 1e6
         self.heard_at = boot_now()
 
@@ -113,7 +128,8 @@ class Hold:
 class Holds:
     """All claims of one `Locks`, by their id and by the number that they are about."""
 
-    def __init__(self) -> None:
+    def __init__(self, fences: Fences) -> None:
+        self.fences = fences
         self.mutex = threading.Lock()  # for single steps
         self.by_id: dict[str, Hold] = {}
         self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
@@ -124,14 +140,14 @@ class Holds:
         with self.mutex:
             if key.number in self._by_number:
                 return None
-            hold = self.by_id[claim.id] = Hold(claim, key)
+            hold = self.by_id[claim.id] = Hold(claim, key, self.fences)
             self._by_number[key.number] = {claim.id: hold}
         hold.state, hold.line, hold.in_main = "asked", line, True
         return hold
 
     def enter(self, claim: Claim) -> Hold:
         """Raises Unsupported if another name, in use here, has the same number."""
-        hold = Hold(claim, key_of(claim.terms.key))
+        hold = Hold(claim, key_of(claim.terms.key), self.fences)
         with self.mutex:
             others = self._by_number.setdefault(hold.key.number, {})
             for other in others.values():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import ceil
 
 from holdfast._time import boot_now
-from holdfast.backends.postgres_advisory_holds import mint
 from holdfast.backends.postgres_advisory_keys import Key, key_of
 from holdfast.drivers.postgres_advisory_transaction import Transaction, has_no_transaction, is_timeout, no_transaction
 
@@ -32,7 +31,7 @@ async def take(transaction: Transaction, keys: Sequence[str], wait: float | None
     transaction.must_last()
     try:
         if len(keys) == 1 and (fence := await _try(transaction, key_of(keys[0]))) is not None:
-            return mint(fence), None
+            return fence, None
         if len(keys) == 1 and wait == 0:
             return 0, keys[0]
         return await _take_all(transaction, keys, wait)
@@ -75,4 +74,4 @@ async def _take_all(transaction: Transaction, keys: Sequence[str], wait: float |
         fence = granted
     await transaction.run(f"SELECT set_config('lock_timeout', '{before}', true)")
     await transaction.run("RELEASE SAVEPOINT holdfast")
-    return mint(fence), None
+    return fence, None
