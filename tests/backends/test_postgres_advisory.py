@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import holdfast.aio
 from holdfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
 from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
 from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
+from holdfast.drivers import postgres_advisory_watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_wire import Pooler
@@ -244,6 +246,32 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
         assert other.lock("gate").acquire(blocking=False) is None
         assert taken[0].release()
         assert other.lock("gate").acquire(blocking=False) is not None
+
+
+def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are_not_disturbed(
+    url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on systems without POLLRDHUP."""
+    monkeypatch.setattr(postgres_advisory_watch, "_LOOK", 20)
+    monkeypatch.setattr(postgres_advisory_watch, "_ENDED", select.POLLERR)
+    served: list[int] = []
+    with holdfast.connect(url, holder="me") as locks, holdfast.connect(url, holder="other") as other:
+        with other.lock("gate"):
+            waiter = threading.Thread(target=_pass, args=(locks, "gate", served, 1))
+            waiter.start()
+            until(lambda: other.inspect("gate").waiters == 1)
+            lease = locks.lock("mine", ttl=3600).acquire()
+            assert lease is not None
+            psql.execute("SELECT pg_terminate_backend(%s)", (_main(locks).pid,))
+            until(lambda: lease.lost)
+            assert not served
+        waiter.join(10)
+    assert served == [1]
+
+
+def _main(locks: Locks) -> Any:
+    backend: Any = locks._logic.engine.backend
+    return backend._sessions.ready
 
 
 # Who is refused

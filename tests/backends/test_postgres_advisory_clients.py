@@ -18,6 +18,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import Unsupported
+from holdfast._connect import migration
 from holdfast.backends.postgres_advisory_keys import key_of
 from tests.servers.postgres_shared import advisory
 
@@ -56,30 +57,33 @@ class _DjangoConnection:
 
 @asynccontextmanager
 async def _client(kind: str, url: str) -> AsyncIterator[object]:
-    params = psycopg.conninfo.conninfo_to_dict(url)
     if kind == "connection":
         with psycopg.connect(url) as connection:
             yield connection
     elif kind == "async connection":
         async with await psycopg.AsyncConnection.connect(url) as awaited:
             yield awaited
+    elif kind == "pool":
+        yield psycopg_pool.ConnectionPool(url, open=False, kwargs={"autocommit": True})
+    elif kind == "async pool":
+        yield psycopg_pool.AsyncConnectionPool(url, open=False)
     else:
-        yield {
-            "url": lambda: url,
-            "pool": lambda: psycopg_pool.ConnectionPool(url, open=False, kwargs={"autocommit": True}),
-            "async pool": lambda: psycopg_pool.AsyncConnectionPool(url, open=False),
-            "parameters": lambda: {**params, "waiting": 2},
-            "django settings": lambda: {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": params["dbname"],
-                "USER": params["user"],
-                "PASSWORD": "",
-                "HOST": params["host"],
-                "PORT": params["port"],
-                "OPTIONS": {"sslmode": "prefer", "pool": True},
-            },
-            "django": lambda: _DjangoConnection(url),
-        }[kind]()
+        yield _description(kind, url)
+
+
+def _description(kind: str, url: str) -> object:
+    params = psycopg.conninfo.conninfo_to_dict(url)
+    if kind == "parameters":
+        return {**params, "waiting": 2}
+    if kind == "django settings":
+        told = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            **{name: params[param] for name, param in told.items()},
+            "PASSWORD": "",
+            "OPTIONS": {"sslmode": "prefer", "pool": True},
+        }
+    return _DjangoConnection(url) if kind == "django" else url
 
 
 @pytest.mark.slow
@@ -197,3 +201,29 @@ def test_a_program_that_ends_while_it_holds_locks_ends_quietly(url: str, psql: p
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert psql.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+ENDS_ELSEWHERE = """
+import asyncio, sys, psycopg, holdfast.aio
+
+async def hold(url):
+    async with await psycopg.AsyncConnection.connect(url) as client:
+        locks = holdfast.aio.connect(client, schema="locks")
+        await locks.lock("a").acquire()
+    return locks  # and the client is closed
+
+kept = asyncio.run(hold(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_program_held_in_a_chosen_schema_is_released_at_its_end_though_its_client_is_closed(
+    url: str, psql: psycopg.Connection
+) -> None:
+    """The same opener makes the backend that lets go, for both kinds of locks."""
+    migration(url, "locks")[1]()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ENDS_ELSEWHERE, url]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert psql.execute("SELECT count(*) FROM locks.distributed_locks").fetchone() == (0,)

@@ -11,6 +11,8 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from holdfast._time import boot_now
 from holdfast.backends.postgres_advisory import LONGEST
 from holdfast.backends.postgres_advisory_keys import key_of
 from holdfast.drivers import postgres_advisory_line
-from holdfast.drivers.postgres_advisory_line import KEPT, keeping, kept_for
+from holdfast.drivers.postgres_advisory_line import KEPT, Statement, keeping, kept_for
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
 from tests.servers.postgres_shared import advisory
@@ -106,12 +108,16 @@ class TestSessionsOfTheSilent(Promise):
             waiter = stage.start(second.lock(f"a{number}", ttl=59).take())
             await stage.queue(f"a{number}", 1)
             line = _session(second, of_its_only_claim=True)
-            begin = line.begin
-            monkeypatch.setattr(line, "begin", lambda one, begin=begin: (asked.append(one.name), begin(one)))
+            monkeypatch.setattr(line, "begin", partial(_begin, line.begin, asked))
             line.flight.sent_at -= 20  # so long it has waited
             await lease.release()
             await waiter.result()
             assert asked == [b"hf_ping"] * number
+
+
+def _begin(begin: Callable[[Statement], None], asked: list[bytes], statement: Statement) -> None:
+    asked.append(statement.name)
+    begin(statement)
 
 
 @pytest.mark.slow

@@ -176,7 +176,12 @@ class Asking:
             hold.signal = self._world.signal()
         if not self._holds.is_next(hold):
             return
-        line = await self._sessions.waiter(max(0.01, until - boot_now()))
+        try:
+            line = await self._sessions.waiter(max(0.01, until - boot_now()))
+        except BackendUnavailable as error:
+            if not error.transient:
+                raise
+            line = None  # no room there, or not in time; the main session has answered that it is taken
         if line is None:
             return
         try:

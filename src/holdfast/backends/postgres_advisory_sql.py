@@ -42,9 +42,8 @@ _IN_ORDER: Final = " ORDER BY l.granted DESC, l.waitstart, l.pid"
 
 
 def _at_least(setting: str, param: str) -> str:
-    """Several may raise it at the same time, and none lowers it."""
-    there = f"(SELECT setting::int4 FROM pg_settings WHERE name = '{setting}')"
-    return f"set_config('{setting}', greatest({param}, {there})::text, false)"
+    """Several may raise it at the same time, and none lowers it. The server shows such a setting as a plain number."""
+    return f"set_config('{setting}', greatest({param}, current_setting('{setting}')::int4)::text, false)"
 
 
 STATEMENTS: Final = {

@@ -18,8 +18,7 @@ from typing import Final
 from holdfast.drivers.postgres_advisory_line import Dialled, Line
 
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_TOLD: Final = hasattr(select, "POLLRDHUP")  # of the end, by the system; else it is looked for
-_LOOK: Final = 1000  # milliseconds between the looks, then
+_LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
 OnBroken = Callable[[Line], None]
 
 
@@ -32,6 +31,12 @@ class WatchedLine(Line):
         self.poll = select.poll()
         self.poll.register(self.socket, select.POLLIN)
         watch.add(self)
+
+    def take_last_words(self) -> None:
+        while self.alive and not self.heed():
+            pass  # the answer is there, or the end is: nothing more comes
+        if self.alive:
+            self.broken(ConnectionResetError("end of stream"))
 
     def let_go(self) -> None:
         self._watch.remove(self)
@@ -79,8 +84,8 @@ class Watch:
             for number in lines:
                 poll.register(number, _ENDED)
             pause = None if len(lines) < 2 else self._pause
-            told = [number for number, _ in poll.poll(pause if _TOLD else _LOOK)]
-            self._look_at([lines[number] for number in (told if _TOLD else lines) if number in lines])
+            told = [number for number, _ in poll.poll(_LOOK or pause)]
+            self._look_at([lines[number] for number in (told if _LOOK is None else lines) if number in lines])
             if pause is not None and (tidy := self._tidy()) is not None:
                 tidy()
             tidy = None  # it would keep the sessions alive
@@ -95,10 +100,10 @@ class Watch:
             if line is None:
                 continue
             with line.turn:
-                while line.alive and not line.heed() and _TOLD:
-                    pass  # the answer is there, or the end is: nothing more comes
-                if line.alive and _TOLD:
-                    line.broken(ConnectionResetError("end of stream"))
+                if line.alive and _LOOK is not None:
+                    line.heed()
+                elif line.alive:
+                    line.take_last_words()
 
     def close(self) -> None:
         self._closed = True
