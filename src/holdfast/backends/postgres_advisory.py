@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -97,6 +98,9 @@ class PostgresAdvisoryBackend(Asking):
         finally:
             if not statement.sent_at:
                 hold.freeing = False
+        if hold.key in self._holds.ghosts:
+            with suppress(BackendUnavailable):  # whoever asks for it next tries again
+                await self._lay_ghost(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: Hold, statement: Statement) -> None:
@@ -106,13 +110,15 @@ class PostgresAdvisoryBackend(Asking):
             self._holds.leave(hold)
             if not in_main:
                 self._give_back(line)
+        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+            self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             return
         until = boot_now() + within
-        if hold.state == "asked" or hold.freeing:
+        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
             await self._settle(hold, hold.line, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
@@ -126,6 +132,7 @@ class PostgresAdvisoryBackend(Asking):
     def _ended(self, line: Line) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost = []
+        self._holds.session_is_gone(line)
         for hold in self._holds.in_line(line):
             in_main = hold.in_main
             if hold.state == "held":
