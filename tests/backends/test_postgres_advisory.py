@@ -17,7 +17,7 @@ import holdfast.aio
 from holdfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
 from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
 from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
-from holdfast.drivers import postgres_advisory
+from holdfast.drivers import postgres_advisory_watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_wire import Pooler
@@ -252,8 +252,8 @@ def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on systems without POLLRDHUP."""
-    monkeypatch.setattr(postgres_advisory, "_LOOK", 20)
-    monkeypatch.setattr(postgres_advisory, "_ENDED", select.POLLERR)
+    monkeypatch.setattr(postgres_advisory_watch, "_LOOK", 20)
+    monkeypatch.setattr(postgres_advisory_watch, "_ENDED", select.POLLERR)
     served: list[int] = []
     with holdfast.connect(url, holder="me") as locks, holdfast.connect(url, holder="other") as other:
         with other.lock("gate"):
@@ -267,14 +267,6 @@ def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are
             assert not served
         waiter.join(10)
     assert served == [1]
-
-
-def test_a_session_does_not_end_with_another_that_had_its_socket_s_number_before(url: str) -> None:
-    with holdfast.connect(url) as locks, locks.lock("a", ttl=3600) as lease:
-        line = _main(locks)
-        line._watch._look_at([line.socket])  # told of the former's end when the number is this one's already
-        assert line.alive
-        assert lease.held
 
 
 def _main(locks: Locks) -> Any:

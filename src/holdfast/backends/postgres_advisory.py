@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -25,7 +26,7 @@ from holdfast._time import boot_now
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast._worlds import Clock, World
 from holdfast.backends.postgres_advisory_asking import Asking
-from holdfast.backends.postgres_advisory_holds import Hold, Holds, mint
+from holdfast.backends.postgres_advisory_holds import Hold, Holds
 from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
 from holdfast.backends.postgres_advisory_sql import Seen, read
 from holdfast.backends.postgres_advisory_transaction import Home, Taken, take
@@ -99,6 +100,9 @@ class PostgresAdvisoryBackend(Asking):
         finally:
             if not statement.sent_at:
                 hold.freeing = False
+        if hold.key in self._holds.ghosts:
+            with suppress(BackendUnavailable):  # whoever asks for it next tries again
+                await self._lay_ghost(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: Hold, statement: Statement) -> None:
@@ -108,13 +112,15 @@ class PostgresAdvisoryBackend(Asking):
             self._holds.leave(hold)
             if not in_main:
                 self._give_back(line)
+        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+            self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             return
         until = boot_now() + within
-        if hold.state == "asked" or hold.freeing:
+        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
             await self._settle(hold, hold.line, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
@@ -128,6 +134,7 @@ class PostgresAdvisoryBackend(Asking):
     def _ended(self, line: Line) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost = []
+        self._holds.session_is_gone(line)
         for hold in self._holds.in_line(line):
             in_main = hold.in_main
             if hold.state == "held":
@@ -188,7 +195,7 @@ class PostgresAdvisoryBackend(Asking):
     async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
         """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
         taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
-        return taken if taken.missing is not None else taken._replace(fence=mint(taken.fence))
+        return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
 
     # What it cannot do
 
@@ -216,7 +223,8 @@ class PostgresAdvisoryBackend(Asking):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._holds = Holds()
+            self._holds.fences.after_fork()
+            self._holds = Holds(self._holds.fences)
             self._sessions.after_fork()
 
     def __repr__(self) -> str:

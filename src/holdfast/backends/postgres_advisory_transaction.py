@@ -21,7 +21,7 @@ from holdfast.backends.postgres_advisory_keys import Key, key_of, whole
 from holdfast.drivers.postgres_advisory_transaction import Transaction, has_no_transaction, is_timeout, no_transaction
 from holdfast.drivers.postgres_once import ask_once
 from holdfast.drivers.postgres_places import Place
-from holdfast.errors import BackendUnavailable
+from holdfast.drivers.postgres_wire import unavailable
 
 _ELSEWHERE, _TWIN, _TAKEN = -2, -1, 0  # what is said in place of a fence
 _HOME: Final = (
@@ -72,7 +72,7 @@ class Home:
         sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_HOME} END"
         self.number = int(await ask_once(self._place, sql, within, blocking=self._blocking)) or None
         if self.number is None:
-            raise BackendUnavailable(f"{self._place.name} is a replica: a lock there would exclude nobody elsewhere")
+            raise unavailable(self._place.name, "is a replica: a lock there would exclude nobody at the primary")
         return self.number
 
     def elsewhere(self) -> ValueError:

@@ -9,15 +9,16 @@ the session next hears that answer first, and `Statement.done` is called with it
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Sequence
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from psycopg import pq
 
 from holdfast._time import boot_now
+from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_wire import Broken, complaint, connect, not_let_in, passes, talk, unavailable
 from holdfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
@@ -88,14 +89,19 @@ class Cancelled(BackendUnavailable):
     """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
 
 
-class Line:
-    """A session. `pid` is the server's number for it."""
+class Dialled(NamedTuple):
+    pgconn: pq.abc.PGconn
+    pid: int  # the server's own number for the session; by way of a pooler libpq knows only an invented one
 
-    def __init__(self, pgconn: pq.abc.PGconn, name: str) -> None:
-        self.pgconn = pgconn
+
+class Line:
+    """A session."""
+
+    def __init__(self, dialled: Dialled, name: str) -> None:
+        self.pgconn = pgconn = dialled.pgconn
         self.name = name
         self.socket = pgconn.socket
-        self.pid = pgconn.backend_pid
+        self.pid = dialled.pid
         self.alive = True
         self.flight: Statement | None = None
         self.idle_since = 0.0
@@ -168,7 +174,7 @@ class Line:
         self.pgconn.finish()
 
 
-def dial(place: Place, holder: str, prepare: str, within: float) -> pq.abc.PGconn:
+def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
     until = boot_now() + within
     hosts = place.hosts
@@ -179,38 +185,42 @@ def dial(place: Place, holder: str, prepare: str, within: float) -> pq.abc.PGcon
         now = boot_now()
         try:
             return _dial(place, conninfo(params), prepare, now + (until - now) / left)
-        except BackendUnavailable:
-            if left == 1:
-                raise
+        except Late:
+            error = unavailable(place.name, "cannot be connected to in time")
+        except Broken as broken:
+            error = not_let_in(place.name, broken)
+        except BackendUnavailable as refused:
+            error = refused
+        if left == 1:
+            raise error
     raise AssertionError("there is always a host")
 
 
-def _dial(place: Place, params: bytes, prepare: str, until: float) -> pq.abc.PGconn:
-    pgconn = pq.PGconn.connect_start(params)
+def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:
+    """Raises Late, Broken, BackendUnavailable or Unsupported."""
+    pgconn = run(connect(params), until)
     try:
-        _shake_hands(pgconn, place, until)
-        pgconn.nonblocking = 1
         settings = {**_SETTINGS, **keeping(KEPT)}
         names = ", ".join(f"'{name}'" for name in settings)
         cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
-        pgconn.send_query((prepare + _SETUP.format(settings=cases, names=names)).encode())
-        last = None
-        for result in _results(pgconn, place, until):
-            if result.status == pq.ExecStatus.FATAL_ERROR:
-                raise refusal(place.name, result)
-            last = result
-        assert last is not None
-        _must_be_ours(pgconn, place, last.get_value(0, 0), last.get_value(0, 1))
+        sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
+        result = run(talk(pgconn, lambda: pgconn.send_query(sql)), until)
+        if result is None:
+            raise Broken("no answer")
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise refusal(place.name, result)
+        dialled = Dialled(pgconn, int(result.get_value(0, 0)))
+        _must_be_ours(dialled, place, result.get_value(0, 1))
     except BaseException:
         pgconn.finish()
         raise
-    return pgconn
+    return dialled
 
 
-def _must_be_ours(pgconn: pq.abc.PGconn, place: Place, pid: bytes | None, replica: bytes | None) -> None:
+def _must_be_ours(dialled: Dialled, place: Place, replica: bytes | None) -> None:
     if replica == b"t":
         raise unavailable(place.name, "is a replica: a lock there would exclude nobody at the primary")
-    if pid != b"%d" % pgconn.backend_pid and place.pooler != "session":
+    if dialled.pid != dialled.pgconn.backend_pid and place.pooler != "session":
         raise Unsupported(
             f"{place.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
             "session's advisory locks would be granted twice or never be freed. Connect to PostgreSQL itself, use "
@@ -218,58 +228,13 @@ def _must_be_ours(pgconn: pq.abc.PGconn, place: Place, pid: bytes | None, replic
         )
 
 
-def _shake_hands(pgconn: pq.abc.PGconn, place: Place, until: float) -> None:
-    while (state := pgconn.connect_poll()) != pq.PollingStatus.OK:
-        if state == pq.PollingStatus.FAILED:
-            raise refused(place.name, pgconn.error_message)
-        await_socket(pgconn.socket, state == pq.PollingStatus.WRITING, until, place.name)
-
-
-def _results(pgconn: pq.abc.PGconn, place: Place, until: float) -> list[Any]:
-    found: list[Any] = []
-    while True:
-        writing = bool(pgconn.flush())
-        while pgconn.is_busy():
-            await_socket(pgconn.socket, writing, until, place.name)
-            writing = bool(pgconn.flush())
-            try:
-                pgconn.consume_input()
-            except Exception as error:
-                raise unavailable(place.name, f"ended the session: {error}") from error
-        result = pgconn.get_result()
-        if result is None:
-            return found
-        found.append(result)
-
-
-def await_socket(socket: int, writing: bool, until: float, name: str) -> None:
-    poll = select.poll()
-    poll.register(socket, select.POLLOUT | select.POLLIN if writing else select.POLLIN)
-    if not poll.poll(max(0, (until - boot_now()) * 1000)):
-        raise unavailable(name, "did not answer in time")
-
-
-def refused(name: str, message: bytes | None) -> BackendUnavailable:
-    """The server does not let us in; some of the reasons pass."""
-    said = _first_line(message)
-    lasting = ("password authentication", "no pg_hba.conf", "does not exist", "no password supplied", "role ")
-    return unavailable(name, f"refuses the connection: {said}", transient=not any(why in said for why in lasting))
-
-
 def refusal(name: str, result: Any) -> BackendUnavailable:
-    said = _first_line(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    state, said = complaint(result)
     if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
-        return Cancelled(f"{name} gave the statement up: {said}", sqlstate=state)
+        return Cancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
-    return unavailable(
-        name, f"answered with an error: {said} ({state})", transient=state[:2] in ("08", "53", "57", "58")
-    )
-
-
-def unavailable(name: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"{name} {what}", transient=transient)
+    return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))
 
 
 def _first_line(message: bytes | None) -> str:

@@ -8,14 +8,7 @@ from __future__ import annotations
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
-from holdfast.drivers.postgres_wire import (
-    Broken,
-    Speaker,
-    TryAgain,
-    connect,
-    refused_for_good,
-    unavailable,
-)
+from holdfast.drivers.postgres_wire import Broken, Speaker, TryAgain, connect, not_let_in, unavailable
 from holdfast.errors import BackendUnavailable
 
 _CONNECTS = 10.0  # seconds, for each host
@@ -31,8 +24,7 @@ def run_script(place: Place, text: str) -> None:
         except Late:
             error = unavailable(place.name, "cannot be connected to in time")
         except Broken as broken:
-            lasting = refused_for_good(str(broken))
-            error = unavailable(place.name, f"cannot be connected to: {broken}", transient=not lasting)
+            error = not_let_in(place.name, broken)
         else:
             _run(speaker, place, text)
             return
