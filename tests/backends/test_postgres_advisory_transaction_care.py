@@ -88,6 +88,27 @@ def test_a_server_that_was_restarted_is_still_the_same(world: str, elsewhere: Po
     tell(world, story())
 
 
+@pytest.fixture(scope="module")
+def replica(elsewhere: PostgresServer) -> Iterator[PostgresServer]:
+    with elsewhere.replica() as server:
+        yield server
+
+
+@each
+def test_a_replica_is_another_server_and_grants_nothing_itself(
+    world: str, elsewhere: PostgresServer, replica: PostgresServer
+) -> None:
+    async def story() -> None:
+        async with side(world, elsewhere.url) as here, side(world, replica.url) as there:
+            connection = await there.connect()
+            with pytest.raises(ValueError, match="another server or database"):
+                await here.take(connection, "a")
+            with pytest.raises(BackendUnavailable, match="is a replica"):
+                await there.take(connection, "a")
+
+    tell(world, story())
+
+
 @each
 def test_where_the_locks_are_must_be_known(plain: str, world: str) -> None:
     async def story() -> None:
