@@ -7,6 +7,7 @@ Leaves to the backends: where these are recorded, and how a step is made atomic.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 Mode = Literal["exclusive", "shared"]
@@ -90,11 +91,16 @@ class HolderInfo(NamedTuple):
 
     holder: str
     claim_id: str
-    fence: int
+    fence: int | None  # None: the store does not know it
     mode: Mode
     acquired_at: float
-    expires_at: float
+    expires_at: float  # infinity: no time ends it, only the end of its session
     metadata: Any = None
+    session: dict[str, Any] | None = None  # the connection that it is held by, where it belongs to one
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON: None for what is not known or never comes."""
+        return {**self._asdict(), "expires_at": self.expires_at if self.expires_at < inf else None}
 
 
 class LockInfo(NamedTuple):
@@ -114,7 +120,7 @@ class LockInfo(NamedTuple):
         """Plain values only, ready for JSON."""
         return {
             "name": self.name,
-            "holders": [holder._asdict() for holder in self.holders],
+            "holders": [holder.as_dict() for holder in self.holders],
             "waiters": self.waiters,
             "queue": list(self.queue),
         }

@@ -205,9 +205,11 @@ class AsyncLocks:
     async def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
-        `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession. Several names are
-        taken in one order, all or none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait`
-        seconds (None waits for ever, 0 tries once); the transaction can go on then. Only on postgresql+advisory://.
+        `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession, to the database
+        where these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or
+        none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for
+        ever, 0 tries once). A wait that fails, however it does, leaves nothing held, and the transaction can go on.
+        Only on postgresql+advisory://.
         """
         from holdfast.primitives.in_transaction import in_transaction
 
@@ -254,6 +256,7 @@ def connect(
     patience: Seconds = PATIENCE,
     replicas: int = 0,
     schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
@@ -266,6 +269,7 @@ def connect(
             patience=patience,
             replicas=replicas,
             schema=schema,
+            advisory=advisory,
             debug=debug,
             clock=clock,
         )

@@ -35,6 +35,8 @@ LEFT_OUT = {
         "test_asking_again_renews_a_hold_that_was_granted_unheard",
         "test_a_failed_release_does_not_spoil_a_body_that_went_well_and_is_told",
         "test_the_store_never_brings_back_what_has_expired",
+        "test_what_expired_and_is_asked_for_again_is_held_once",
+        "test_who_finds_that_time_made_room_leaves_it_to_an_older_waiter",
         "test_the_first_waiter_comes_in_at_the_moment_of_expiry",
         "test_a_step_of_the_wall_clock_ends_no_hold_and_lengthens_none",
         "test_a_client_whose_clock_stands_still_cannot_keep_a_lock_for_ever",

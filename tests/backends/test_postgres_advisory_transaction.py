@@ -94,7 +94,7 @@ def test_what_another_holds_is_not_had_and_the_transaction_goes_on(
 ) -> None:
     with open_(plain) as connection, locks.lock("b"):
         for names in (["b"], ["a", "b"]):
-            with pytest.raises(AcquireTimeout, match="'b' was not to be had") as missed:
+            with pytest.raises(AcquireTimeout, match="'b' is still held by") as missed:
                 locks.in_transaction(connection, *names, wait=wait)
             assert missed.value.waited >= wait
         assert _free(locks, "a")  # all or none

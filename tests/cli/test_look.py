@@ -12,7 +12,7 @@ from tests.cli.conftest import Shell, eventually
 pytestmark = pytest.mark.slow
 
 LOCK_FIELDS = {"name", "locked", "waiters", "queue", "holders"}
-HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata"}
+HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata", "session"}
 
 
 def test_ls_shows_each_holder_in_aligned_columns(shell: Shell) -> None:

@@ -16,7 +16,8 @@ no longer believes in is abandoned, by the engine, because the server would keep
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -28,22 +29,26 @@ from holdfast.backends.postgres_advisory_asking import Asking
 from holdfast.backends.postgres_advisory_holds import Hold, Holds
 from holdfast.backends.postgres_advisory_keys import halves, key_of, name_of
 from holdfast.backends.postgres_advisory_sql import Seen, read
-from holdfast.backends.postgres_advisory_transaction import take
+from holdfast.backends.postgres_advisory_transaction import Home, Taken, take
 from holdfast.backends.postgres_advisory_view import info_of, nameless
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement
-from holdfast.drivers.postgres_advisory_transaction import Transaction
+from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement
+from holdfast.drivers.postgres_advisory_transaction import transaction_on
+from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
+LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
 class PostgresAdvisoryBackend(Asking):
-    capabilities = Capabilities(observe=False, limiter=False, cell=False, limits=False, expires=False)
+    capabilities = Capabilities(max_ttl=LONGEST, observe=False, limiter=False, cell=False, limits=False, expires=False)
 
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         super().__init__(place, world, clock)
         self._closed = False
-        self.on_loss: Callable[[Sequence[str], str], None] | None = None  # told of claims whose session has ended
+        self._home = Home(place, blocking=world.blocking)
+        # Told of what has ended with its session: claims' ids and fences, and why.
+        self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
 
     # Keep and release
 
@@ -51,8 +56,13 @@ class PostgresAdvisoryBackend(Asking):
         until = boot_now() + within
         holds = [self._held(renewal) for renewal in batch]
         heard: dict[int, bool | BackendUnavailable] = {}
-        for line in {id(hold.line): hold.line for hold in holds if hold is not None}.values():
+        longest: dict[Line, float] = {}
+        for hold, renewal in zip(holds, batch, strict=True):
+            if hold is not None:
+                longest[hold.line] = max(renewal.ttl, longest.get(hold.line, 0.0))
+        for line, ttl in longest.items():
             try:
+                await self._keep(line, ttl, until)
                 heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until))
             except BackendUnavailable as error:
                 heard[id(line)] = error if line.alive else False
@@ -90,6 +100,9 @@ class PostgresAdvisoryBackend(Asking):
         finally:
             if not statement.sent_at:
                 hold.freeing = False
+        if hold.key in self._holds.ghosts:
+            with suppress(BackendUnavailable):  # whoever asks for it next tries again
+                await self._lay_ghost(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: Hold, statement: Statement) -> None:
@@ -99,13 +112,15 @@ class PostgresAdvisoryBackend(Asking):
             self._holds.leave(hold)
             if not in_main:
                 self._give_back(line)
+        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+            self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             return
         until = boot_now() + within
-        if hold.state == "asked" or hold.freeing:
+        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
             await self._settle(hold, hold.line, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
@@ -119,11 +134,12 @@ class PostgresAdvisoryBackend(Asking):
     def _ended(self, line: Line) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost = []
+        self._holds.session_is_gone(line)
         for hold in self._holds.in_line(line):
             in_main = hold.in_main
             if hold.state == "held":
                 self._holds.leave(hold)
-                lost.append(hold.claim.id)
+                lost.append((hold.claim.id, hold.fence))
             else:
                 hold.go_back()
                 hold.wake()
@@ -144,8 +160,10 @@ class PostgresAdvisoryBackend(Asking):
         found: dict[int, builtins.list[Seen]] = {}
         for one in read(await self._look(b"hf_list", ())):
             found.setdefault(one.number, []).append(one)
-        named = [(name_of(number) or nameless(number, prefix), seen) for number, seen in found.items()]
-        return [info_of(name, seen, self._here) for name, seen in sorted(named) if name.startswith(prefix)]
+        known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
+        other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
+        named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
+        return [info_of(name, seen, self._here) for name, seen in named]
 
     async def _look(self, name: bytes, params: Sequence[int]) -> Rows:
         return await self._ask(await self._sessions.main(QUICK), name, params, boot_now() + QUICK)
@@ -160,19 +178,24 @@ class PostgresAdvisoryBackend(Asking):
             for hold in mine:
                 await self.release(hold.claim, linger=0.0, within=QUICK)
             if not mine:
-                try:
-                    await self._look(b"hf_terminate", (pid,))
-                except BackendUnavailable as error:
-                    raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+                await self._terminate(pid, key)
             elif self.on_loss is not None:
-                self.on_loss([hold.claim.id for hold in mine], "it was broken")
+                self.on_loss([(hold.claim.id, hold.fence) for hold in mine], "it was broken")
         return before
 
-    async def in_transaction(
-        self, connection: object, keys: Sequence[str], wait: float | None
-    ) -> tuple[int, str | None]:
+    async def _terminate(self, pid: int, key: str) -> None:
+        try:
+            rows = await self._look(b"hf_terminate", (pid,))
+            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", ())))
+        except BackendUnavailable as error:
+            raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+        if not ended:
+            raise LockError(f"lock {key!r} could not be broken: session {pid} was told to end, and does not", name=key)
+
+    async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
         """On the user's own connection, until that commits or rolls back; see `postgres_advisory_transaction`."""
-        return await take(Transaction(connection, blocking=self._world.blocking), keys, wait)
+        taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
+        return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
 
     # What it cannot do
 
@@ -200,7 +223,8 @@ class PostgresAdvisoryBackend(Asking):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._holds = Holds()
+            self._holds.fences.after_fork()
+            self._holds = Holds(self._holds.fences)
             self._sessions.after_fork()
 
     def __repr__(self) -> str:

@@ -13,14 +13,26 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, patrol
+from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, patrol
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
-from holdfast.backends.postgres_advisory_holds import Hold, Holds, refuse_twins
-from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of
+from holdfast.backends.postgres_advisory_holds import Hold, Holds, fences_of, refuse_twins
+from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
 from holdfast.drivers.postgres_advisory import open_sessions
-from holdfast.drivers.postgres_advisory_line import Cancelled, Line, Place, Rows, Statement, unavailable
+from holdfast.drivers.postgres_advisory_line import (
+    RATES,
+    Cancelled,
+    Line,
+    Params,
+    Rows,
+    Statement,
+    keeping,
+    kept_for,
+    short,
+)
+from holdfast.drivers.postgres_places import Place
+from holdfast.drivers.postgres_wire import unavailable
 from holdfast.errors import BackendUnavailable
 
 SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
@@ -36,7 +48,7 @@ class Asking:
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         self._place = place
         self._world = world
-        self._holds = Holds()
+        self._holds = Holds(fences_of(place.name))
         self._crowded: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
         told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
         self._sessions = open_sessions(place, PREPARE, world, clock, partial(_tell_end, told))
@@ -48,16 +60,24 @@ class Asking:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         key, ready = key_of(claim.terms.key), self._sessions.ready
         hold = None
-        if ready is not None and claim.terms.mode == EXCLUSIVE and key.number not in self._crowded:
-            hold = self._holds.enter_alone(claim, key, ready)  # the usual case, and the quick one
+        if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._crowded:
+            hold = self._holds.enter_alone(claim, key, ready)  # the quick one
             if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
                 return hold.grant
-        return await self._acquire(claim, hold, enqueue, boot_now() + within)
+        until = boot_now() + within
+        answer = await self._acquire(claim, hold, enqueue, until)
+        if isinstance(answer, Grant):
+            await self._be_sure(claim, until)
+        return answer
 
     async def _acquire(self, claim: Claim, tried: Hold | None, enqueue: bool, until: float) -> Grant | Busy:
         """Where others want it too, or it was asked for before."""
         self._sessions.holder = claim.terms.holder
         main = await self._sessions.main(max(0.01, until - boot_now()))
+        if not main.named:
+            await self._ask(main, b"hf_name", (short(claim.terms.holder).encode(),), until)
+            main.named = True
+        await self._keep(main, claim.terms.ttl, until)
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             hold = self._holds.enter(claim)
@@ -76,11 +96,29 @@ class Asking:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
-            if in_vain and hold.line is not None and self._known_holder(hold) is None:
+            untried = in_vain or hold.key in self._holds.ghosts
+            if untried and hold.line is not None and self._known_holder(hold) is None:
                 await self._sessions.briefly(hold.line, min(PROMPT, until - boot_now()))
                 if hold.fence:
                     return hold.grant
         return await self._busy(hold, main, until)
+
+    async def _keep(self, line: Line, ttl: float, until: float) -> None:
+        """See to it that the server keeps the session for longer than a holder believes without a word from it."""
+        if ttl > line.longest_ttl:
+            settings = keeping(seconds := kept_for(ttl))
+            params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
+            await self._ask(line, b"hf_keep", params, until)
+            line.keeps(max(seconds, line.kept))
+
+    async def _be_sure(self, claim: Claim, until: float) -> None:
+        """Its holder believes from now on. After a long wait the server may not have heard from us for as long."""
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            raise unavailable(self._place.name, "ended the session")
+        line = hold.line
+        if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
+            await self._ask(line, b"hf_ping", (), until)
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""
@@ -88,21 +126,47 @@ class Asking:
             self._sessions.peek(hold.line)
         if hold.state == "asked" or hold.freeing:
             await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
-        if hold.state == "doubt":
+        if hold.state == "doubt" and hold.in_main:
+            await self._undo(hold, until)
+        elif hold.state == "doubt":
             await self._settle_by_looking(hold, until)
+
+    async def _undo(self, hold: Hold, until: float) -> None:
+        """A try ended in an error: whatever it left in the main session is let go of."""
+        if not self._holds.haunts(hold):
+            await self._clear(hold.key, hold.line, until)
+        hold.go_back()
+
+    async def _clear(self, key: Key, line: Line, until: float) -> None:
+        """All that the session has of it, as often as that may be. Nobody of ours is there."""
+        while (await self._ask(line, b"hf_undo", key, until))[0][0] == b"t":
+            pass
+
+    async def _lay_ghost(self, key: Key, until: float) -> None:
+        """As soon as nobody of ours shares it in the main session, that must not either."""
+        line = left = self._holds.call_ghost(key)
+        if line is None:
+            return
+        try:
+            await self._clear(key, line, until)
+            left = None
+        finally:
+            self._holds.leave_ghost(key, left if line.alive else None)
 
     async def _settle_by_looking(self, hold: Hold, until: float) -> None:
         """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
         line = hold.line
         seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
         if any(one.pid == line.pid and one.granted for one in seen):
-            rows = await self._ask(line, b"hf_clock", (), until)
+            rows = await self._ask(line, b"hf_tag", hold.key, until)
             hold.come(rows[0][0] or b"0")
         else:
             hold.state, hold.line = "new", None
             self._give_back(line)
 
     async def _try(self, hold: Hold, main: Line, until: float) -> bool:
+        if hold.key in self._holds.ghosts:
+            await self._lay_ghost(hold.key, until)
         if hold.mode != EXCLUSIVE and self._holds.may_share(hold) and not await self._probe(hold, until):
             return False
         if not self._holds.into_main(hold, main):
@@ -139,9 +203,20 @@ class Asking:
             hold.signal = self._world.signal()
         if not self._holds.is_next(hold):
             return
-        line = await self._sessions.waiter(max(0.01, until - boot_now()))
+        try:
+            line = await self._sessions.waiter(max(0.01, until - boot_now()))
+        except BackendUnavailable as error:
+            if not error.transient:
+                raise
+            line = None  # no room there, or not in time; the main session has answered that it is taken
         if line is None:
             return
+        try:
+            await self._keep(line, hold.claim.terms.ttl, until)
+        except BaseException:
+            self._sessions.drop(line)
+            self._give_back(line)
+            raise
         hold.state, hold.line = "waits", line
         name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
         statement = Statement(name, hold.key, partial(self._came, hold))
@@ -313,8 +388,13 @@ class Asking:
     def _near(self) -> builtins.list[Asking]:
         return [backend for backend in list(_living) if backend._place.name == self._place.name]
 
-    async def _ask(self, line: Line, name: bytes, params: Sequence[int], until: float) -> Rows:
+    async def _ask(self, line: Line, name: bytes, params: Params, until: float) -> Rows:
         return await self._sessions.ask(line, Statement(name, params), max(0.01, until - boot_now()))
+
+
+def _is_usual(terms: Terms, main: Line) -> bool:
+    """Whether there is nothing to settle before it is asked for in the main session."""
+    return terms.mode == EXCLUSIVE and main.named and terms.ttl <= main.longest_ttl
 
 
 def _tell_end(ended: weakref.WeakMethod[Callable[[Line], None]], line: Line) -> None:

@@ -18,19 +18,32 @@ from holdfast.drivers.postgres_advisory_line import Statement
 from holdfast.errors import Unsupported
 
 # new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
-# for it; doubt: that ended, nobody knows how; held; ended: released, or gone with its session
+# for it; doubt: either ended in an error, maybe after the grant; held; ended: released, or gone with its session
 State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
 
-_last_fence = 0  # of this process: should the server's clock be set back, ours go on
-_minting = threading.Lock()
+
+class Fences:
+    """Those of one server, as far as this process has seen them: should its clock be set back, ours go on."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()  # which a thread of the parent may have held
+
+    def mint(self, read: int) -> int:
+        """The fence that the server's clock gives, but never lower than the last."""
+        with self._mutex:
+            self._last = max(read, self._last + 1)
+            return self._last
 
 
-def mint(read: int) -> int:
-    """The fence that the server's clock gives, but never lower than the last."""
-    global _last_fence
-    with _minting:
-        _last_fence = max(read, _last_fence + 1)
-        return _last_fence
+_fences: dict[str, Fences] = {}  # by the name of the place: the clock of another server may be ahead, and is its own
+
+
+def fences_of(place: str) -> Fences:
+    return _fences.setdefault(place, Fences())
 
 
 class Hold:
@@ -39,6 +52,7 @@ class Hold:
     __slots__ = (
         "claim",
         "fence",
+        "fences",
         "freeing",
         "granted_at",
         "heard_at",
@@ -53,8 +67,9 @@ class Hold:
         "ttl",
     )
 
-    def __init__(self, claim: Claim, key: Key) -> None:
+    def __init__(self, claim: Claim, key: Key, fences: Fences) -> None:
         self.claim = claim
+        self.fences = fences
         self.key = key
         self.mode = claim.terms.mode
         self.signal: Signal | None = None  # there is one for whoever waits
@@ -72,7 +87,7 @@ class Hold:
         """It is granted."""
         self.state = "held"
         self.read = int(answer)
-        self.fence = mint(self.read)
+        self.fence = self.fences.mint(self.read)
         self.granted_at = self.read / 1e6
         self.heard_at = boot_now()
 
@@ -80,8 +95,10 @@ class Hold:
         """What came of asking for it in the main session."""
         if statement.error is None and (answer := statement.answer[0][0]) is not None:
             self.come(answer)
-        elif self.state == "asked":
+        elif self.state == "asked" and statement.error is None:
             self.go_back()
+        elif self.state == "asked":  # what it did before the error stays done
+            self.state = "doubt"
 
     def go_back(self) -> None:
         """It belongs to no session any more, and does not hold."""
@@ -113,25 +130,28 @@ class Hold:
 class Holds:
     """All claims of one `Locks`, by their id and by the number that they are about."""
 
-    def __init__(self) -> None:
+    def __init__(self, fences: Fences) -> None:
+        self.fences = fences
         self.mutex = threading.Lock()  # for single steps
         self.by_id: dict[str, Hold] = {}
         self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
         self._by_number: dict[int, dict[str, Hold]] = {}
+        # What the main session may share once more than we know of, because of an error; None while that is put right.
+        self.ghosts: dict[Key, Any] = {}
 
     def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
         """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
         with self.mutex:
-            if key.number in self._by_number:
+            if key.number in self._by_number or key in self.ghosts:
                 return None
-            hold = self.by_id[claim.id] = Hold(claim, key)
+            hold = self.by_id[claim.id] = Hold(claim, key, self.fences)
             self._by_number[key.number] = {claim.id: hold}
         hold.state, hold.line, hold.in_main = "asked", line, True
         return hold
 
     def enter(self, claim: Claim) -> Hold:
         """Raises Unsupported if another name, in use here, has the same number."""
-        hold = Hold(claim, key_of(claim.terms.key))
+        hold = Hold(claim, key_of(claim.terms.key), self.fences)
         with self.mutex:
             others = self._by_number.setdefault(hold.key.number, {})
             for other in others.values():
@@ -180,8 +200,39 @@ class Holds:
             there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
             if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
                 return False
+            if hold.key in self.ghosts or any(other.state == "doubt" for other in there):
+                return False  # until it is known how often the session shares it
             hold.state, hold.line, hold.in_main = "asked", line, True
             return True
+
+    def haunts(self, hold: Hold) -> bool:
+        """Whether others share it in the main session, and nobody can tell if it does; it counts as a ghost then."""
+        with self.mutex:
+            others = [other for other in self._by_number.get(hold.key.number, {}).values() if other is not hold]
+            shared = any(other.in_main for other in others)
+            if shared:
+                self.ghosts[hold.key] = hold.line
+            return shared
+
+    def call_ghost(self, key: Key) -> Any:
+        """The session in which it can be laid now, because nobody of ours is there: by whoever called it, alone."""
+        with self.mutex:
+            line = self.ghosts.get(key)
+            if line is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
+                return None
+            self.ghosts[key] = None
+            return line
+
+    def leave_ghost(self, key: Key, line: Any) -> None:
+        """It is laid, or is still in that session."""
+        with self.mutex:
+            self.ghosts.pop(key, None)
+            if line is not None:
+                self.ghosts[key] = line
+
+    def session_is_gone(self, line: Any) -> None:
+        with self.mutex:
+            self.ghosts = {key: there for key, there in self.ghosts.items() if there is not line}
 
 
 def refuse_twins(name: str, other: str) -> None:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from holdfast.backends.postgres_advisory_keys import whole
 from holdfast.drivers.postgres_advisory_line import Rows
 
-_MINT: Final = 1751543142  # "hold" as a number: one lock for each tag, held while a sharer reads the clock
+_MINT: Final = 1751543142  # "hfmf" as a number: one lock for each tag, held while a sharer reads the clock
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
 _SECOND: Final = "(f / 1000000 % 2147483648)::int4"
@@ -27,9 +27,14 @@ def _granted(condition: str, clock: str, otherwise: str = "NULL") -> str:
     return f"SELECT f, pg_advisory_lock_shared($2, {_SECOND}) FROM ({asked}) AS granted"
 
 
+_UNTAG: Final = """
+(SELECT count(pg_advisory_unlock_shared($2, objid::int8::int4)) FROM pg_locks
+ WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 2 AND classid::int8 = $2::int8 & 4294967295)
+"""
 _LOOK: Final = """
 SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
-       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart)
+       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
+       extract(epoch FROM a.xact_start), a.client_port
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
@@ -38,6 +43,12 @@ AND (l.objsubid = 1 AND l.classid::int8 = $1 AND l.objid::int8 = $2
      OR l.objsubid = 2 AND l.classid::int8 >> 24 = $2 & 255)
 """
 _IN_ORDER: Final = " ORDER BY l.granted DESC, l.waitstart, l.pid"
+
+
+def _at_least(setting: str, param: str) -> str:
+    """Several may raise it at the same time, and none lowers it. The server shows such a setting as a plain number."""
+    return f"set_config('{setting}', greatest({param}, current_setting('{setting}')::int4)::text, false)"
+
 
 STATEMENTS: Final = {
     b"hf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
@@ -49,8 +60,17 @@ STATEMENTS: Final = {
     b"hf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
     b"hf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
     b"hf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
-    b"hf_clock": ("", f"SELECT {_CLOCK}"),
+    b"hf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
+    b"hf_undo": (
+        "int8, int4",
+        f"SELECT CASE WHEN pg_advisory_unlock($1) THEN true ELSE pg_advisory_unlock_shared($1) END, {_UNTAG}",
+    ),
     b"hf_ping": ("", "SELECT 1"),
+    b"hf_keep": (
+        "int4, int4",
+        f"SELECT {_at_least('tcp_user_timeout', '$1')}, {_at_least('tcp_keepalives_interval', '$2')}",
+    ),
+    b"hf_name": ("text", "SELECT set_config('application_name', $1, false)"),
     b"hf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
     b"hf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
     b"hf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
@@ -77,17 +97,18 @@ class Seen(NamedTuple):
     connected: float  # seconds since the epoch
     state: str
     waits_since: float  # 0 if it does not wait
+    began: float  # when its transaction did; 0 if it has none, or that is not shown to us
     tags: tuple[tuple[int, int], ...]  # of all that the session holds: tag and second
 
     @property
-    def metadata(self) -> dict[str, object]:
-        """What an operator wants to know of a holder that is none of ours."""
+    def session(self) -> dict[str, object]:
+        """What an operator wants to know; None for what is not shown to us."""
         return {
             "pid": self.pid,
             "application_name": self.application,
-            "client": self.client or "local",
-            "connected_at": self.connected,
-            "state": self.state,
+            "client": self.client or None,
+            "connected_at": self.connected or None,
+            "state": self.state or None,
         }
 
 
@@ -109,9 +130,10 @@ def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> Seen:
         shared=text[4] == "ShareLock",
         granted=text[5] == "t",
         application=text[6],
-        client=text[7],
+        client=text[7] or ("local" if text[12] == "-1" else ""),
         connected=float(text[8] or 0),
         state=text[9],
         waits_since=float(text[10] or 0),
+        began=float(text[11] or 0),
         tags=tags,
     )

@@ -1,7 +1,8 @@
 """What an operator sees of advisory locks, from `pg_locks` and `pg_stat_activity`.
 
 Decides: how a session's part in a lock is told as a holder or a waiter. What this process has itself it tells in full;
-of other sessions it tells what the server knows: pid, application_name, client, since when, state.
+of other sessions it tells what the server knows: pid, application_name, client, since when, state. That is not a fence,
+and there is no time at which such a hold expires.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from math import inf
 
 from holdfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
 from holdfast.backends.postgres_advisory_holds import Hold
 from holdfast.backends.postgres_advisory_keys import is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import Seen
 
-NEVER: Final = 253402300799.0  # the end of the year 9999: what no ttl ends
 Ours = Callable[[int, int], Sequence[Hold]]  # from pid and number to what this process has there
 
 
@@ -27,7 +27,7 @@ def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
         mine = ours(one.pid, one.number)
         held = [hold for hold in mine if hold.state == "held"]
         if held and one.granted:
-            holders += map(_of_ours, held)
+            holders += [_of_ours(hold, one) for hold in held]
         elif one.granted and not mine:
             holders.append(_of_other(name, one))
         else:  # or it is granted, and its waiter does not know yet
@@ -35,7 +35,7 @@ def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
     return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
 
 
-def _of_ours(hold: Hold) -> HolderInfo:
+def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
     terms = hold.claim.terms
     return HolderInfo(
         holder=terms.holder,
@@ -45,6 +45,7 @@ def _of_ours(hold: Hold) -> HolderInfo:
         acquired_at=hold.granted_at,
         expires_at=time.time() + hold.remaining(),
         metadata=json.loads(terms.metadata) if terms.metadata else None,
+        session=one.session,
     )
 
 
@@ -54,11 +55,11 @@ def _of_other(name: str, one: Seen) -> HolderInfo:
     return HolderInfo(
         holder=_called(one),
         claim_id=f"pid:{one.pid}",
-        fence=0,  # the server does not know it
+        fence=None,
         mode=SHARED if one.shared else EXCLUSIVE,
-        acquired_at=float(max(since)) if since else one.connected,
-        expires_at=NEVER,
-        metadata=one.metadata,
+        acquired_at=float(max(since)) if since else one.began or one.connected,  # not before that, at least
+        expires_at=inf,
+        session=one.session,
     )
 
 
@@ -67,5 +68,6 @@ def _called(one: Seen) -> str:
 
 
 def nameless(number: int, prefix: str) -> str:
-    """What a number is called whose name nobody here knows; it is shown when everything is asked for."""
-    return f"{prefix}key {number}"
+    """What a number is called whose name nobody here knows. It may be in any namespace, and begin with anything."""
+    namespace, separator, _ = prefix.rpartition("\x1f")
+    return f"{namespace}{separator}key {number}"

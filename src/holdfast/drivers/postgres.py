@@ -39,8 +39,8 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    not_let_in,
     present,
-    refused_for_good,
     tell_deaf,
     unavailable,
 )
@@ -266,9 +266,7 @@ class BlockingPostgres:
             except Late:
                 error = unavailable(self.place.name, "cannot be connected to in time")
             except (Broken, TryAgain) as broken:
-                error = unavailable(
-                    self.place.name, f"cannot be connected to: {broken}", transient=not refused_for_good(str(broken))
-                )
+                error = not_let_in(self.place.name, broken)
         raise error
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
@@ -340,10 +338,7 @@ class BlockingPostgres:
         self._wakes.close()
 
     def after_fork(self) -> None:
-        """The connections are the parent's; only our copies of them are closed."""
-        for line in (*self._free, *self._spare):
-            if line is not None:
-                line.speaker.abandon()
+        """The connections are the parent's; `postgres_wire` has closed our copies of them."""
         self._wakes.after_fork()
         self._reset()
 

@@ -1,31 +1,27 @@
 """PostgreSQL sessions for advisory locks, blocking.
 
-Decides: which thread reads a session, and who notices that one has ended: a thread that sleeps at all of them and is
-woken by nothing but that, so that an answer on its way to another thread costs it nothing.
-Leaves to `postgres_advisory_line`: what is said on a session.
+Decides: which thread reads a session, and how many there are.
+Leaves to `postgres_advisory_watch`: to notice that one has ended. Leaves to `postgres_advisory_line`: what is said on
+a session.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
-from psycopg import pq
-
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
+from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine
+from holdfast.drivers.postgres_places import Place
+from holdfast.drivers.postgres_wire import unavailable
 
-IDLE: Final = 30.0  # seconds after which a session that nobody waits in is closed
-_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
-OnBroken = Callable[[Line], None]
+IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
 
 
 class Sessions(Protocol):
@@ -79,86 +75,6 @@ class Sessions(Protocol):
     def after_fork(self) -> None: ...
 
 
-class _Line(Line):
-    def __init__(self, pgconn: pq.abc.PGconn, name: str, watch: _Watch, on_broken: OnBroken) -> None:
-        super().__init__(pgconn, name)
-        self.turn = threading.RLock()  # whoever has it reads and writes
-        self._watch = watch
-        self._on_broken = on_broken
-        self.poll = select.poll()
-        self.poll.register(self.socket, select.POLLIN)
-        watch.add(self)
-
-    def let_go(self) -> None:
-        self._watch.remove(self)
-        super().let_go()
-        self._on_broken(self)
-
-
-class _Watch:
-    """Sleeps at all sessions until one of them ends. The thread knows no more than this, so it keeps nothing alive."""
-
-    def __init__(self) -> None:
-        self._bell, self._hand = socket.socketpair()
-        self._lines: dict[int, weakref.ref[_Line]] = {}
-        self._closed = False
-        self._started = False
-        self._mutex = threading.Lock()
-
-    def add(self, line: _Line) -> None:
-        with self._mutex:
-            self._lines[line.socket] = weakref.ref(line)
-            start, self._started = not self._started, True
-        if start:
-            threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
-        else:
-            self._ring()
-
-    def remove(self, line: _Line) -> None:
-        """Its socket is about to be closed."""
-        with self._mutex:
-            self._lines.pop(line.socket, None)
-        self._ring()
-
-    def _ring(self) -> None:
-        with suppress(OSError):
-            self._hand.send(b"!")
-
-    def _run(self) -> None:
-        while not self._closed:
-            poll = select.poll()
-            poll.register(self._bell, select.POLLIN)
-            with self._mutex:
-                for number in self._lines:
-                    poll.register(number, _ENDED)
-            ended = [number for number, event in poll.poll(_LOOK) if number != self._bell.fileno()]
-            self._look_at(ended if _LOOK is None else list(self._lines))
-            with suppress(BlockingIOError):
-                self._bell.recv(4096, socket.MSG_DONTWAIT)
-        self._bell.close()
-        self._hand.close()
-
-    def _look_at(self, numbers: list[int]) -> None:
-        for number in numbers:
-            with self._mutex:
-                known = self._lines.get(number)
-                line = known() if known is not None else None
-            if line is None:
-                continue
-            with line.turn:
-                while line.alive and not line.heed():
-                    pass  # the answer is there, or the end is: nothing more comes
-                if line.alive and _LOOK is None:
-                    line.broken(ConnectionResetError("end of stream"))
-
-    def close(self) -> None:
-        self._closed = True
-        self._ring()
-        if not self._started:
-            self._bell.close()
-            self._hand.close()
-
-
 class BlockingSessions:
     def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
         self.place = place
@@ -171,22 +87,22 @@ class BlockingSessions:
     def _reset(self) -> None:
         self._mutex = threading.Lock()
         self._opening = threading.Lock()
-        self._main: _Line | None = None
-        self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
-        self._idle: list[_Line] = []
+        self._main: WatchedLine | None = None
+        self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
+        self._idle: list[WatchedLine] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
         self._closed = False
-        self._watch: _Watch | None = None
+        self._watch: Watch | None = None
 
-    def _dial(self, within: float) -> _Line:
+    def _dial(self, within: float) -> WatchedLine:
         if self._closed:
             raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
-        pgconn = dial(self.place, self.holder, self._prepare, within)
+        dialled = dial(self.place, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
-                self._watch = _Watch()
+                self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
                 weakref.finalize(self, self._watch.close)
-        line = _Line(pgconn, self.place.name, self._watch, self._broke)
+        line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
         self._lines.add(line)
         return line
 
@@ -230,22 +146,28 @@ class BlockingSessions:
             raise
 
     def give_back(self, line: Line) -> bool:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         line.idle_since = boot_now()
         with self._mutex:
             self._given -= 1
             keep = line.alive and not self._closed
             if keep:
                 self._idle.append(line)
-            old = [one for one in self._idle if line.idle_since - one.idle_since > IDLE]
-            for one in old:
-                self._idle.remove(one)
-        for one in old if keep else [*old, line]:
-            _end(one)
+        if not keep:
+            _end(line)
         return keep
 
+    def _tidy(self) -> None:
+        """Now and then, by the thread that watches."""
+        now = boot_now()
+        with self._mutex:
+            old = [line for line in self._idle if now - line.idle_since > IDLE]
+            self._idle = [line for line in self._idle if line not in old]
+        for line in old:
+            _end(line)
+
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         asked_at = boot_now()
         if not line.turn.acquire(timeout=within):
             raise unavailable(self.place.name, "did not answer in time")
@@ -263,14 +185,14 @@ class BlockingSessions:
             line.turn.release()
         return statement.rows()
 
-    def _finish(self, line: _Line, until: float) -> None:
+    def _finish(self, line: WatchedLine, until: float) -> None:
         while line.flight is not None and line.alive:
             if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
                 raise unavailable(self.place.name, "did not answer in time")
             line.heed()
 
     def send(self, line: Line, statement: Statement) -> None:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         with line.turn:
             line.begin(statement)
 
@@ -284,7 +206,7 @@ class BlockingSessions:
         return self._hear(line, seconds)
 
     def _hear(self, line: Line, seconds: float) -> bool:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         until = boot_now() + seconds
         while True:
             flight = line.flight
@@ -297,7 +219,7 @@ class BlockingSessions:
 
     def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         bell, hand = socket.socketpair()
         poll = select.poll()
         poll.register(bell, select.POLLIN)
@@ -316,19 +238,19 @@ class BlockingSessions:
             bell.close()
             hand.close()
 
-    def _heed(self, line: _Line, flight: Statement) -> None:
+    def _heed(self, line: WatchedLine, flight: Statement) -> None:
         """Unless another thread was faster."""
         if line.alive and line.flight is flight:
             line.heed()
 
     def peek(self, line: Line) -> None:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         with line.turn:
             if line.alive and line.flight is not None and line.poll.poll(0):
                 line.heed()
 
     def drop(self, line: Line) -> None:
-        assert isinstance(line, _Line)
+        assert isinstance(line, WatchedLine)
         _end(line)
 
     async def close(self) -> None:
@@ -343,11 +265,9 @@ class BlockingSessions:
             watch.close()
 
     def after_fork(self) -> None:
-        """The sessions are the parent's; only our copies of their sockets are closed. psycopg knows whose they are."""
+        """The sessions are the parent's; `postgres_wire` has closed our copies of their sockets."""
         for line in list(self._lines):
-            if line.alive:
-                line.alive = False
-                os.close(line.socket)
+            line.alive = False
         self._reset()
 
 
@@ -356,7 +276,7 @@ def _ring(hand: socket.socket) -> None:
         hand.send(b"!")
 
 
-def _end(line: _Line) -> None:
+def _end(line: WatchedLine) -> None:
     with line.turn:
         line.broken(ConnectionAbortedError("let go of"))
 

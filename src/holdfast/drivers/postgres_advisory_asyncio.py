@@ -8,24 +8,24 @@ Leaves to `postgres_advisory_line`: what is said on a session.
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable
 
-from psycopg import pq
-
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast.drivers.postgres_advisory import IDLE, OnBroken
-from holdfast.drivers.postgres_advisory_line import Line, Place, Rows, Statement, dial, unavailable
+from holdfast.drivers.postgres_advisory import IDLE
+from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
+from holdfast.drivers.postgres_advisory_watch import OnBroken
+from holdfast.drivers.postgres_places import Place
+from holdfast.drivers.postgres_wire import unavailable
 
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
 class _Line(Line):
-    def __init__(self, pgconn: pq.abc.PGconn, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken) -> None:
-        super().__init__(pgconn, name)
+    def __init__(self, dialled: Dialled, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken) -> None:
+        super().__init__(dialled, name)
         self.loop = loop
         self._on_broken = on_broken
         self._unsent: deque[Statement] = deque()
@@ -73,6 +73,7 @@ class AsyncioSessions:
         self._idle: list[_Line] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
         self._closed = False
+        self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
 
     def _belong_here(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -89,16 +90,16 @@ class AsyncioSessions:
         if self._closed:
             raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
         loop = self._belong_here()
-        dialled = loop.run_in_executor(None, dial, self.place, self.holder, self._prepare, within)
+        dialling = loop.run_in_executor(None, dial, self.place, self.holder, self._prepare, within)
         try:
-            pgconn = await asyncio.shield(dialled)  # the thread goes on: what it opens must be closed
+            dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
         except asyncio.CancelledError:
-            dialled.add_done_callback(_hang_up)
+            dialling.add_done_callback(_hang_up)
             raise
         if self._closed:
-            pgconn.finish()
+            dialled.pgconn.finish()
             raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
-        line = _Line(pgconn, self.place.name, loop, self._broke)
+        line = _Line(dialled, self.place.name, loop, self._broke)
         self._lines.add(line)
         return line
 
@@ -151,11 +152,20 @@ class AsyncioSessions:
         keep = line.alive and not self._closed
         if keep:
             self._idle.append(line)
+            if self._timer is None:
+                self._timer = line.loop.call_later(IDLE, self._tidy)
         else:
             line.broken(ConnectionAbortedError("let go of"))
-        for one in [one for one in self._idle if line.idle_since - one.idle_since > IDLE]:
-            one.broken(ConnectionAbortedError("let go of"))
         return keep
+
+    def _tidy(self) -> None:
+        self._timer = None
+        now = boot_now()
+        for line in [line for line in self._idle if now - line.idle_since >= IDLE]:
+            line.broken(ConnectionAbortedError("let go of"))
+        if self._idle:
+            oldest = min(self._idle, key=lambda line: line.idle_since)
+            self._timer = oldest.loop.call_later(oldest.idle_since + IDLE - now, self._tidy)
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
@@ -208,13 +218,13 @@ class AsyncioSessions:
             line.broken(ConnectionAbortedError("let go of"))
         self._main = None
         self._idle = []
+        if self._timer is not None:
+            self._timer.cancel()
 
     def after_fork(self) -> None:
-        """The sessions are the parent's; only our copies of their sockets are closed. psycopg knows whose they are."""
+        """The sessions are the parent's; `postgres_wire` has closed our copies of their sockets."""
         for line in list(self._lines):
-            if line.alive:
-                line.alive = False
-                os.close(line.socket)
+            line.alive = False
         self._loop = None
         self._reset()
 
@@ -234,6 +244,6 @@ def _give_up(answered: asyncio.Future[None]) -> None:
         answered.set_result(None)
 
 
-def _hang_up(dialled: asyncio.Future[pq.abc.PGconn]) -> None:
-    if not dialled.cancelled() and dialled.exception() is None:
-        dialled.result().finish()
+def _hang_up(dialling: asyncio.Future[Dialled]) -> None:
+    if not dialling.cancelled() and dialling.exception() is None:
+        dialling.result().pgconn.finish()

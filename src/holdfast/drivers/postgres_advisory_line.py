@@ -9,24 +9,26 @@ the session next hears that answer first, and `Statement.done` is called with it
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode
+from math import ceil
+from typing import Any, Final, NamedTuple
 
-from psycopg import conninfo, pq
+from psycopg import pq
 
 from holdfast._time import boot_now
+from holdfast.drivers.postgres_lines import Late, run
+from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_wire import Broken, complaint, connect, not_let_in, passes, talk, unavailable
 from holdfast.errors import BackendUnavailable, Unsupported
 
-WAITING: Final = 16  # sessions, besides the main one, in which waiters may stand in PostgreSQL's own queues
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
+KEPT = 120  # seconds for which the server keeps a session whose client's host is silent; more if a ttl needs it
+SLACK = 10  # seconds more than a ttl, so that the wait for a lock can be so long and needs no proof after it
+RATES: Final = 1.02  # how far the server's timers may differ from our clock, and more
+_IDLE = _PROBES = 60  # seconds before the server asks whether the host is there, and how often it asks
 _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
-    "tcp_keepalives_idle": "60",  # so that a client's host that vanished holds nothing after two minutes
-    "tcp_keepalives_interval": "10",
-    "tcp_keepalives_count": "6",
 }
 _OF_CLIENT: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 _SETUP: Final = """
@@ -35,45 +37,26 @@ SELECT pg_backend_pid(), pg_is_in_recovery();
 """
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
-Params = Sequence[int]
+Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
 
 
-class Place:
-    """Where the server is, and how many connections we may have."""
+def kept_for(ttl: float) -> int:
+    """Seconds for which the server must keep a silent session, so that its holder has stopped believing before.
 
-    def __init__(self, info: str, *, waiting: int = WAITING, pooler: str = "") -> None:
-        self.info = info
-        self.waiting = waiting
-        self.pooler = pooler
-        given = conninfo.conninfo_to_dict(info)
-        host = given.get("host") or given.get("hostaddr") or "local"
-        self.name = f"postgresql+advisory://{host}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
-
-    def conninfo(self, holder: str) -> str:
-        given = conninfo.conninfo_to_dict(self.info)
-        hosts = str(given.get("host") or given.get("hostaddr") or "")
-        usual: dict[str, Any] = {**_OF_CLIENT, "fallback_application_name": _short(holder), "connect_timeout": None}
-        if "," in hosts:
-            usual["target_session_attrs"] = "read-write"
-            usual["load_balance_hosts"] = "random"  # or a first one that swallows everything would be asked for ever
-        return conninfo.make_conninfo(**{**usual, **given})
+    The holder counts from before its last request, the server from when it heard that; only their rates can differ.
+    """
+    return max(KEPT, ceil(ttl * RATES + SLACK))
 
 
-def place_of_url(parts: SplitResult) -> Place:
-    """Raises ValueError for what is no such URL."""
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    waiting = options.pop("waiting", str(WAITING))
-    pooler = options.pop("pooler", "")
-    if not waiting.isascii() or not waiting.isdigit() or not 1 <= int(waiting) <= 10_000:
-        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {waiting!r}")
-    if pooler not in ("", "session"):
-        raise ValueError(f"pooler can only be 'session', not {pooler!r}: advisory locks belong to a session")
-    url = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote), fragment="").geturl()
-    try:
-        return Place(url, waiting=int(waiting), pooler=pooler)
-    except Exception as error:  # the library's own, which would show the password
-        raise ValueError(f"this is no URL for PostgreSQL: {type(error).__name__}") from None
+def keeping(seconds: int) -> dict[str, int]:
+    """The settings that make the server keep a silent session for so long, and no longer."""
+    return {
+        "tcp_user_timeout": seconds * 1000,  # where there is such a thing it decides, also if an answer is on its way
+        "tcp_keepalives_idle": _IDLE,
+        "tcp_keepalives_interval": ceil((seconds - _IDLE) / _PROBES),
+        "tcp_keepalives_count": _PROBES,
+    }
 
 
 class Statement:
@@ -106,26 +89,40 @@ class Cancelled(BackendUnavailable):
     """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
 
 
-class Line:
-    """A session. `pid` is the server's number for it."""
+class Dialled(NamedTuple):
+    pgconn: pq.abc.PGconn
+    pid: int  # the server's own number for the session; by way of a pooler libpq knows only an invented one
 
-    def __init__(self, pgconn: pq.abc.PGconn, name: str) -> None:
-        self.pgconn = pgconn
+
+class Line:
+    """A session."""
+
+    def __init__(self, dialled: Dialled, name: str) -> None:
+        self.pgconn = pgconn = dialled.pgconn
         self.name = name
         self.socket = pgconn.socket
-        self.pid = pgconn.backend_pid
+        self.pid = dialled.pid
         self.alive = True
         self.flight: Statement | None = None
         self.idle_since = 0.0
+        self.keeps(KEPT)
+        self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
+        self.named = pgconn.parameter_status(b"application_name") != b"holdfast"
         pgconn.nonblocking = 1
         pgconn.notice_handler = None
+
+    def keeps(self, seconds: int) -> None:
+        """For so long the server keeps it, should it hear nothing."""
+        self.kept = seconds
+        self.longest_ttl = (seconds - SLACK) / RATES
 
     def begin(self, statement: Statement) -> None:
         """Send it. Whatever was asked before has been answered."""
         self.flight = statement
         statement.sent_at = boot_now()
         try:
-            self.pgconn.send_query_prepared(statement.name, [b"%d" % value for value in statement.params])
+            params = [value if isinstance(value, bytes) else b"%d" % value for value in statement.params]
+            self.pgconn.send_query_prepared(statement.name, params)
         except Exception as error:
             self.broken(error)
 
@@ -148,6 +145,7 @@ class Line:
             self.broken(error)
             return True
         self.flight = None
+        self.proven_at = flight.sent_at
         flight.finish(flight.error)
         return True
 
@@ -176,33 +174,53 @@ class Line:
         self.pgconn.finish()
 
 
-def dial(place: Place, holder: str, prepare: str, within: float) -> pq.abc.PGconn:
+def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
     until = boot_now() + within
-    pgconn = pq.PGconn.connect_start(place.conninfo(holder).encode())
+    hosts = place.hosts
+    for left in range(len(hosts), 0, -1):  # each has its share of the time that is left
+        params = {**_OF_CLIENT, **hosts[-left]}
+        if holder and "fallback_application_name" not in place.params:
+            params["fallback_application_name"] = short(holder)
+        now = boot_now()
+        try:
+            return _dial(place, conninfo(params), prepare, now + (until - now) / left)
+        except Late:
+            error = unavailable(place.name, "cannot be connected to in time")
+        except Broken as broken:
+            error = not_let_in(place.name, broken)
+        except BackendUnavailable as refused:
+            error = refused
+        if left == 1:
+            raise error
+    raise AssertionError("there is always a host")
+
+
+def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:
+    """Raises Late, Broken, BackendUnavailable or Unsupported."""
+    pgconn = run(connect(params), until)
     try:
-        _shake_hands(pgconn, place, until)
-        pgconn.nonblocking = 1
-        names = ", ".join(f"'{name}'" for name in _SETTINGS)
-        cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in _SETTINGS.items())
-        pgconn.send_query((prepare + _SETUP.format(settings=cases, names=names)).encode())
-        last = None
-        for result in _results(pgconn, place, until):
-            if result.status == pq.ExecStatus.FATAL_ERROR:
-                raise refusal(place.name, result)
-            last = result
-        assert last is not None
-        _must_be_ours(pgconn, place, last.get_value(0, 0), last.get_value(0, 1))
+        settings = {**_SETTINGS, **keeping(KEPT)}
+        names = ", ".join(f"'{name}'" for name in settings)
+        cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
+        sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
+        result = run(talk(pgconn, lambda: pgconn.send_query(sql)), until)
+        if result is None:
+            raise Broken("no answer")
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise refusal(place.name, result)
+        dialled = Dialled(pgconn, int(result.get_value(0, 0)))
+        _must_be_ours(dialled, place, result.get_value(0, 1))
     except BaseException:
         pgconn.finish()
         raise
-    return pgconn
+    return dialled
 
 
-def _must_be_ours(pgconn: pq.abc.PGconn, place: Place, pid: bytes | None, replica: bytes | None) -> None:
+def _must_be_ours(dialled: Dialled, place: Place, replica: bytes | None) -> None:
     if replica == b"t":
         raise unavailable(place.name, "is a replica: a lock there would exclude nobody at the primary")
-    if pid != b"%d" % pgconn.backend_pid and place.pooler != "session":
+    if dialled.pid != dialled.pgconn.backend_pid and place.pooler != "session":
         raise Unsupported(
             f"{place.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
             "session's advisory locks would be granted twice or never be freed. Connect to PostgreSQL itself, use "
@@ -210,64 +228,19 @@ def _must_be_ours(pgconn: pq.abc.PGconn, place: Place, pid: bytes | None, replic
         )
 
 
-def _shake_hands(pgconn: pq.abc.PGconn, place: Place, until: float) -> None:
-    while (state := pgconn.connect_poll()) != pq.PollingStatus.OK:
-        if state == pq.PollingStatus.FAILED:
-            raise refused(place.name, pgconn.error_message)
-        await_socket(pgconn.socket, state == pq.PollingStatus.WRITING, until, place.name)
-
-
-def _results(pgconn: pq.abc.PGconn, place: Place, until: float) -> list[Any]:
-    found: list[Any] = []
-    while True:
-        writing = bool(pgconn.flush())
-        while pgconn.is_busy():
-            await_socket(pgconn.socket, writing, until, place.name)
-            writing = bool(pgconn.flush())
-            try:
-                pgconn.consume_input()
-            except Exception as error:
-                raise unavailable(place.name, f"ended the session: {error}") from error
-        result = pgconn.get_result()
-        if result is None:
-            return found
-        found.append(result)
-
-
-def await_socket(socket: int, writing: bool, until: float, name: str) -> None:
-    poll = select.poll()
-    poll.register(socket, select.POLLOUT | select.POLLIN if writing else select.POLLIN)
-    if not poll.poll(max(0, (until - boot_now()) * 1000)):
-        raise unavailable(name, "did not answer in time")
-
-
-def refused(name: str, message: bytes | None) -> BackendUnavailable:
-    """The server does not let us in; some of the reasons pass."""
-    said = _first_line(message)
-    lasting = ("password authentication", "no pg_hba.conf", "does not exist", "no password supplied", "role ")
-    return unavailable(name, f"refuses the connection: {said}", transient=not any(why in said for why in lasting))
-
-
 def refusal(name: str, result: Any) -> BackendUnavailable:
-    said = _first_line(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    state, said = complaint(result)
     if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
-        return Cancelled(f"{name} gave the statement up: {said}", sqlstate=state)
+        return Cancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
-    return unavailable(
-        name, f"answered with an error: {said} ({state})", transient=state[:2] in ("08", "53", "57", "58")
-    )
-
-
-def unavailable(name: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"{name} {what}", transient=transient)
+    return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))
 
 
 def _first_line(message: bytes | None) -> str:
     return (message or b"").decode(errors="replace").strip().partition("\n")[0]
 
 
-def _short(holder: str) -> str:
+def short(holder: str) -> str:
     """What fits into `application_name`: 63 bytes, and ASCII only, or the server would show question marks."""
     return holder.encode("ascii", "replace")[:63].decode()

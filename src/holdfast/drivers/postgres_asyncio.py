@@ -39,8 +39,8 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    not_let_in,
     present,
-    refused_for_good,
     tell_deaf,
     unavailable,
 )
@@ -256,9 +256,7 @@ class AsyncioPostgres:
             except TimeoutError:
                 error = unavailable(self.place.name, "cannot be connected to in time")
             except (Broken, TryAgain) as broken:
-                error = unavailable(
-                    self.place.name, f"cannot be connected to: {broken}", transient=not refused_for_good(str(broken))
-                )
+                error = not_let_in(self.place.name, broken)
         raise error
 
     async def _connect_to(self, where: bytes, version: int) -> Speaker:
@@ -338,9 +336,7 @@ class AsyncioPostgres:
         self._fail(unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False))
 
     def after_fork(self) -> None:
-        """The connections are the parent's; only our copies of them are closed."""
-        for line in (*self._idle, *self._busy):
-            line.speaker.abandon()
+        """The connections are the parent's; `postgres_wire` has closed our copies of them."""
         self.wakes.after_fork()
         self._reset()
 

@@ -87,8 +87,7 @@ class WakeLine:
             return [LOOK_ALL]  # what was told meanwhile is lost
 
     def abandon(self) -> None:
-        """It is the parent's: close only our copy."""
-        self._speaker.abandon()
+        """It is the parent's. `postgres_wire` has closed our copy of the connection."""
         self._bell.close()
         self._hand.close()
 

@@ -164,7 +164,5 @@ class AsyncioPostgresWakes(AsyncioSeats):
 
     def after_fork(self) -> None:
         self.channel = f"holdfast_{uuid4().hex}"
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None:
-            speaker.abandon()
+        self._speaker = None
         self.get_up()

@@ -22,6 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PUBLIC: Final = "public"
+WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters stand in PostgreSQL's queues
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
@@ -37,11 +38,18 @@ _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
 }
 
 
+_OF_TABLE: tuple[str, ...] = ("schema", "synchronous_commit")
+_OF_ADVISORY: tuple[str, ...] = ("waiting", "pooler")
+
+
 @dataclass(frozen=True)
 class Place:
     params: Mapping[str, str]  # of libpq, with secrets
-    schema: str = PUBLIC
+    schema: str = PUBLIC  # of the lock table, as is the next
     synchronous_commit: str | None = None  # None: as the server has it
+    advisory: bool = False  # advisory locks are meant, and not the table
+    waiting: int = WAITING  # of advisory locks, as is the next
+    pooler: str = ""  # "session": one stands between, and gives out whole sessions
 
     def __repr__(self) -> str:
         return f"Place({self.name!r})"
@@ -56,7 +64,8 @@ class Place:
         if self.schema != PUBLIC:
             options["schema"] = self.schema
         database = quote(self.params.get("dbname", ""))
-        return f"postgresql://{where}/{database}" + (f"?{urlencode(options, safe='/')}" if options else "")
+        scheme = "postgresql+advisory" if self.advisory else "postgresql"
+        return f"{scheme}://{where}/{database}" + (f"?{urlencode(options, safe='/')}" if options else "")
 
     @property
     def hosts(self) -> list[dict[str, str]]:
@@ -82,15 +91,14 @@ def conninfo(params: Mapping[str, str]) -> bytes:
     return make_conninfo("", **params).encode()
 
 
-def place_of_url(parts: SplitResult) -> Place:
+def place_of_url(parts: SplitResult, *, advisory: bool = False) -> Place:
     """Raises ValueError, with nothing of the URL in it that could be a secret."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    schema = options.pop("schema", None)
-    commit = options.pop("synchronous_commit", None)
+    ours = {name: options.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in options}
     url = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote)).geturl()
     if not parts.netloc:  # which `geturl` leaves out
         url = url.replace("postgresql:", "postgresql://", 1) if "://" not in url else url
-    return _place(_read(url), schema, commit)
+    return _place({**_read(url), **ours}, advisory)
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -102,8 +110,13 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError(f"PostgreSQL {what}; is something in its password not percent-encoded?") from None
 
 
-def place_of_client(client: object) -> Place | None:
+def place_of_client(client: object, *, advisory: bool = False) -> Place | None:
     """Where a ready pool, connection, or mapping of parameters leads; None if it is nothing of that kind."""
+    params = _params_of(client)
+    return None if params is None else _place(params, advisory)
+
+
+def _params_of(client: object) -> Mapping[str, Any] | None:
     if isinstance(client, Mapping):
         return _of_mapping(client)
     if callable(parameters := getattr(client, "get_connection_params", None)):  # a connection of Django's
@@ -125,27 +138,26 @@ def _settled(setting: Any) -> Any:
     return answer
 
 
-def _of_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Place:
+def _of_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> dict[str, Any]:
     try:
-        params: dict[str, Any] = {**connection.info.get_parameters(), "password": connection.info.password}
+        return {**connection.info.get_parameters(), "password": connection.info.password}
     except psycopg.Error:
         raise ValueError("this connection is closed, so it cannot tell where its server is") from None
-    return _place(params, None, None)
 
 
-def _of_mapping(given: Mapping[str, Any]) -> Place:
+def _of_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
     """psycopg's parameters, those of Django's connection, or an entry of Django's DATABASES."""
     params = dict(given)
     if "ENGINE" in params:
         params = {**(params.get("OPTIONS") or {}), **{_DJANGO[name]: params.get(name) for name in _DJANGO}}
-    schema, commit = params.pop("schema", None), params.pop("synchronous_commit", None)
     nested = params.pop("conninfo", "")
-    return _place({**_read(nested or ""), **params}, schema, commit)
+    return {**_read(nested or ""), **params}
 
 
-def _place(params: Mapping[str, Any], schema: str | None, commit: str | None) -> Place:
-    if commit is not None and commit not in _COMMITS:
-        raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {commit!r}")
+def _place(given: Mapping[str, Any], advisory: bool) -> Place:
+    """Parameters of libpq, and our own options among them."""
+    params = dict(given)
+    ours = {name: params.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in params}
     kept = {name: str(value) for name, value in params.items() if value not in (None, "") and name not in _OF_PSYCOPG}
     ports = [port for port in kept.get("port", "").split(",") if port]
     if not all(port.isdecimal() and 0 < int(port) < 65536 for port in ports):
@@ -154,4 +166,21 @@ def _place(params: Mapping[str, Any], schema: str | None, commit: str | None) ->
         make_conninfo("", **kept)
     except psycopg.Error as error:
         raise ValueError(f"PostgreSQL does not understand these parameters: {sorted(kept)}") from error
-    return Place(kept, PUBLIC if schema is None else schema, commit)
+    ours = {name: value for name, value in ours.items() if value is not None}
+    return Place(kept, advisory=advisory, **_checked(ours, advisory))
+
+
+def _checked(ours: dict[str, Any], advisory: bool) -> dict[str, Any]:
+    """Our own options, if this kind of locks has them and they make sense."""
+    for name in ours:
+        if name not in (_OF_ADVISORY if advisory else _OF_TABLE):
+            kinds = ("the lock table", "advisory locks")
+            raise ValueError(f"{name} is an option of {kinds[not advisory]}, and this is about {kinds[advisory]}")
+    commit, waiting, pooler = ours.get("synchronous_commit"), str(ours.get("waiting", WAITING)), ours.get("pooler", "")
+    if commit is not None and commit not in _COMMITS:
+        raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {commit!r}")
+    if not waiting.isascii() or not waiting.isdigit() or not 1 <= int(waiting) <= 10_000:
+        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {waiting!r}")
+    if pooler not in ("", "session"):
+        raise ValueError(f"pooler can only be 'session', not {pooler!r}: advisory locks belong to a session")
+    return {**ours, "waiting": int(waiting)}

@@ -16,7 +16,7 @@ from holdfast.drivers.postgres_wire import (
     Waiting,
     connect,
     how_to_grant,
-    refused_for_good,
+    not_let_in,
     unavailable,
 )
 from holdfast.errors import BackendUnavailable
@@ -34,8 +34,7 @@ def run_script(place: Place, text: str) -> None:
         except Late:
             error = unavailable(place.name, "cannot be connected to in time")
         except Broken as broken:
-            lasting = refused_for_good(str(broken))
-            error = unavailable(place.name, f"cannot be connected to: {broken}", transient=not lasting)
+            error = not_let_in(place.name, broken)
         else:
             _run(speaker, place, text)
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
@@ -34,6 +35,16 @@ _NO_RIGHTS: Final = "42501"
 _GOES_AWAY: Final = ("57P", "25006")  # ended by an operator; or not the primary any more
 _IN_PASSING: Final = ("08", "57", "53", "40")  # beginnings of codes: connection, operator, resources, rollback
 _FULL: Final = "53100"  # the disk
+_FOR_GOOD: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "is not permitted to log in",
+    "permission denied for database",
+    "certificate",
+)
+_open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this process, also those that are being made
 
 
 class Statement(NamedTuple):
@@ -65,6 +76,12 @@ def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnav
     return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
 
 
+def not_let_in(place: str, why: object) -> BackendUnavailable:
+    """There is no connection. Most of the reasons pass. libpq tells no code, so only words tell those that do not."""
+    lasting = any(words in str(why) for words in _FOR_GOOD)
+    return unavailable(place, f"cannot be connected to: {why}", transient=not lasting)
+
+
 def for_one(error: BackendUnavailable) -> BackendUnavailable:
     """One of its own for each who was asked for together: an exception remembers where it was raised."""
     return type(error)(str(error), transient=error.transient)
@@ -79,6 +96,7 @@ def connect(conninfo: bytes) -> Waiting:
         pg = pq.PGconn.connect_start(conninfo)
     except psycopg.Error as error:
         raise Broken(_one_line(str(error))) from error
+    _open.add(pg)  # before the first step: a fork may come at any of them
     yield pg.socket, "w"
     while True:
         if pg.status == pq.ConnStatus.BAD:
@@ -207,8 +225,7 @@ class Speaker:
         return self._rows(result)
 
     def _refuse(self, result: Any) -> None:
-        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+        code, text = complaint(result)
         if code in _TRY_AGAIN:
             raise TryAgain(text)
         if self.pg.status == pq.ConnStatus.BAD or code.startswith(_GOES_AWAY) or not code:
@@ -218,10 +235,27 @@ class Speaker:
     def close(self) -> None:
         self.pg.finish()
 
-    def abandon(self) -> None:
-        """It is the parent's: close only our copy. What is left of it here knows that it is in another process."""
-        with suppress(OSError, psycopg.Error):  # which the parent may have lost
-            os.close(self.pg.socket)
+
+def _close_copies() -> None:
+    """In a forked child: a copy of a socket would keep the parent's session alive when the parent is killed.
+
+    What is left of the connections here knows that it is in another process, and ends nothing.
+    """
+    for pg in list(_open):
+        with suppress(OSError, psycopg.Error):  # which the parent may have lost, or not have got yet
+            os.close(pg.socket)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
+
+
+def complaint(result: Any) -> tuple[str, str]:
+    """The code and the text of an error."""
+    code = result.error_field(pq.DiagnosticField.SQLSTATE) or b""
+    text = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
+    return code.decode(), text.decode(errors="replace")
 
 
 def refusal(place: str, code: str, text: str) -> Refused:
@@ -233,7 +267,12 @@ def refusal(place: str, code: str, text: str) -> Refused:
         return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place)}", transient=False)
     if code == _NO_RIGHTS:
         return NoRights(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
-    return Refused(f"{at} refuses: {text} ({code})", transient=code.startswith(_IN_PASSING) and code != _FULL)
+    return Refused(f"{at} refuses: {text} ({code})", transient=passes(code))
+
+
+def passes(code: str) -> bool:
+    """Whether an error is of a kind that another try may not meet."""
+    return code.startswith(_IN_PASSING) and code != _FULL
 
 
 def how_to_migrate(place: str) -> str:
@@ -247,12 +286,6 @@ def how_to_grant(place: str) -> str:
         f'GRANT ALL ON ALL TABLES IN SCHEMA "{schema}" TO the_user; '
         f'GRANT ALL ON ALL SEQUENCES IN SCHEMA "{schema}" TO the_user'
     )
-
-
-def refused_for_good(text: str) -> bool:
-    """Whether a connection was refused for a reason that does not pass. libpq tells no code, so only words say so."""
-    words = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist", "certificate")
-    return any(word in text for word in words)
 
 
 def _of(pg: Any) -> str:

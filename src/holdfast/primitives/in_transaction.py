@@ -34,14 +34,19 @@ async def in_transaction(
             engine.must_not_wait_for_itself(Claim(new_claim_id(), Terms(key, name, engine.holder, 1.0)))
     assert take is not None
     started = engine.now()
-    fence, missing = await take(connection, [key for key, _ in keys], limit)
+    fence, missing, holder = await take(connection, dict(keys), limit)
     if missing is not None:
         name = dict(keys)[missing]
         waited = engine.now() - started
         raise AcquireTimeout(
-            f"lock {name!r} was not to be had after {say(waited)}; none of what was asked for is held, and the "
+            f"lock {name!r} {_why(holder)} after {say(waited)}; none of what was asked for is held, and the "
             "transaction can go on",
             name=name,
             waited=waited,
+            holder=holder,
         )
     return int(fence)
+
+
+def _why(holder: str | None) -> str:
+    return "was not to be had" if holder is None else f"is still held by {holder!r}"

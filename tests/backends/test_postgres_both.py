@@ -1,0 +1,141 @@
+"""What is true of either kind of locks in PostgreSQL: whose connections they are, and which refusals last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import BackendUnavailable
+from tests.servers.postgres import USER
+from tests.servers.postgres_tables import table
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
+SCHEMES = ("postgresql", "postgresql+advisory")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return table().url(tmp_path)
+
+
+@pytest.fixture
+def psql(url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+# Refusals
+
+
+@pytest.fixture
+def role(psql: psycopg.Connection) -> Iterator[str]:
+    psql.execute("DROP ROLE IF EXISTS few")
+    psql.execute("CREATE ROLE few")
+    yield "few"
+    psql.execute("DROP ROLE few")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("rights", "says", "passes"),
+    [
+        ("LOGIN CONNECTION LIMIT 0", "too many connections", True),
+        ("NOLOGIN", "is not permitted to log in", False),
+        (None, "does not exist", False),
+    ],
+)
+def test_a_refusal_that_may_pass_is_told_from_one_that_lasts(
+    url: str, psql: psycopg.Connection, role: str, scheme: str, rights: str | None, says: str, passes: bool
+) -> None:
+    if rights is not None:
+        psql.execute(f"ALTER ROLE {role} {rights}".encode())
+    who = role if rights is not None else "nobody_of_that_name"
+    where = url.replace("postgresql:", f"{scheme}:").replace(f"{USER}@", f"{who}@")
+    with holdfast.connect(where, patience=0.1) as locks:
+        with pytest.raises(BackendUnavailable, match=says) as refused:
+            locks.lock("a", wait=0).acquire()
+        assert refused.value.transient is passes
+
+
+# Forks
+
+_DIALS = """
+from holdfast.drivers import postgres_advisory as module
+from threading import Event
+usual, dialled, go_on = module.dial, Event(), Event()
+def dial(*args):
+    made = usual(*args)
+    dialled.set()
+    go_on.wait()
+    return made
+module.dial = dial
+"""
+_FORKS = """
+import os, signal, sys, threading
+import holdfast
+{prepare}
+locks = holdfast.connect(sys.argv[1])
+threading.Thread(target=lambda: locks.lock("a").acquire(), daemon=True).start()
+{ready}
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(child, flush=True)
+{go_on}
+signal.pause()
+"""
+_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'forks'"
+
+
+def _count(psql: psycopg.Connection, sql: str) -> int:
+    (number,) = psql.execute(sql.encode()).fetchone() or (0,)
+    return int(number)
+
+
+@contextmanager
+def _parent(program: str, url: str) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-W", "ignore", "-c", program, f"{url}?application_name=forks"]
+    with subprocess.Popen(words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        try:
+            yield parent
+        finally:
+            parent.kill()
+
+
+def _ends_with_its_parent(psql: psycopg.Connection, parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        parent.kill()
+        until(lambda: _count(psql, _SESSIONS) == 0)
+    finally:
+        os.kill(child, signal.SIGKILL)  # it lived until now
+
+
+def test_a_child_that_is_forked_while_a_session_is_made_keeps_nothing_of_it(url: str, psql: psycopg.Connection) -> None:
+    program = _FORKS.format(prepare=_DIALS, ready="dialled.wait()", go_on="go_on.set()")
+    with _parent(program, url.replace("postgresql:", "postgresql+advisory:")) as parent:
+        _ends_with_its_parent(psql, parent)
+
+
+def test_a_child_that_is_forked_while_a_connection_is_in_use_keeps_nothing_of_it(
+    url: str, psql: psycopg.Connection
+) -> None:
+    program = _FORKS.format(prepare="", ready="sys.stdin.readline()", go_on="")
+    with psycopg.connect(url) as somebody, _parent(program, url) as parent:
+        somebody.execute("LOCK TABLE distributed_locks")
+        until(lambda: _count(psql, f"{_SESSIONS} AND wait_event_type = 'Lock'"))
+        assert parent.stdin is not None
+        parent.stdin.write("now\n")
+        parent.stdin.flush()
+        _ends_with_its_parent(psql, parent)
