@@ -33,6 +33,7 @@ _CONSTANTS: Final = {
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
     # looks as good, and leads past everybody who waits for that name.
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
+    "HEAD": "50",  # of a line, as far as it matters how far back one stands
     "LAST": "9223372036854775807",  # after every place in a line
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
 }

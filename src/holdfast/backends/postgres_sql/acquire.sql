@@ -81,8 +81,53 @@ BEGIN
     RETURN @.holdfast_granted(p_held.fence, p_held.acquired_at);
 END $$;
 
--- A claim for a name that somebody holds, waits for or watches. The name is ours.
-CREATE OR REPLACE FUNCTION @.holdfast_ask(
+-- The answer to a claim that wants the name for itself while others hold it and wait for it, nobody of them too long; or
+-- null. It looks at the head of the line only, however long that is.
+CREATE OR REPLACE FUNCTION @.holdfast_behind(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
+RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_holder text;
+    v_line record;
+BEGIN
+    SELECT holder_id INTO v_holder FROM @.distributed_locks
+        WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
+          AND expires_at > p_now AND expires_at - ttl <= p_now;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    SELECT count(*) AS ahead,
+           bool_and(reserved_until IS NULL AND alive_until > p_now AND alive_until <= p_now + PRESENCE) AS wait
+        INTO v_line FROM (
+            SELECT alive_until, reserved_until FROM @.holdfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND place < p_place
+            ORDER BY place LIMIT HEAD) AS head;
+    IF v_line.wait THEN
+        RETURN json_build_object('position', v_line.ahead, 'retry_after', NULL, 'holder', v_holder);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Let the claim stand in the line, at its place if it has one.
+CREATE OR REPLACE FUNCTION @.holdfast_line_up(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_address text, p_place bigint, p_now timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_place IS NOT NULL THEN
+        UPDATE @.holdfast_queue SET alive_until = p_now + PRESENCE, lapsed = false, address = p_address
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
+    ELSE
+        INSERT INTO @.holdfast_queue
+            (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, ttl, metadata, address, alive_until)
+            VALUES (p_ns, p_name, 'w', nextval('@.holdfast_fence'), p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata,
+                    p_address, p_now + PRESENCE);
+    END IF;
+END $$;
+
+-- A claim whose answer depends on everybody who is there. The name is ours.
+CREATE OR REPLACE FUNCTION @.holdfast_weigh(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_address text, p_now timestamptz
 ) RETURNS json
@@ -95,12 +140,9 @@ DECLARE
     v_looked boolean := false;
 BEGIN
     LOOP
-        SELECT kind, place, reserved_until, alive_until, mode INTO v_own FROM @.holdfast_queue
+        SELECT kind, place, reserved_until INTO v_own FROM @.holdfast_queue
             WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
             ORDER BY kind LIMIT 1;
-        -- What one that was woken finds: it is kept for it, and nothing else matters.
-        EXIT WHEN v_own.reserved_until > p_now AND v_own.alive_until > p_now
-            AND (v_looked OR (v_own.mode = 'exclusive' AND p_mode = 'exclusive'));
         SELECT coalesce(bool_or(expires_at <= p_now OR expires_at - ttl > p_now), false) AS over,
                coalesce(bool_or(claim = p_claim AND NOT ended), false) AS mine,
                count(*) FILTER (WHERE mode = 'exclusive') AS exclusive,
@@ -156,14 +198,9 @@ BEGIN
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
     END IF;
 
-    IF p_address IS NOT NULL AND v_own.place IS NOT NULL THEN
-        UPDATE @.holdfast_queue SET alive_until = p_now + PRESENCE, lapsed = false, address = p_address
-            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_own.place;
-    ELSIF p_address IS NOT NULL THEN
-        INSERT INTO @.holdfast_queue
-            (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, ttl, metadata, address, alive_until)
-            VALUES (p_ns, p_name, 'w', nextval('@.holdfast_fence'), p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata,
-                    p_address, p_now + PRESENCE);
+    IF p_address IS NOT NULL THEN
+        PERFORM @.holdfast_line_up(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
     END IF;
     -- How many go first, seconds until time may make room or null if others watch for that, who is in the way.
     RETURN json_build_object(
@@ -171,6 +208,39 @@ BEGIN
         'retry_after', CASE WHEN v_line.unserved = 0 OR v_inside.holder IS NULL
             THEN extract(epoch FROM least(v_inside.ends, v_line.ends) - p_now) END,
         'holder', v_inside.holder);
+END $$;
+
+-- A claim for a name that somebody holds, waits for or watches. The name is ours.
+CREATE OR REPLACE FUNCTION @.holdfast_ask(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_address text, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_own record;
+    v_answer json;
+BEGIN
+    IF p_mode = 'exclusive' THEN
+        SELECT kind, place, mode, reserved_until, alive_until INTO v_own FROM @.holdfast_queue
+            WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
+            ORDER BY kind LIMIT 1;
+        IF NOT FOUND OR (v_own.kind = 'w' AND v_own.alive_until > p_now) THEN
+            IF v_own.reserved_until > p_now AND v_own.mode = 'exclusive' THEN  -- woken, and nothing else matters
+                RETURN @.holdfast_grant(
+                    p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
+            END IF;
+            v_answer := @.holdfast_behind(p_ns, p_name, p_claim, coalesce(v_own.place, LAST), p_now);
+        END IF;
+    END IF;
+    IF v_answer IS NULL THEN
+        RETURN @.holdfast_weigh(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, p_now);
+    END IF;
+    IF p_address IS NOT NULL THEN
+        PERFORM @.holdfast_line_up(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
+    END IF;
+    RETURN v_answer;
 END $$;
 
 -- Grant the claim if it fits, else tell why not; with an address, which may be empty, give it a place in the queue.

@@ -1,4 +1,6 @@
-"""The lock table between waiters of one process: a release grants to the next of them, which then need not ask."""
+"""The lock table when many want one name: a release grants to the next waiter of its own process, which then need not
+ask; and what an ask looks at does not grow with the line.
+"""
 
 from __future__ import annotations
 
@@ -150,3 +152,31 @@ def test_nothing_is_left_if_it_gives_up_just_then(locks: holdfast.Locks, monkeyp
     assert waiter.gave_up() or waiter.granted().release()
     assert not locks.inspect("x").locked
     assert locks.inspect("x").waiters == 0
+
+
+# A long line
+
+ASK = "SELECT holdfast_acquire('', 'x', %s, 'h', 30, 'exclusive', NULL, NULL, '')"
+LOOKED_AT = """SELECT sum(coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0))::int FROM pg_stat_xact_user_tables
+    WHERE relname IN ('holdfast_queue', 'distributed_locks')"""
+
+
+def looked_at(connection: psycopg.Connection[Any], claim: str) -> int:
+    """How many rows it takes to answer that claim."""
+    with connection.transaction():
+        (before,) = connection.execute(LOOKED_AT).fetchone() or (0,)  # of earlier transactions that are not told yet
+        connection.execute(ASK, (claim,))
+        (after,) = connection.execute(LOOKED_AT).fetchone() or (0,)
+    return int(after - before)
+
+
+def test_what_an_ask_looks_at_does_not_grow_with_the_line(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for number in range(10):  # so that each statement has a plan, made for a table with nobody in it
+            connection.execute(ASK, (f"early-{number}",))
+        for number in range(1000):
+            connection.execute(ASK, (f"late-{number}",))
+        at_the_end = [looked_at(connection, "new"), looked_at(connection, "late-999")]
+        in_front = looked_at(connection, "early-5")
+    assert max(at_the_end) < 100
+    assert in_front < 100
