@@ -159,7 +159,7 @@ class Asking:
         seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
         if any(one.pid == line.pid and one.granted for one in seen):
             rows = await self._ask(line, b"hf_tag", hold.key, until)
-            hold.come(rows[0][0] or b"0")
+            self._hold_there(hold, rows)
         else:
             hold.state, hold.line = "new", None
             self._give_back(line)
@@ -233,11 +233,17 @@ class Asking:
         if hold.state != "waits":
             return
         if statement.error is None:
-            hold.come(statement.answer[0][0] or b"0")
+            self._hold_there(hold, statement.answer)
             self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
         else:
             hold.state = "doubt"
         hold.wake()
+
+    def _hold_there(self, hold: Hold, rows: Rows) -> None:
+        """In the session in which it was waited for; one more may wait now."""
+        hold.come(rows[0][0] or b"0")
+        self._sessions.has_come(hold.line)
+        self._wake_outside()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
         self._remember(hold.key.number, crowded=True)
