@@ -201,10 +201,11 @@ class Asking:
         """In a session of its own, or outside if all are taken."""
         if hold.signal is None:
             hold.signal = self._world.signal()
-        if not self._holds.is_next(hold):
+        alone = not self._has_company(hold)
+        if not self._holds.is_next(hold, alone=alone):
             return
         try:
-            line = await self._sessions.waiter(max(0.01, until - boot_now()))
+            line = await self._sessions.waiter(max(0.01, until - boot_now()), beside=alone)
         except BackendUnavailable as error:
             if not error.transient:
                 raise

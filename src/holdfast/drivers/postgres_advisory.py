@@ -21,7 +21,9 @@ from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLin
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
-MOST: Final = 4  # times as many sessions as may wait: those that hold what they waited for are beside them
+# Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
+# its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
+MOST: Final = 4
 IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
 
 
@@ -40,8 +42,8 @@ class Sessions(Protocol):
         """The session for everything that does not wait. Raises BackendUnavailable."""
         ...
 
-    async def waiter(self, within: float) -> Line | None:
-        """A session that nobody else uses, or None if as many wait as may, or there are as many as there may be."""
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+        """A session that nobody else uses; None if as many wait as may. `beside` those there may be more, see MOST."""
         ...
 
     def has_come(self, line: Line) -> None:
@@ -136,10 +138,11 @@ class BlockingSessions:
         finally:
             self._opening.release()
 
-    async def waiter(self, within: float) -> Line | None:
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         waiting = self.place.waiting
         with self._mutex:
-            if self._given - self._holding >= waiting or self._given >= waiting * MOST:
+            waits = self._given - self._holding
+            if self._given >= waiting * MOST or (waits >= waiting and not beside):
                 return None
             self._given += 1
             if self._idle:

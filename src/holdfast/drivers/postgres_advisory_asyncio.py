@@ -132,10 +132,11 @@ class AsyncioSessions:
         if not task.cancelled() and task.exception() is None:
             self._main = task.result()
 
-    async def waiter(self, within: float) -> Line | None:
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         self._belong_here()
         waiting = self.place.waiting
-        if self._given - self._holding >= waiting or self._given >= waiting * MOST:
+        waits = self._given - self._holding
+        if self._given >= waiting * MOST or (waits >= waiting and not beside):
             return None
         self._given += 1
         if self._idle:
