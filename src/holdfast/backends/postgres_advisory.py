@@ -5,8 +5,9 @@ Leaves to `postgres_advisory_asking`: to acquire and to wait. Leaves to `postgre
 to `postgres_advisory_holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
 
 One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
-queue, which is fair, in a session of its own, and holds what it waited for in that one. There are at most `waiting` of
-these (16, see the URL); whoever comes when all are taken waits here for the first that is free, and looks now and then.
+queue, which is fair, in a session of its own, and holds what it waited for in that one. At most `waiting` of these
+wait (16, see the URL), or one for each lock if these are more, and there are four times as many in all; whoever comes
+when all are taken waits here for the first that is free, and looks now and then.
 
 A hold lasts as long as its session. The end of a session is noticed when it happens, and told through `on_loss`. A ttl
 is how long a holder believes without a word from the server: a renewal is a round trip on the session. What its holder

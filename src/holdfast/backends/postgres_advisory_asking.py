@@ -159,7 +159,7 @@ class Asking:
         seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
         if any(one.pid == line.pid and one.granted for one in seen):
             rows = await self._ask(line, b"hf_tag", hold.key, until)
-            hold.come(rows[0][0] or b"0")
+            self._hold_there(hold, rows)
         else:
             hold.state, hold.line = "new", None
             self._give_back(line)
@@ -201,10 +201,11 @@ class Asking:
         """In a session of its own, or outside if all are taken."""
         if hold.signal is None:
             hold.signal = self._world.signal()
-        if not self._holds.is_next(hold):
+        alone = not self._has_company(hold)
+        if not self._holds.is_next(hold, alone=alone):
             return
         try:
-            line = await self._sessions.waiter(max(0.01, until - boot_now()))
+            line = await self._sessions.waiter(max(0.01, until - boot_now()), beside=alone)
         except BackendUnavailable as error:
             if not error.transient:
                 raise
@@ -233,11 +234,17 @@ class Asking:
         if hold.state != "waits":
             return
         if statement.error is None:
-            hold.come(statement.answer[0][0] or b"0")
+            self._hold_there(hold, statement.answer)
             self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
         else:
             hold.state = "doubt"
         hold.wake()
+
+    def _hold_there(self, hold: Hold, rows: Rows) -> None:
+        """In the session in which it was waited for; one more may wait now."""
+        hold.come(rows[0][0] or b"0")
+        self._sessions.has_come(hold.line)
+        self._wake_outside()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
         self._remember(hold.key.number, crowded=True)

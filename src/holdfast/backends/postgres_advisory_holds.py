@@ -182,11 +182,12 @@ class Holds:
         with self.mutex:
             return [hold for hold in self.by_id.values() if hold.line is line]
 
-    def is_next(self, hold: Hold) -> bool:
-        """Whether nobody else waits for a session to wait in; from now on it does."""
+    def is_next(self, hold: Hold, *, alone: bool) -> bool:
+        """Whether it is the first that waits for a session to wait in; `alone`: the first for that number."""
+        number = hold.key.number
         with self.mutex:
             self.outside.setdefault(hold.claim.id, hold)
-            return next(iter(self.outside)) == hold.claim.id
+            return next(one for one in self.outside.values() if not alone or one.key.number == number) is hold
 
     # The main session
 

@@ -21,6 +21,9 @@ from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLin
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
+# Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
+# its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
+MOST: Final = 4
 IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
 
 
@@ -39,8 +42,12 @@ class Sessions(Protocol):
         """The session for everything that does not wait. Raises BackendUnavailable."""
         ...
 
-    async def waiter(self, within: float) -> Line | None:
-        """A session that nobody else uses, or None if there are as many as there may be."""
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+        """A session that nobody else uses; None if as many wait as may. `beside` those there may be more, see MOST."""
+        ...
+
+    def has_come(self, line: Line) -> None:
+        """What was waited for in that session is held there: it does not count as one that waits any more."""
         ...
 
     def give_back(self, line: Line) -> bool:
@@ -91,6 +98,7 @@ class BlockingSessions:
         self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
         self._idle: list[WatchedLine] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
+        self._holding = 0  # those of them that hold what was waited for
         self._closed = False
         self._watch: Watch | None = None
 
@@ -130,14 +138,15 @@ class BlockingSessions:
         finally:
             self._opening.release()
 
-    async def waiter(self, within: float) -> Line | None:
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+        waiting = self.place.waiting
         with self._mutex:
-            if self._idle:
-                self._given += 1
-                return self._idle.pop()
-            if self._given >= self.place.waiting:
+            waits = self._given - self._holding
+            if self._given >= waiting * MOST or (waits >= waiting and not beside):
                 return None
             self._given += 1
+            if self._idle:
+                return self._idle.pop()
         try:
             return self._dial(within)
         except BaseException:
@@ -145,11 +154,18 @@ class BlockingSessions:
                 self._given -= 1
             raise
 
+    def has_come(self, line: Line) -> None:
+        with self._mutex:
+            self._holding += not line.holds
+            line.holds = True
+
     def give_back(self, line: Line) -> bool:
         assert isinstance(line, WatchedLine)
         line.idle_since = boot_now()
         with self._mutex:
             self._given -= 1
+            self._holding -= line.holds
+            line.holds = False
             keep = line.alive and not self._closed
             if keep:
                 self._idle.append(line)
