@@ -31,6 +31,7 @@ from holdfast.drivers.postgres_jobs import (
     may_join,
 )
 from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
+from holdfast.drivers.postgres_names import Names, not_found, shares
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -39,8 +40,8 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    no_connection,
     present,
-    refused_for_good,
     tell_deaf,
     unavailable,
 )
@@ -100,6 +101,7 @@ class BlockingPostgres:
     def _reset(self) -> None:
         self._mutex = threading.Lock()
         self._opening = threading.Lock()
+        self._names = Names()
         self._channel = f"holdfast_{uuid4().hex}"
         # A connection, or None for one that may be made; the used ones are at the end.
         self._free: list[Line | None] = [None] * LANES
@@ -244,7 +246,7 @@ class BlockingPostgres:
         except Late:
             return [unavailable(self.place.name, "did not answer in time")] * len(jobs)
         except Broken as broken:
-            return [unavailable(self.place.name, f"ended the connection: {broken}")] * len(jobs)
+            return [unavailable(self.place.name, broken.told)] * len(jobs)
         finally:
             if ticket.line is None and line is not None:
                 line.speaker.close()
@@ -256,20 +258,22 @@ class BlockingPostgres:
         return line
 
     def _connect(self, until: float, version: int) -> Speaker:
-        hosts = self.place.hosts
-        error = unavailable(self.place.name, "has no host")
-        for number, params in enumerate(hosts):
-            now = boot_now()
-            last = until if number == len(hosts) - 1 else now + (until - now) / (len(hosts) - number)
+        reasons: list[Exception] = []
+        for params, last in shares(self.place.hosts, until, boot_now):
             try:
-                return self._connect_to(conninfo(params), last, version)
-            except Late:
-                error = unavailable(self.place.name, "cannot be connected to in time")
-            except (Broken, TryAgain) as broken:
-                error = unavailable(
-                    self.place.name, f"cannot be connected to: {broken}", transient=not refused_for_good(str(broken))
-                )
-        raise error
+                found = self._names.addresses(params).result(max(0.0, last - boot_now()))
+            except TimeoutError:
+                reasons.append(Late(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, boot_now):
+                try:
+                    return self._connect_to(conninfo(one), end, version)
+                except (Late, Broken, TryAgain) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.place.name, reasons)
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
         speaker = Speaker(run(connect(where), until), self.place)
@@ -315,7 +319,7 @@ class BlockingPostgres:
             raise unavailable(self.place.name, "did not answer in time") from None
         except Broken as broken:
             speaker.close()
-            raise unavailable(self.place.name, f"ended the connection: {broken}") from broken
+            raise unavailable(self.place.name, broken.told) from broken
         except BaseException:
             speaker.close()
             raise

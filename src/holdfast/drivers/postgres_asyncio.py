@@ -8,9 +8,7 @@ Leaves to `postgres_wire`: what is said on a connection. Leaves to `postgres_job
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast._model import Claim
@@ -30,6 +28,7 @@ from holdfast.drivers.postgres_jobs import (
     may_join,
 )
 from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, Ticket, run
+from holdfast.drivers.postgres_names import Names, not_found, shares
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -39,8 +38,8 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
+    no_connection,
     present,
-    refused_for_good,
     tell_deaf,
     unavailable,
 )
@@ -61,6 +60,7 @@ class AsyncioPostgres:
         self._reset()
 
     def _reset(self) -> None:
+        self._names = Names()
         self._idle: list[Line] = []
         self._busy: list[Line] = []
         self._dialling: set[asyncio.Task[None]] = set()
@@ -126,11 +126,12 @@ class AsyncioPostgres:
         now = loop.time()
         self._timer, self._late_at = None, _NEVER
         soonest = _NEVER
+        late = "did not answer in time" if self._busy or self._idle else "cannot be connected to in time"
         for ticket in (*self._waiting, *(ticket for line in self._busy for ticket in line.tickets)):
             if ticket.answer.done():
                 continue
             if ticket.until <= now:
-                ticket.answer.set_result(unavailable(self.place.name, "did not answer in time"))
+                ticket.answer.set_result(unavailable(self.place.name, late))
             else:
                 soonest = min(soonest, ticket.until)
         if soonest < _NEVER:
@@ -207,7 +208,7 @@ class AsyncioPostgres:
             line.close()
         jobs = [ticket.job for ticket in tickets]
         if isinstance(answer, Broken):
-            answers = [unavailable(self.place.name, f"ended the connection: {answer}")] * len(jobs)
+            answers = [unavailable(self.place.name, answer.told)] * len(jobs)
         elif isinstance(answer, TryAgain | BackendUnavailable):
             answers = as_failures(jobs, answer)
         else:
@@ -247,19 +248,25 @@ class AsyncioPostgres:
                 ticket.answer.set_result(error)
 
     async def _connect(self, within: float, version: int) -> Speaker:
-        error = unavailable(self.place.name, "has no host")
-        hosts = [found for params in self.place.hosts for found in await _resolved(params)]
-        for params in hosts:
+        now = asyncio.get_running_loop().time
+        reasons: list[Exception] = []
+        for params, last in shares(self.place.hosts, now() + within, now):
             try:
-                async with asyncio.timeout(within / len(hosts)):
-                    return await self._connect_to(conninfo(params), version)
+                async with asyncio.timeout_at(last):
+                    found = await asyncio.wrap_future(self._names.addresses(params))
             except TimeoutError:
-                error = unavailable(self.place.name, "cannot be connected to in time")
-            except (Broken, TryAgain) as broken:
-                error = unavailable(
-                    self.place.name, f"cannot be connected to: {broken}", transient=not refused_for_good(str(broken))
-                )
-        raise error
+                reasons.append(TimeoutError(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, now):
+                try:
+                    async with asyncio.timeout_at(end):
+                        return await self._connect_to(conninfo(one), version)
+                except (TimeoutError, Broken, TryAgain) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.place.name, reasons)
 
     async def _connect_to(self, where: bytes, version: int) -> Speaker:
         speaker = Speaker(await run(connect(where)), self.place)
@@ -301,7 +308,7 @@ class AsyncioPostgres:
         except TimeoutError as error:
             raise unavailable(self.place.name, "did not answer in time") from error
         except Broken as broken:
-            raise unavailable(self.place.name, f"ended the connection: {broken}") from broken
+            raise unavailable(self.place.name, broken.told) from broken
         if self.deaf or self._closed:
             speaker.close()
             if self.deaf:
@@ -356,17 +363,3 @@ def _seen(task: asyncio.Task[None]) -> None:
     """Whoever waited for it has heard of its failure, or did not want to wait."""
     if not task.cancelled():
         task.exception()
-
-
-async def _resolved(params: Mapping[str, str]) -> list[dict[str, str]]:
-    """The same for each address of its host: libpq would look that up by itself, and the loop would stand still."""
-    host = params.get("host", "")
-    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
-        return [dict(params)]
-    port = int(params.get("port") or 5432)
-    try:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except OSError:
-        return [dict(params)]  # libpq says what is wrong
-    return [{**params, "hostaddr": str(address[0])} for *_, address in found]
