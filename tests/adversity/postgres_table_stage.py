@@ -5,6 +5,7 @@ Decides: that a chapter's stories share one server, which answers when a story b
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,12 +83,22 @@ class OnTable(OnPostgres):
             yield other
             other.rollback()
 
+    async def pause(self, stage: Stage) -> None:
+        """The server stands still; whoever waits meanwhile does not, as it would if that were done in its loop."""
+        stopping = threading.Thread(target=self.server.pause)
+        stopping.start()
+        await stage.until(lambda: not stopping.is_alive(), "the server to stand still")
+
     def ask(self, sql: str) -> str:
         return self.server.psql(sql)
 
     def ours(self, only: str = "true") -> int:
         """How many connections are ours."""
         return int(self.ask(f"SELECT count(*) FROM pg_stat_activity WHERE {_OURS} AND {only}"))
+
+    def pids(self, only: str) -> set[str]:
+        """Those of ours, by their process."""
+        return set(self.ask(f"SELECT pid FROM pg_stat_activity WHERE {_OURS} AND {only}").split())
 
     def end_ours(self, only: str = "true") -> int:
         """End those connections with pg_terminate_backend; how many there were."""

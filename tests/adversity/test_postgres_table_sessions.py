@@ -29,9 +29,12 @@ class TestTerminated(OnTable):
         for number in range(3):
             with self.stuck() as other:
                 asker = stage.start(locks.lock(f"x{number}").take())
+                ended: set[str] = set()  # which are to be seen for a moment more
                 for _ in range(2):
-                    await stage.until(lambda: self.ours(AT_WORK), "the request to be under way")
-                    assert self.end_ours(AT_WORK) == 1
+                    await stage.until(self.at_work_but(ended), "the request to be under way")
+                    (pid,) = self.pids(AT_WORK) - ended
+                    assert self.end_ours(f"pid = {pid}") == 1
+                    ended.add(pid)
                 other.rollback()
                 lease = await asker.result()
             assert await stage.fences(f"x{number}") == [lease.fence]
@@ -44,6 +47,9 @@ class TestTerminated(OnTable):
             await self.renewed(stage, lease)
         assert lease.held
         assert await stage.fences("x") == [lease.fence]
+
+    def at_work_but(self, ended: set[str]) -> Callable[[], bool]:
+        return lambda: bool(self.pids(AT_WORK) - ended)
 
     def two_but(self, before: set[str]) -> Callable[[], bool]:
         """Whether two listen that are none of those."""

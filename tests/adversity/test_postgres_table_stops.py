@@ -45,7 +45,7 @@ class TestStandsStill(OnTable):
         for _ in range(TRIES):
             waiter = stage.start(_refused_after(locks.lock("x", wait=WAIT)))
             await stage.queue("x", 1)
-            self.server.pause()
+            await self.pause(stage)
             best = min(best, await waiter.result())
             self.server.go_on()
             await stage.queue("x", 0)

@@ -147,8 +147,10 @@ BEGIN
                 expires_at = greatest(
                     least(held.expires_at, coalesce(to_timestamp(p_now), clock_timestamp()) + held.ttl),
                     coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second'),
-                ttl = @.holdfast_ttl(held.expires_at, held.ttl, asked.ttl * interval '1 second',
-                    coalesce(to_timestamp(p_now), clock_timestamp()))
+                ttl = CASE  -- as holdfast_ttl, which could not be made part of this statement, and be called for each
+                    WHEN least(held.expires_at - coalesce(to_timestamp(p_now), clock_timestamp()), held.ttl)
+                        > asked.ttl * interval '1 second'
+                    THEN held.ttl ELSE asked.ttl * interval '1 second' END
             FROM asked
             WHERE held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
               AND held.fence = asked.fence AND NOT held.ended
