@@ -38,6 +38,7 @@ class PostgresTableBackend:
         self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
+        self._gone: set[str] = set()  # claims that were given up, and of which nothing was asked since
 
     def _now(self) -> str | None:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -70,6 +71,8 @@ class PostgresTableBackend:
         except BaseException:
             self._doubt(claim.id)
             raise
+        finally:
+            self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
         if "fence" in answer:
             driver.wakes.forget(claim)
             self._forget(claim.id)
@@ -162,12 +165,16 @@ class PostgresTableBackend:
     async def abandon(self, claim: Claim, *, within: float) -> None:
         unanswered = claim.id in self._doubtful
         late = "true" if unanswered else "false"
+        if claim.id in self._gone:
+            return
         try:
             if claim.id in self._kept_out and claim.id not in self._queued and not unanswered:
                 return  # nothing is there, and to look would have to wait
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._doubtful.discard(claim.id)
+            self._gone = self._gone if len(self._gone) < DOUBTFUL else set()
+            self._gone.add(claim.id)
         finally:
             self._driver.wakes.forget(claim)
             self._forget(claim.id)
@@ -222,6 +229,7 @@ class PostgresTableBackend:
     def after_fork(self, *, child: bool) -> None:
         if child:
             self._crowded, self._doubtful, self._queued, self._kept_out = set(), set(), set(), set()
+            self._gone = set()
             self._driver.after_fork()
 
     def __repr__(self) -> str:

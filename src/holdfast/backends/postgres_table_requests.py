@@ -52,7 +52,9 @@ class Catalogue:
         self.many = Many(self._statements["many"], _JOINED)
 
     def job(self, name: str, *params: str | None) -> Job:
-        return Job(self._statements[name], params)
+        job = Job(self._statements[name], params)
+        job.cleans = name == "abandon"
+        return job
 
     def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> Job:
         """One that can travel with others."""

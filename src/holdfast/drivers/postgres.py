@@ -17,7 +17,9 @@ from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.postgres_jobs import (
+    AGAIN,
     LANES,
+    LISTENS,
     MOST,
     SPARE,
     STUCK,
@@ -43,6 +45,7 @@ from holdfast.drivers.postgres_wire import (
     no_connection,
     present,
     tell_deaf,
+    tell_deaf_for_now,
     unavailable,
 )
 from holdfast.drivers.wakes import Wakes
@@ -110,7 +113,7 @@ class BlockingPostgres:
         self._others_first = False  # before those that have met somebody: each may keep its connection for a while
         self._checked = False  # that the schema is there
         self._closed = False
-        self.deaf = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
     @property
     def wakes(self) -> LineWakes:
@@ -149,7 +152,7 @@ class BlockingPostgres:
 
     def _queue_up(self, ticket: _Ticket) -> None:
         with self._mutex:
-            if self._closed:
+            if self._closed and not ticket.job.cleans:
                 raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
             if self._free:
                 ticket.line, ticket.home = self._free[-1], self._free
@@ -179,7 +182,8 @@ class BlockingPostgres:
             home, ticket.home = ticket.home, None
             if home is None:
                 return
-            if ticket.line is not None and not self._closed:
+            needed = not self._closed or (self._waiting and home is self._free)
+            if ticket.line is not None and needed:
                 home.append(ticket.line)
             else:
                 home.insert(0, None)
@@ -286,20 +290,45 @@ class BlockingPostgres:
 
     # Wake-ups
 
+    @property
+    def deaf(self) -> bool:
+        return not self._wakes.address
+
     async def expect(self, claim: Claim, within: float) -> str:
-        if self._cannot_be_woken():
-            until = boot_now() + within
-            if not self._opening.acquire(timeout=within):
-                raise unavailable(self.place.name, "cannot be connected to in time")
+        if self._shall_listen():
+            until = boot_now() + min(LISTENS, within / 2)
             try:
-                if self._cannot_be_woken():
-                    self._listen(until)
-            finally:
-                self._opening.release()
+                self._see_to_listening(until)
+            except BackendUnavailable as error:
+                if not error.transient or not self._works():
+                    raise
+                self._look_for_ourselves(error)
         return self._wakes.expect(claim)
 
-    def _cannot_be_woken(self) -> bool:
-        return not self._wakes.address and not self.deaf
+    def _shall_listen(self) -> bool:
+        return not self._wakes.address and boot_now() >= self._listens_at
+
+    def _see_to_listening(self, until: float) -> None:
+        """One thread does it, and the others wait for that."""
+        if not self._opening.acquire(timeout=max(0.0, until - boot_now())):
+            raise unavailable(self.place.name, "cannot be connected to in time")
+        try:
+            if self._shall_listen():
+                self._listen(until)
+        finally:
+            self._opening.release()
+
+    def _works(self) -> bool:
+        """Whether there is a connection to ask on."""
+        with self._mutex:
+            idle = [line for line in (*self._free, *self._spare) if line is not None]
+            used = LANES + SPARE - len(self._free) - len(self._spare)
+            return used > 0 or any(not line.stale for line in idle)
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, boot_now() + AGAIN
+        if first:
+            tell_deaf_for_now(reason)
 
     def _listen(self, until: float) -> None:
         if self._closed:
@@ -309,11 +338,14 @@ class BlockingPostgres:
             run(speaker.say_plainly(f"LISTEN {self._channel}".encode()), until)
             if speaker.pooled and not self._hears(speaker, until):
                 speaker.close()
-                self.deaf = True
+                self._listens_at = math.inf
                 tell_deaf(self.place)
             else:
                 run(speaker.say_plainly(present(self.place, self._channel)), until)
                 self._wakes.move_in(WakeLine(speaker, self._channel))
+                self._listens_at = 0.0
+                if self._closed:  # meanwhile
+                    self._wakes.close()
         except Late:
             speaker.close()
             raise unavailable(self.place.name, "did not answer in time") from None

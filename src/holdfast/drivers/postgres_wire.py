@@ -308,6 +308,14 @@ def present(place: Place, channel: str) -> bytes:
     return f"LISTEN {channel}; SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
 
 
+def tell_deaf_for_now(reason: BackendUnavailable) -> None:
+    _logger.warning(
+        "waiters look for themselves until there is a connection that they can be woken by; locks are safe, hand-overs "
+        "are slower: %s",
+        reason,
+    )
+
+
 def tell_deaf(place: Place) -> None:
     _logger.warning(
         "PostgreSQL at %s is reached by way of a pooler that gives each transaction to another connection, so LISTEN "
