@@ -48,7 +48,7 @@ class TestNoRoom(OnTable):
 
     async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("postgres", "postgres_asyncio"):
-            monkeypatch.setattr(f"holdfast.drivers.{module}.AGAIN", 0.2)
+            monkeypatch.setattr(f"holdfast.drivers.{module}.LISTENS_AGAIN", 0.2)
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x").take()
         waiter = stage.start((await self._lone(stage)).lock("x", wait=60).take())

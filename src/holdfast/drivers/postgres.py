@@ -17,9 +17,9 @@ from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.postgres_jobs import (
-    AGAIN,
     LANES,
     LISTENS,
+    LISTENS_AGAIN,
     MOST,
     SPARE,
     STUCK,
@@ -326,7 +326,7 @@ class BlockingPostgres:
             return used > 0 or any(not line.stale for line in idle)
 
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
-        first, self._listens_at = not self._listens_at, boot_now() + AGAIN
+        first, self._listens_at = not self._listens_at, boot_now() + LISTENS_AGAIN
         if first:
             tell_deaf_for_now(reason)
 

@@ -15,9 +15,9 @@ from typing import Any
 from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.postgres_jobs import (
-    AGAIN,
     LANES,
     LISTENS,
+    LISTENS_AGAIN,
     MOST,
     SPARE,
     SPLIT,
@@ -316,7 +316,7 @@ class AsyncioPostgres:
             raise for_one(error) if isinstance(error, BackendUnavailable) else error
 
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
-        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + AGAIN
+        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTENS_AGAIN
         if first:
             tell_deaf_for_now(reason)
 

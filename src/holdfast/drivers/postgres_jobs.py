@@ -17,7 +17,7 @@ SPLIT: Final = 32  # requests that are worth to be divided between them
 SPARE: Final = 4  # more of them, for when all of those have been at one statement for
 STUCK: Final = 0.05  # so many seconds: somebody's transaction is at one of their names
 LISTENS: Final = 2.0  # seconds at most that a waiter gives to the connection that it would be woken by
-AGAIN: Final = 5.0  # seconds after which one that could not listen tries to again
+LISTENS_AGAIN: Final = 5.0  # seconds after which one that could not listen tries to again
 TRIES: Final = 20  # for what the server has rolled back because of others
 
 
@@ -68,7 +68,7 @@ class Meets(Again):
         job.met = True
 
 
-ONCE_MORE: Final = Again()
+AGAIN: Final = Again()
 MEETS: Final = Meets()
 
 
@@ -110,7 +110,7 @@ def as_answers(jobs: Sequence[Job], answer: Any, many: Many) -> list[Any]:
 def as_failures(jobs: Sequence[Job], error: Exception) -> list[Any]:
     """What becomes of each. If the server refused, and nothing happened, that may be the fault of one of them."""
     of_all = len(jobs) == 1 or (jobs[0].met and isinstance(error, NameInUse))
-    return [ONCE_MORE if isinstance(error, Refused) and not of_all else error] * len(jobs)
+    return [AGAIN if isinstance(error, Refused) and not of_all else error] * len(jobs)
 
 
 def array(values: Sequence[str | None]) -> str:

@@ -232,7 +232,7 @@ class Speaker:
             text = result.get_value(0, len(self._before))
             if text == b"true":  # the answer to most releases
                 return True
-            return None if text is None else _parsed(text.decode())
+            return None if text is None else _read(text.decode())
         return self._rows(result)
 
     def _refuse(self, result: Any) -> None:
@@ -285,6 +285,20 @@ def no_connection(place: str, reasons: Sequence[Exception]) -> BackendUnavailabl
     last = str(reasons[-1])
     what = f"cannot be connected to: {last}" if last else "cannot be connected to in time"
     return unavailable(place, what, transient=not all(_LASTING.search(str(reason)) for reason in reasons))
+
+
+def _read(text: str) -> Any:
+    try:
+        return _parsed(text)
+    except ValueError:  # somebody else's metadata, with more digits than Python reads as a whole number
+        return json.loads(text, parse_int=_number)
+
+
+def _number(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def _of(pg: Any) -> str:
