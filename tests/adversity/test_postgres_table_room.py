@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast import BackendUnavailable
 from holdfast._time import boot_now
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.stage import Stage
@@ -58,3 +59,14 @@ class TestNoRoom(OnTable):
         await stage.until(lambda: self.ours(f"{LISTENS} AND usename = 'lone'") == 1, "it to listen")
         await holder.release()
         assert (await waiter.result()).held
+
+
+class TestOneTry(OnTable):
+    async def test_one_try_at_a_server_that_hangs_takes_as_long_as_its_patience(self, stage: Stage) -> None:
+        locks = await self.ready(stage, patience=0.3)
+        self.server.pause()
+        started = boot_now()
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("x", wait=0).acquire()
+        self.server.go_on()
+        assert 0.2 < boot_now() - started < SOON

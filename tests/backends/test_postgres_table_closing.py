@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,19 @@ def in_tasks(url: str, when: Callable[[holdfast.aio.AsyncLocks], Awaitable[Any]]
         return [type(one) for one in await asyncio.gather(*waiters, return_exceptions=True)]  # type: ignore[misc]
 
     return asyncio.run(story())
+
+
+def in_world(world: str, folder: Path, story: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    """Tell a story of a Locks of either world."""
+
+    async def in_a_loop() -> None:
+        await story(holdfast.aio.connect(table().url(folder)))
+
+    if world == "asyncio":
+        asyncio.run(in_a_loop())
+        return
+    with pytest.raises(StopIteration):
+        story(holdfast.connect(table().url(folder))).send(None)
 
 
 async def turns(number: int) -> None:
@@ -139,16 +152,29 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
         for claim in claims:
             await backend.abandon(claim, within=10)
 
-    async def in_a_loop() -> None:
-        await story(holdfast.aio.connect(table().url(tmp_path)))
-
-    if world == "asyncio":
-        asyncio.run(in_a_loop())
-    else:
-        with pytest.raises(StopIteration):
-            story(holdfast.connect(table().url(tmp_path))).send(None)
+    in_world(world, tmp_path, story)
     assert ask(tmp_path, LEFT) == 0
     until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(tmp_path: Path, world: str) -> None:
+    """Nothing may go on for as long as a ttl behind somebody who has closed everything."""
+    claim = Claim(new_claim_id(), Terms("a", "a", "h", 600.0))
+
+    async def story(locks: Any) -> None:
+        backend = locks._logic.engine.backend
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+        await backend.close()
+        with psycopg.connect(table().url(tmp_path)) as slow:
+            slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
+            started = time.monotonic()
+            with pytest.raises(BackendUnavailable) as caught:
+                await backend.abandon(claim, within=30)
+            assert time.monotonic() - started < 10
+            assert not caught.value.transient
+
+    in_world(world, tmp_path, story)
 
 
 def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.postgres_jobs import (
     LANES,
+    LAST,
     LISTENS,
     LISTENS_AGAIN,
     MOST,
@@ -123,14 +124,14 @@ class BlockingPostgres:
         return self._ask(job, within)
 
     def _ask(self, job: Job, within: float) -> Any:
-        until = boot_now() + within
+        until = boot_now() + (min(within, LAST) if self._closed else within)
         for _ in range(TRIES):
             answer = self._carry(_Ticket(job, until))
             if isinstance(answer, Again):
                 answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer)
+                    raise for_one(answer, last=self._closed)
                 return answer
             if boot_now() >= until:
                 break

@@ -16,6 +16,7 @@ from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.postgres_jobs import (
     LANES,
+    LAST,
     LISTENS,
     LISTENS_AGAIN,
     MOST,
@@ -97,14 +98,14 @@ class AsyncioPostgres:
 
     async def ask(self, job: Job, within: float) -> Any:
         loop = self._begin(cleans=job.cleans)
-        until = loop.time() + within
+        until = loop.time() + (min(within, LAST) if self._closed else within)
         for _ in range(TRIES):
             answer = await self._carried(loop, job, until)
             if isinstance(answer, Again):
                 answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer)
+                    raise for_one(answer, last=self._closed)
                 return answer
             if loop.time() >= until:
                 break

@@ -18,6 +18,7 @@ SPARE: Final = 4  # more of them, for when all of those have been at one stateme
 STUCK: Final = 0.05  # so many seconds: somebody's transaction is at one of their names
 LISTENS: Final = 2.0  # seconds at most that a waiter gives to the connection that it would be woken by
 LISTENS_AGAIN: Final = 5.0  # seconds after which one that could not listen tries to again
+LAST: Final = 1.0  # seconds in which what was closed meanwhile takes back what it asked for; it tries that once
 TRIES: Final = 20  # for what the server has rolled back because of others
 
 

@@ -85,9 +85,9 @@ def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnav
     return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
 
 
-def for_one(error: BackendUnavailable) -> BackendUnavailable:
+def for_one(error: BackendUnavailable, *, last: bool = False) -> BackendUnavailable:
     """One of its own for each who was asked for together: an exception remembers where it was raised."""
-    return type(error)(str(error), transient=error.transient)
+    return type(error)(str(error), transient=error.transient and not last)
 
 
 # Connecting, and one statement
