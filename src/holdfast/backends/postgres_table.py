@@ -86,19 +86,20 @@ class PostgresTableBackend:
         wakes, key = self._driver.wakes, claim.terms.key
         until = boot_now() + within
         crowded = key in self._crowded
-        answer = None
+        known = None
         if not crowded and not wakes.expects(claim):
-            answer = await self._acquire(claim, None, within)
-            if "position" not in answer:
-                return answer
+            known = await self._acquire(claim, None, within)
+            if "position" not in known:
+                return known
             self._remember(key)
         try:
             address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+            answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         except BackendUnavailable:
-            if answer is None or until - boot_now() > 0.01:
+            if known is None or until - boot_now() > 0.01:
                 raise
-            return answer  # there was no time left to connect, and nothing more to be learned
-        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+            self._doubt(claim.id)
+            return known  # there was no time left to connect, or to be answered, and nothing more to be learned
         if "position" in answer:
             self._remember(key)
             self._queued.add(claim.id)
