@@ -320,6 +320,14 @@ def test_a_schema_whose_name_needs_care_is_refused(schema: str) -> None:
         holdfast.connect("postgresql://localhost/db", schema=schema)
 
 
+@pytest.mark.parametrize("schema", ["information_schema", "pg_catalog", "pg_temp", "pg_mine"])
+def test_a_schema_of_the_servers_own_is_refused(schema: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="is PostgreSQL's own"):
+        holdfast.connect("postgresql://localhost/db", schema=schema)
+    assert main(["migrate", "--schema", schema, "postgresql://localhost:1/db"]) == 64
+    assert "is PostgreSQL's own" in capsys.readouterr().err
+
+
 def test_only_a_lock_table_has_a_schema() -> None:
     with pytest.raises(Unsupported, match="no schema"):
         holdfast.connect("memory://", schema="x")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import holdfast
 from tests.cli.conftest import Shell, eventually
 
 pytestmark = pytest.mark.slow
@@ -25,6 +26,16 @@ def test_ls_shows_each_holder_in_aligned_columns(shell: Shell) -> None:
         assert order.endswith('0        {"job": 7}')
         assert {line.index(locks.holder) for line in (mail, order)} == {head.index("HOLDER")}
         assert [line.split()[0] for line in shell("ls", "ord").stdout.splitlines()] == ["NAME", "order:42"]
+
+
+def test_ls_cuts_what_would_make_all_rows_wide_and_show_does_not(shell: Shell) -> None:
+    with holdfast.connect(shell.url, holder="h" * 255) as locks, locks.lock("x", metadata="m" * 1000):
+        head, row = shell("ls").stdout.splitlines()
+        assert row.split()[1] == "h" * 119 + "…"
+        assert row.endswith("  " + '"' + "m" * 118 + "…")
+        assert head.index("FENCE") == row.index("…") + 3
+        assert f"holder    {'h' * 255}\n" in shell("show", "x").stdout
+        assert "m" * 1000 in shell("show", "x").stdout
 
 
 def test_ls_json_is_one_list_of_locks(shell: Shell) -> None:

@@ -42,6 +42,7 @@ class PostgresTableBackend:
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
+        self._gone: set[str] = set()  # claims that were given up, and of which nothing was asked since
 
     def _now(self) -> str | None:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -76,6 +77,8 @@ class PostgresTableBackend:
         except BaseException:
             self._doubt(claim.id)
             raise
+        finally:
+            self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
         if "fence" in answer:
             driver.wakes.forget(claim)
             self._forget(claim.id)
@@ -89,19 +92,20 @@ class PostgresTableBackend:
         wakes, key = self._driver.wakes, claim.terms.key
         until = boot_now() + within
         crowded = key in self._crowded
-        answer = None
+        known = None
         if not crowded and not wakes.expects(claim):
-            answer = await self._acquire(claim, None, within)
-            if "position" not in answer:
-                return answer
+            known = await self._acquire(claim, None, within)
+            if "position" not in known:
+                return known
             self._remember(key)
         try:
             address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+            answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         except BackendUnavailable:
-            if answer is None or until - boot_now() > 0.01:
+            if known is None or until - boot_now() > 0.01:
                 raise
-            return answer  # there was no time left to connect, and nothing more to be learned
-        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+            self._doubt(claim.id)
+            return known  # there was no time left to connect, or to be answered, and nothing more to be learned
         if "position" in answer:
             self._remember(key)
             self._queued.add(claim.id)
@@ -184,12 +188,16 @@ class PostgresTableBackend:
     async def abandon(self, claim: Claim, *, within: float) -> None:
         unanswered = claim.id in self._doubtful
         late = "true" if unanswered else "false"
+        if claim.id in self._gone:
+            return
         try:
             if claim.id in self._kept_out and claim.id not in self._queued and not unanswered:
                 return  # nothing is there, and to look would have to wait
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._doubtful.discard(claim.id)
+            self._gone = self._gone if len(self._gone) < DOUBTFUL else set()
+            self._gone.add(claim.id)
         finally:
             self._driver.wakes.forget(claim)
             self._forget(claim.id)

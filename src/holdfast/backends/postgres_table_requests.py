@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,10 +22,8 @@ LONG: Final = 1000  # for an operator's
 POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
 _SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
 _WRAPPED: Final = "holdfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
-# NUL, half a pair of surrogates, and numbers whose exponent jsonb would write out.
-_UNKEEPABLE: Final = re.compile(
-    r"\\u0000|\\ud[89ab]..(?!\\ud[c-f])|(?<!\\ud[89ab]..)\\ud[c-f]..|\de[+-]?\d", re.IGNORECASE
-)
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
 
 _ARGUMENTS: Final = {  # of each function, in number
     "acquire": 11,
@@ -52,7 +51,9 @@ class Catalogue:
         self.many = Many(self._statements["many"], _JOINED)
 
     def job(self, name: str, *params: str | None) -> Job:
-        return Job(self._statements[name], params)
+        job = Job(self._statements[name], params)
+        job.cleans = name == "abandon"
+        return job
 
     def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> Job:
         """One that can travel with others."""
@@ -94,14 +95,27 @@ def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
 
 def keepable(metadata: str | None) -> str | None:
     """JSON that a jsonb column gives back as it was."""
-    if metadata is None or (_WRAPPED not in metadata and not _UNKEEPABLE.search(metadata)):
-        return metadata
-    return json.dumps({_WRAPPED: metadata})
+    return metadata if metadata is None or _survives(metadata) else json.dumps({_WRAPPED: metadata})
+
+
+def _survives(metadata: str) -> bool:
+    """Whether jsonb keeps it as it is. To say no too often harms nobody."""
+    if _WRAPPED in metadata or (_EXPONENT.search(metadata) and _EXPONENT.search(_STRING.sub("", metadata))):
+        return False
+    if "\\u" not in metadata:
+        return True
+    text = json.dumps(json.loads(metadata), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a pair of surrogates
+        return False
+    return "\\u0000" not in text
 
 
 def kept(metadata: Any) -> Any:
     if isinstance(metadata, dict) and list(metadata) == [_WRAPPED]:
-        return json.loads(metadata[_WRAPPED])
+        with suppress(TypeError, ValueError):  # somebody else's, who writes what they like
+            return json.loads(metadata[_WRAPPED])
     return metadata
 
 

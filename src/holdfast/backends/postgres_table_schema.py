@@ -67,6 +67,8 @@ def valid_schema(name: str) -> str:
     """The name itself. Raises ValueError for one that could not stand in a script without care."""
     if not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
         raise ValueError(f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {name!r}")
+    if name.startswith("pg_") or name == "information_schema":
+        raise ValueError(f"the schema {name!r} is PostgreSQL's own; choose another one")
     return name
 
 

@@ -112,6 +112,7 @@ def _print_json(document: Any) -> None:
 # For people
 
 _HEAD = ("NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA", "CONNECTION")  # the last if there is one
+_WIDEST = 120  # letters of a holder or of metadata in a row of `ls`
 
 
 def _for_people(info: LockInfo) -> LockInfo:
@@ -129,16 +130,21 @@ def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
     return [
         (
             info.name,
-            who.holder + (" (shared)" if who.mode == "shared" else ""),
+            _cut(who.holder) + (" (shared)" if who.mode == "shared" else ""),
             _fence(who),
             span(now - who.acquired_at),
             f"in {span(who.expires_at - now)}" if _expires(who) else "with its connection",
             str(info.waiters),
-            _metadata(who),
+            _cut(_metadata(who)),
             _connection(who),
         )
         for who in info.holders
     ]
+
+
+def _cut(text: str) -> str:
+    """So much of it that a row can still be read, however long others made it; `show` and `--json` tell all."""
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 
 def _print_table(rows: list[Sequence[str]]) -> None:

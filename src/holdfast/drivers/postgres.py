@@ -18,6 +18,9 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers.postgres_jobs import (
     LANES,
+    LAST,
+    LISTENS,
+    LISTENS_AGAIN,
     MOST,
     SPARE,
     STUCK,
@@ -31,6 +34,7 @@ from holdfast.drivers.postgres_jobs import (
     may_join,
 )
 from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
+from holdfast.drivers.postgres_names import Names, not_found, shares
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -39,9 +43,10 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
-    not_let_in,
+    no_connection,
     present,
     tell_deaf,
+    tell_deaf_for_now,
     unavailable,
 )
 from holdfast.drivers.wakes import Wakes
@@ -100,6 +105,7 @@ class BlockingPostgres:
     def _reset(self) -> None:
         self._mutex = threading.Lock()
         self._opening = threading.Lock()
+        self._names = Names()
         self._channel = f"holdfast_{uuid4().hex}"
         # A connection, or None for one that may be made; the used ones are at the end.
         self._free: list[Line | None] = [None] * LANES
@@ -108,7 +114,7 @@ class BlockingPostgres:
         self._others_first = False  # before those that have met somebody: each may keep its connection for a while
         self._checked = False  # that the schema is there
         self._closed = False
-        self.deaf = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
     @property
     def wakes(self) -> LineWakes:
@@ -118,14 +124,14 @@ class BlockingPostgres:
         return self._ask(job, within)
 
     def _ask(self, job: Job, within: float) -> Any:
-        until = boot_now() + within
+        until = boot_now() + (min(within, LAST) if self._closed else within)
         for _ in range(TRIES):
             answer = self._carry(_Ticket(job, until))
             if isinstance(answer, Again):
                 answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer)
+                    raise for_one(answer, last=self._closed)
                 return answer
             if boot_now() >= until:
                 break
@@ -147,7 +153,7 @@ class BlockingPostgres:
 
     def _queue_up(self, ticket: _Ticket) -> None:
         with self._mutex:
-            if self._closed:
+            if self._closed and not ticket.job.cleans:
                 raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
             if self._free:
                 ticket.line, ticket.home = self._free[-1], self._free
@@ -177,7 +183,8 @@ class BlockingPostgres:
             home, ticket.home = ticket.home, None
             if home is None:
                 return
-            if ticket.line is not None and not self._closed:
+            needed = not self._closed or (self._waiting and home is self._free)
+            if ticket.line is not None and needed:
                 home.append(ticket.line)
             else:
                 home.insert(0, None)
@@ -244,7 +251,7 @@ class BlockingPostgres:
         except Late:
             return [unavailable(self.place.name, "did not answer in time")] * len(jobs)
         except Broken as broken:
-            return [unavailable(self.place.name, f"ended the connection: {broken}")] * len(jobs)
+            return [unavailable(self.place.name, broken.told)] * len(jobs)
         finally:
             if ticket.line is None and line is not None:
                 line.speaker.close()
@@ -256,18 +263,22 @@ class BlockingPostgres:
         return line
 
     def _connect(self, until: float, version: int) -> Speaker:
-        hosts = self.place.hosts
-        error = unavailable(self.place.name, "has no host")
-        for number, params in enumerate(hosts):
-            now = boot_now()
-            last = until if number == len(hosts) - 1 else now + (until - now) / (len(hosts) - number)
+        reasons: list[Exception] = []
+        for params, last in shares(self.place.hosts, until, boot_now):
             try:
-                return self._connect_to(conninfo(params), last, version)
-            except Late:
-                error = unavailable(self.place.name, "cannot be connected to in time")
-            except (Broken, TryAgain) as broken:
-                error = not_let_in(self.place.name, broken)
-        raise error
+                found = self._names.addresses(params).result(max(0.0, last - boot_now()))
+            except TimeoutError:
+                reasons.append(Late(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, boot_now):
+                try:
+                    return self._connect_to(conninfo(one), end, version)
+                except (Late, Broken, TryAgain) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.place.name, reasons)
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
         speaker = Speaker(run(connect(where), until), self.place)
@@ -280,20 +291,45 @@ class BlockingPostgres:
 
     # Wake-ups
 
+    @property
+    def deaf(self) -> bool:
+        return not self._wakes.address
+
     async def expect(self, claim: Claim, within: float) -> str:
-        if self._cannot_be_woken():
-            until = boot_now() + within
-            if not self._opening.acquire(timeout=within):
-                raise unavailable(self.place.name, "cannot be connected to in time")
+        if self._shall_listen():
+            until = boot_now() + min(LISTENS, within / 2)
             try:
-                if self._cannot_be_woken():
-                    self._listen(until)
-            finally:
-                self._opening.release()
+                self._see_to_listening(until)
+            except BackendUnavailable as error:
+                if not error.transient or not self._works():
+                    raise
+                self._look_for_ourselves(error)
         return self._wakes.expect(claim)
 
-    def _cannot_be_woken(self) -> bool:
-        return not self._wakes.address and not self.deaf
+    def _shall_listen(self) -> bool:
+        return not self._wakes.address and boot_now() >= self._listens_at
+
+    def _see_to_listening(self, until: float) -> None:
+        """One thread does it, and the others wait for that."""
+        if not self._opening.acquire(timeout=max(0.0, until - boot_now())):
+            raise unavailable(self.place.name, "cannot be connected to in time")
+        try:
+            if self._shall_listen():
+                self._listen(until)
+        finally:
+            self._opening.release()
+
+    def _works(self) -> bool:
+        """Whether there is a connection to ask on."""
+        with self._mutex:
+            idle = [line for line in (*self._free, *self._spare) if line is not None]
+            used = LANES + SPARE - len(self._free) - len(self._spare)
+            return used > 0 or any(not line.stale for line in idle)
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, boot_now() + LISTENS_AGAIN
+        if first:
+            tell_deaf_for_now(reason)
 
     def _listen(self, until: float) -> None:
         if self._closed:
@@ -303,17 +339,20 @@ class BlockingPostgres:
             run(speaker.say_plainly(f"LISTEN {self._channel}".encode()), until)
             if speaker.pooled and not self._hears(speaker, until):
                 speaker.close()
-                self.deaf = True
+                self._listens_at = math.inf
                 tell_deaf(self.place)
             else:
                 run(speaker.say_plainly(present(self.place, self._channel)), until)
                 self._wakes.move_in(WakeLine(speaker, self._channel))
+                self._listens_at = 0.0
+                if self._closed:  # meanwhile
+                    self._wakes.close()
         except Late:
             speaker.close()
             raise unavailable(self.place.name, "did not answer in time") from None
         except Broken as broken:
             speaker.close()
-            raise unavailable(self.place.name, f"ended the connection: {broken}") from broken
+            raise unavailable(self.place.name, broken.told) from broken
         except BaseException:
             speaker.close()
             raise

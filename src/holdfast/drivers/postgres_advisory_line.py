@@ -18,7 +18,7 @@ from psycopg import pq
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
-from holdfast.drivers.postgres_wire import Broken, complaint, connect, not_let_in, passes, talk, unavailable
+from holdfast.drivers.postgres_wire import Broken, complaint, connect, no_connection, passes, talk, unavailable
 from holdfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
@@ -189,7 +189,7 @@ def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
         except Late:
             error = unavailable(place.name, "cannot be connected to in time")
         except Broken as broken:
-            error = not_let_in(place.name, broken)
+            error = no_connection(place.name, [broken])
         except BackendUnavailable as refused:
             error = refused
         if left == 1:

@@ -8,15 +8,17 @@ Leaves to `postgres_wire`: what is said on a connection. Leaves to `postgres_job
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
 from holdfast.drivers.postgres_jobs import (
     LANES,
+    LAST,
+    LISTENS,
+    LISTENS_AGAIN,
     MOST,
     SPARE,
     SPLIT,
@@ -30,6 +32,7 @@ from holdfast.drivers.postgres_jobs import (
     may_join,
 )
 from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, Ticket, run
+from holdfast.drivers.postgres_names import Names, not_found, shares
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -39,9 +42,10 @@ from holdfast.drivers.postgres_wire import (
     connect,
     echo,
     for_one,
-    not_let_in,
+    no_connection,
     present,
     tell_deaf,
+    tell_deaf_for_now,
     unavailable,
 )
 from holdfast.errors import BackendUnavailable
@@ -61,6 +65,7 @@ class AsyncioPostgres:
         self._reset()
 
     def _reset(self) -> None:
+        self._names = Names()
         self._idle: list[Line] = []
         self._busy: list[Line] = []
         self._dialling: set[asyncio.Task[None]] = set()
@@ -73,9 +78,9 @@ class AsyncioPostgres:
         self._listening: asyncio.Task[None] | None = None
         self._checked = False  # that the schema is there
         self._closed = False
-        self.deaf = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
-    def _begin(self) -> asyncio.AbstractEventLoop:
+    def _begin(self, *, cleans: bool = False) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self.wakes.is_new(loop):
             for line in (*self._idle, *self._busy):
@@ -84,20 +89,23 @@ class AsyncioPostgres:
             self._reset()
             self._closed = closed
             self.wakes.begin_again()
-        if self._closed:
-            raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+        if self._closed and not cleans:
+            raise self._let_go()
         return loop
 
+    def _let_go(self) -> BackendUnavailable:
+        return unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+
     async def ask(self, job: Job, within: float) -> Any:
-        loop = self._begin()
-        until = loop.time() + within
+        loop = self._begin(cleans=job.cleans)
+        until = loop.time() + (min(within, LAST) if self._closed else within)
         for _ in range(TRIES):
             answer = await self._carried(loop, job, until)
             if isinstance(answer, Again):
                 answer.prepare(job)
             elif not isinstance(answer, TryAgain):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer)
+                    raise for_one(answer, last=self._closed)
                 return answer
             if loop.time() >= until:
                 break
@@ -126,11 +134,12 @@ class AsyncioPostgres:
         now = loop.time()
         self._timer, self._late_at = None, _NEVER
         soonest = _NEVER
+        late = "did not answer in time" if self._busy or self._idle else "cannot be connected to in time"
         for ticket in (*self._waiting, *(ticket for line in self._busy for ticket in line.tickets)):
             if ticket.answer.done():
                 continue
             if ticket.until <= now:
-                ticket.answer.set_result(unavailable(self.place.name, "did not answer in time"))
+                ticket.answer.set_result(unavailable(self.place.name, late))
             else:
                 soonest = min(soonest, ticket.until)
         if soonest < _NEVER:
@@ -149,7 +158,8 @@ class AsyncioPostgres:
             line = self._idle.pop()
             self._busy.append(line)
             line.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
-        if self._closed or not (self._waiting or several):
+        if not (self._waiting or several):
+            self._let_go_of_idle()
             return
         loop = asyncio.get_running_loop()
         stuck = sum(line.since + STUCK <= loop.time() for line in self._busy)
@@ -201,13 +211,13 @@ class AsyncioPostgres:
             self._busy.remove(line)
         elif line in self._idle:
             self._idle.remove(line)
-        if line.alive and not self._closed:
+        if line.alive and (self._waiting or not self._closed):
             self._idle.append(line)
         else:
             line.close()
         jobs = [ticket.job for ticket in tickets]
         if isinstance(answer, Broken):
-            answers = [unavailable(self.place.name, f"ended the connection: {answer}")] * len(jobs)
+            answers = [unavailable(self.place.name, answer.told)] * len(jobs)
         elif isinstance(answer, TryAgain | BackendUnavailable):
             answers = as_failures(jobs, answer)
         else:
@@ -231,9 +241,6 @@ class AsyncioPostgres:
             self._fail(error)
         else:
             self._checked = True
-            if self._closed:
-                speaker.close()
-                return
             self._idle.append(Line(speaker, asyncio.get_running_loop(), self._done))
             self._pump()
 
@@ -242,22 +249,33 @@ class AsyncioPostgres:
         if self._busy or self._idle:
             return
         waiting, self._waiting = self._waiting, deque()
-        for ticket in waiting:
+        self._answer(waiting, error)
+
+    def _answer(self, tickets: Iterable[Ticket], error: BackendUnavailable) -> None:
+        for ticket in tickets:
             if not ticket.answer.done():
                 ticket.answer.set_result(error)
 
     async def _connect(self, within: float, version: int) -> Speaker:
-        error = unavailable(self.place.name, "has no host")
-        hosts = [found for params in self.place.hosts for found in await _resolved(params)]
-        for params in hosts:
+        now = asyncio.get_running_loop().time
+        reasons: list[Exception] = []
+        for params, last in shares(self.place.hosts, now() + within, now):
             try:
-                async with asyncio.timeout(within / len(hosts)):
-                    return await self._connect_to(conninfo(params), version)
+                async with asyncio.timeout_at(last):
+                    found = await asyncio.wrap_future(self._names.addresses(params))
             except TimeoutError:
-                error = unavailable(self.place.name, "cannot be connected to in time")
-            except (Broken, TryAgain) as broken:
-                error = not_let_in(self.place.name, broken)
-        raise error
+                reasons.append(TimeoutError(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, now):
+                try:
+                    async with asyncio.timeout_at(end):
+                        return await self._connect_to(conninfo(one), version)
+                except (TimeoutError, Broken, TryAgain) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.place.name, reasons)
 
     async def _connect_to(self, where: bytes, version: int) -> Speaker:
         speaker = Speaker(await run(connect(where)), self.place)
@@ -270,27 +288,48 @@ class AsyncioPostgres:
 
     # Wake-ups
 
+    @property
+    def deaf(self) -> bool:
+        return not self.wakes.address
+
     async def expect(self, claim: Claim, within: float) -> str:
         loop = self._begin()
-        if not self.wakes.address and not self.deaf:
+        if not self.wakes.address and loop.time() >= self._listens_at:
             if self._listening is None or self._listening.done():
                 self._listening = loop.create_task(self._listen(max(within, _DIAL)))
                 self._listening.add_done_callback(_seen)
             try:
-                async with asyncio.timeout(within):
-                    await asyncio.shield(self._listening)
-            except TimeoutError as error:
-                raise unavailable(self.place.name, "cannot be connected to in time") from error
+                await self._listens(self._listening, min(LISTENS, within / 2))
+            except BackendUnavailable as error:
+                if not error.transient or not (self._busy or self._idle):
+                    raise
+                self._look_for_ourselves(error)
         return self.wakes.expect(claim)
 
+    async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
+        await asyncio.wait({listening}, timeout=within)
+        if not listening.done():
+            raise unavailable(self.place.name, "cannot be connected to in time")
+        if listening.cancelled():
+            raise self._let_go()
+        error = listening.exception()
+        if error is not None:
+            raise for_one(error) if isinstance(error, BackendUnavailable) else error
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTENS_AGAIN
+        if first:
+            tell_deaf_for_now(reason)
+
     async def _listen(self, within: float) -> None:
+        hears = True
         try:
             async with asyncio.timeout(within):
                 speaker = await self._connect(within, 0)
                 try:
                     await run(speaker.say_plainly(f"LISTEN {self.wakes.channel}".encode()))
                     if speaker.pooled and not await self._hears(speaker, within):
-                        self.deaf = True
+                        hears = False
                     else:
                         await run(speaker.say_plainly(present(self.place, self.wakes.channel)))
                 except BaseException:
@@ -299,13 +338,15 @@ class AsyncioPostgres:
         except TimeoutError as error:
             raise unavailable(self.place.name, "did not answer in time") from error
         except Broken as broken:
-            raise unavailable(self.place.name, f"ended the connection: {broken}") from broken
-        if self.deaf or self._closed:
-            speaker.close()
-            if self.deaf:
-                tell_deaf(self.place)
-        else:
+            raise unavailable(self.place.name, broken.told) from broken
+        if hears and not self._closed:
             self.wakes.move_in(speaker)
+            self._listens_at = 0.0
+            return
+        speaker.close()
+        if not hears:
+            self._listens_at = _NEVER
+            tell_deaf(self.place)
 
     async def _hears(self, speaker: Speaker, within: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
@@ -327,13 +368,22 @@ class AsyncioPostgres:
                 timer.cancel()
         for task in (*self._dialling, *([self._listening] if self._listening else [])):
             task.cancel()
-        for line in (*self._idle, *self._busy):
-            line.close()
-            for ticket in line.tickets:
-                if not ticket.answer.done():
-                    ticket.answer.set_result(unavailable(self.place.name, "was let go of"))
-        self._idle, self._busy = [], []
-        self._fail(unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False))
+        self._dialling = set()
+        busy, self._busy = self._busy, [line for line in self._busy if any(one.job.cleans for one in line.tickets)]
+        for line in busy:
+            if line not in self._busy:
+                line.close()
+                self._answer(line.tickets, self._let_go())
+        self._answer([ticket for ticket in self._waiting if not ticket.job.cleans], self._let_go())
+        self._pump()
+        if self._waiting or self._busy:
+            self._look()  # until all is cleaned up
+
+    def _let_go_of_idle(self) -> None:
+        if self._closed:
+            for line in self._idle:
+                line.close()
+            self._idle = []
 
     def after_fork(self) -> None:
         """The connections are the parent's; `postgres_wire` has closed our copies of them."""
@@ -352,17 +402,3 @@ def _seen(task: asyncio.Task[None]) -> None:
     """Whoever waited for it has heard of its failure, or did not want to wait."""
     if not task.cancelled():
         task.exception()
-
-
-async def _resolved(params: Mapping[str, str]) -> list[dict[str, str]]:
-    """The same for each address of its host: libpq would look that up by itself, and the loop would stand still."""
-    host = params.get("host", "")
-    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
-        return [dict(params)]
-    port = int(params.get("port") or 5432)
-    try:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except OSError:
-        return [dict(params)]  # libpq says what is wrong
-    return [{**params, "hostaddr": str(address[0])} for *_, address in found]

@@ -16,6 +16,9 @@ LANES: Final = 2  # connections for requests: while the server works on one batc
 SPLIT: Final = 32  # requests that are worth to be divided between them
 SPARE: Final = 4  # more of them, for when all of those have been at one statement for
 STUCK: Final = 0.05  # so many seconds: somebody's transaction is at one of their names
+LISTENS: Final = 2.0  # seconds at most that a waiter gives to the connection that it would be woken by
+LISTENS_AGAIN: Final = 5.0  # seconds after which one that could not listen tries to again
+LAST: Final = 1.0  # seconds in which what was closed meanwhile takes back what it asked for; it tries that once
 TRIES: Final = 20  # for what the server has rolled back because of others
 
 
@@ -26,7 +29,7 @@ class Job:
     is waited for which a transaction of somebody else's is at.
     """
 
-    __slots__ = ("alone", "columns", "kind", "met", "statement", "tail")
+    __slots__ = ("alone", "cleans", "columns", "kind", "met", "statement", "tail")
 
     def __init__(
         self, statement: Statement, columns: Sequence[str | None], tail: Sequence[str | None] = (), kind: str = ""
@@ -36,6 +39,7 @@ class Job:
         self.tail = tail
         self.kind = kind  # of requests that can travel together; empty for one that cannot
         self.alone = not kind
+        self.cleans = False  # it takes back what somebody asked for, which is done even by what is closed
         self.met = False  # somebody at its name: from then on it travels only with those that wait for that one too
 
     @property

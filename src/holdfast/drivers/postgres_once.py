@@ -12,7 +12,7 @@ from psycopg import pq
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
-from holdfast.drivers.postgres_wire import Broken, connect, not_let_in, talk, unavailable
+from holdfast.drivers.postgres_wire import Broken, connect, no_connection, talk, unavailable
 
 
 async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
@@ -33,7 +33,7 @@ def _ask(place: Place, sql: str, until: float) -> bytes:
         except Late:
             error = unavailable(place.name, "did not answer in time")
         except Broken as broken:
-            error = not_let_in(place.name, broken)
+            error = no_connection(place.name, [broken])
     raise error
 
 

@@ -16,10 +16,9 @@ from holdfast.drivers.postgres_wire import (
     Waiting,
     connect,
     how_to_grant,
-    not_let_in,
+    no_connection,
     unavailable,
 )
-from holdfast.errors import BackendUnavailable
 
 _CONNECTS = 10.0  # seconds, for each host
 _RUNS = 60.0
@@ -27,19 +26,16 @@ _RUNS = 60.0
 
 def run_script(place: Place, text: str) -> None:
     """Raises BackendUnavailable."""
-    error: BackendUnavailable | None = None
+    reasons: list[Exception] = []
     for params in place.hosts:
         try:
             speaker = Speaker(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
-        except Late:
-            error = unavailable(place.name, "cannot be connected to in time")
-        except Broken as broken:
-            error = not_let_in(place.name, broken)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
         else:
             _run(speaker, place, text)
             return
-    assert error is not None  # there is one host at least
-    raise error
+    raise no_connection(place.name, reasons)
 
 
 def _run(speaker: Speaker, place: Place, text: str) -> None:
@@ -47,13 +43,16 @@ def _run(speaker: Speaker, place: Place, text: str) -> None:
         run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
     except Late:
         raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
-    except (Broken, TryAgain) as broken:
-        raise unavailable(place.name, f"ended the connection: {broken}; what was begun is rolled back") from broken
+    except TryAgain as again:
+        raise unavailable(place.name, f"has rolled it back, because of others: {again}; run it again") from again
+    except Broken as broken:
+        raise unavailable(place.name, f"{broken.told}; what was begun is rolled back") from broken
     finally:
         speaker.close()
 
 
 def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
+    speaker.must_keep_every_name()
     try:
         yield from speaker.say_plainly(script)
     except NoRights as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -27,22 +28,20 @@ _logger = logging.getLogger("holdfast")
 _parsed = json.JSONDecoder().decode
 _TUPLES: Final = pq.ExecStatus.TUPLES_OK
 _OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_CONNECTED: Final = (pq.PollingStatus.OK, pq.PollingStatus.FAILED)  # or not at all
 _TRY_AGAIN: Final = ("40001", "40P01")  # serialization failure, deadlock: rolled back, and worth another try at once
 _CHECKS: Final = 500  # milliseconds after which the server looks whether we are still there
 _LOCK_TIMEOUT: Final = "55P03"
 _NO_SCHEMA: Final = ("42P01", "42883", "3F000", "42703")  # no such table, function, schema, column
 _NO_RIGHTS: Final = "42501"
-_GOES_AWAY: Final = ("57P", "25006")  # ended by an operator; or not the primary any more
+_GOES_AWAY: Final = "57P"  # ended by an operator
+_READ_ONLY: Final = "25006"  # not the primary any more, or told to be so
 _IN_PASSING: Final = ("08", "57", "53", "40")  # beginnings of codes: connection, operator, resources, rollback
 _FULL: Final = "53100"  # the disk
-_FOR_GOOD: Final = (
-    "authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "does not exist",
-    "is not permitted to log in",
-    "permission denied for database",
-    "certificate",
+_LASTING: Final = re.compile(  # why a connection is refused, and will be: libpq tells no code, so only words say so
+    "authentication failed|no password supplied|no pg_hba.conf entry|certificate|does not exist|is not permitted to log"
+    "|[Pp]ermission denied|is not currently accepting|does not support SSL|definition of service|service file"
+    "|invalid (\\S+ )?value|unrecognized configuration|unterminated quoted|connection option"
 )
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this process, also those that are being made
 
@@ -71,43 +70,45 @@ class TryAgain(Exception):
 class Broken(Exception):
     """The connection is of no use any more; how it ended."""
 
+    @property
+    def told(self) -> str:
+        return f"ended the connection: {self}"
+
+
+class ReadOnly(Broken):
+    """Nothing can be written on it any more; another one may lead to whoever can be written to."""
+
+    @property
+    def told(self) -> str:
+        return f"is read-only: {self}"
+
 
 def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnavailable:
     return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
 
 
-def not_let_in(place: str, why: object) -> BackendUnavailable:
-    """There is no connection. Most of the reasons pass. libpq tells no code, so only words tell those that do not."""
-    lasting = any(words in str(why) for words in _FOR_GOOD)
-    return unavailable(place, f"cannot be connected to: {why}", transient=not lasting)
-
-
-def for_one(error: BackendUnavailable) -> BackendUnavailable:
+def for_one(error: BackendUnavailable, *, last: bool = False) -> BackendUnavailable:
     """One of its own for each who was asked for together: an exception remembers where it was raised."""
-    return type(error)(str(error), transient=error.transient)
+    return type(error)(str(error), transient=error.transient and not last)
 
 
 # Connecting, and one statement
 
 
 def connect(conninfo: bytes) -> Waiting:
-    """A connection. Raises Broken. Its socket may change on the way."""
+    """A connection. Raises Broken. Its socket may change on the way, and there is none once it has failed."""
     try:
         pg = pq.PGconn.connect_start(conninfo)
+        _open.add(pg)  # before the first step: a fork may come at any of them
+        status: int = pq.PollingStatus.WRITING
+        while pg.status != pq.ConnStatus.BAD and status not in _CONNECTED:
+            yield pg.socket, "r" if status == pq.PollingStatus.READING else "w"
+            status = pg.connect_poll()
+        if status != pq.PollingStatus.OK:
+            raise Broken(_of(pg))
+        pg.nonblocking = 1
     except psycopg.Error as error:
         raise Broken(_one_line(str(error))) from error
-    _open.add(pg)  # before the first step: a fork may come at any of them
-    yield pg.socket, "w"
-    while True:
-        if pg.status == pq.ConnStatus.BAD:
-            raise Broken(_of(pg))
-        status = pg.connect_poll()
-        if status == pq.PollingStatus.OK:
-            break
-        if status == pq.PollingStatus.FAILED:
-            raise Broken(_of(pg))
-        yield pg.socket, "r" if status == pq.PollingStatus.READING else "w"
-    pg.nonblocking = 1
     return pg
 
 
@@ -142,13 +143,18 @@ class Speaker:
 
     def greet(self, version: int) -> Waiting:
         """Learn who is there, and settle what is good for every statement. With a version, see that it is there."""
+        self.must_keep_every_name()
         schema = self._place.schema
         arrive = f'"{schema}".holdfast_arrive()'.encode()
         asked = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
-            to_regclass('"{schema}".holdfast_schema'), pg_is_in_recovery()"""
-        ((pid, isolation, found, replica),) = yield from self.say_plainly(asked.encode())
+            to_regclass('"{schema}".holdfast_schema'), pg_is_in_recovery(),
+            current_setting('default_transaction_read_only')"""
+        ((pid, isolation, found, replica, read_only),) = yield from self.say_plainly(asked.encode())
         if replica == b"t":
             raise Broken("it is a replica, and grants nothing until it is promoted")
+        if read_only == b"on":
+            what = "default_transaction_read_only is on, for the server, this database or this role"
+            raise unavailable(self._place.name, f"grants nothing: {what}", transient=False)
         self.pooled = int(pid) != self.pg.backend_pid
         commit = self._place.synchronous_commit
         if self.pooled:  # each statement may be the first of ours there, and a setting would stay behind for the next
@@ -162,6 +168,14 @@ class Speaker:
             yield from self._check(found, version)
         if found is not None:
             yield from self.say_plainly(b"SELECT " + arrive)
+
+    def must_keep_every_name(self) -> None:
+        """Raises BackendUnavailable for a database in which not every name and no metadata could be written."""
+        encoding = self.pg.parameter_status(b"server_encoding") or b"UTF8"
+        if encoding != b"UTF8":
+            what = f"keeps this database in {encoding.decode()}, and the lock table needs one in UTF8"
+            how = "CREATE DATABASE locks ENCODING 'UTF8' TEMPLATE template0"
+            raise unavailable(self._place.name, f"{what}; for example: {how}", transient=False)
 
     def _settle(self, settings: list[str]) -> Waiting:
         """A request that we give up must not go on to wait for a lock there; but not every system can notice that."""
@@ -221,13 +235,15 @@ class Speaker:
             text = result.get_value(0, len(self._before))
             if text == b"true":  # the answer to most releases
                 return True
-            return None if text is None else _parsed(text.decode())
+            return None if text is None else _read(text.decode())
         return self._rows(result)
 
     def _refuse(self, result: Any) -> None:
         code, text = complaint(result)
         if code in _TRY_AGAIN:
             raise TryAgain(text)
+        if code == _READ_ONLY:
+            raise ReadOnly(text)
         if self.pg.status == pq.ConnStatus.BAD or code.startswith(_GOES_AWAY) or not code:
             raise Broken(text or _of(self.pg))
         raise refusal(self._place.name, code, text)
@@ -288,6 +304,27 @@ def how_to_grant(place: str) -> str:
     )
 
 
+def no_connection(place: str, reasons: Sequence[Exception]) -> BackendUnavailable:
+    """Why none of its hosts could be connected to: the last one's reason, which passes if one of them does."""
+    last = str(reasons[-1])
+    what = f"cannot be connected to: {last}" if last else "cannot be connected to in time"
+    return unavailable(place, what, transient=not all(_LASTING.search(str(reason)) for reason in reasons))
+
+
+def _read(text: str) -> Any:
+    try:
+        return _parsed(text)
+    except ValueError:  # somebody else's metadata, with more digits than Python reads as a whole number
+        return json.loads(text, parse_int=_number)
+
+
+def _number(digits: str) -> float:
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
+
+
 def _of(pg: Any) -> str:
     return _one_line(pg.get_error_message() if hasattr(pg, "get_error_message") else pg.error_message.decode())
 
@@ -307,6 +344,14 @@ def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
 def present(place: Place, channel: str) -> bytes:
     """What a connection that listens says, so that others know that it does; an operator sees what it is for."""
     return f"LISTEN {channel}; SELECT \"{place.schema}\".holdfast_listens('{channel}')".encode()
+
+
+def tell_deaf_for_now(reason: BackendUnavailable) -> None:
+    _logger.warning(
+        "waiters look for themselves until there is a connection that they can be woken by; locks are safe, hand-overs "
+        "are slower: %s",
+        reason,
+    )
 
 
 def tell_deaf(place: Place) -> None:

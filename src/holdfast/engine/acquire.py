@@ -78,6 +78,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     adopt(lease)
                     return lease
             except BackendUnavailable as error:
+                if engine.closed:
+                    engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1
                 pause = pause_before_retry(failures, engine.world.chance())
