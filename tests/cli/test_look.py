@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -64,7 +65,7 @@ def test_show_tells_everything_about_one_lock(shell: Shell) -> None:
         lines = done.stdout.splitlines()
         assert lines[0] == "x: held"
         assert lines[1] == f"  holder    {locks.holder}"
-        assert lines[2].startswith("            held 0.")
+        assert re.match(r"            held \d", lines[2])
         assert "expires in 1m" in lines[2]
         assert lines[3:] == [
             f"  fence     {lease.fence}",
