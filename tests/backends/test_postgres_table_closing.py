@@ -126,7 +126,7 @@ def test_one_whose_backend_was_let_go_of_hears_that_its_locks_is_closed() -> Non
 
         async def let_go(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
             engine.closed = True
-            raise BackendUnavailable("it was let go of")
+            raise BackendUnavailable("it was let go of", transient=False)
 
         engine.backend.acquire = let_go  # type: ignore[method-assign]
         with pytest.raises(LockError, match="closed") as caught:
@@ -144,17 +144,18 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
         for claim in claims:
             assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
         await backend.close()
+        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
         with pytest.raises(BackendUnavailable, match="is closed"):
             await backend.acquire(claims[0], enqueue=True, within=10)
         if world == "asyncio":
             await asyncio.gather(*(backend.abandon(claim, within=10) for claim in claims))
-            return
-        for claim in claims:
-            await backend.abandon(claim, within=10)
+        else:
+            for claim in claims:
+                await backend.abandon(claim, within=10)
+        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
 
     in_world(world, tmp_path, story)
     assert ask(tmp_path, LEFT) == 0
-    until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
