@@ -45,7 +45,8 @@ class PostgresAdvisoryBackend(Asking):
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         super().__init__(place, world, clock)
         self._closed = False
-        self.on_loss: Callable[[Sequence[str], str], None] | None = None  # told of claims whose session has ended
+        # Told of what has ended with its session: claims' ids and fences, and why.
+        self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
 
     # Keep and release
 
@@ -130,7 +131,7 @@ class PostgresAdvisoryBackend(Asking):
             in_main = hold.in_main
             if hold.state == "held":
                 self._holds.leave(hold)
-                lost.append(hold.claim.id)
+                lost.append((hold.claim.id, hold.fence))
             else:
                 hold.go_back()
                 hold.wake()
@@ -171,7 +172,7 @@ class PostgresAdvisoryBackend(Asking):
             if not mine:
                 await self._terminate(pid, key)
             elif self.on_loss is not None:
-                self.on_loss([hold.claim.id for hold in mine], "it was broken")
+                self.on_loss([(hold.claim.id, hold.fence) for hold in mine], "it was broken")
         return before
 
     async def _terminate(self, pid: int, key: str) -> None:

@@ -18,7 +18,7 @@ from holdfast._model import PRESENCE, SHARED, Claim, Grant, Renewal
 from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
-from holdfast.engine.keeper import Keeper
+from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
@@ -67,8 +67,8 @@ class Engine:
             backend.on_loss = self._hear_of_loss
         _living.add(self)
 
-    def _hear_of_loss(self, claims: Sequence[str], reason: str) -> None:
-        self.keeper.hear_of_loss(claims, reason)  # of now: a fork has another
+    def _hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
+        self.keeper.hear_of_loss(ended, reason)  # of now: a fork has another
 
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
