@@ -321,9 +321,7 @@ class Asking:
             await self._cancel(line, main, until)
             await self._free_all(line, until)
         except BaseException as error:
-            line.broken(
-                ConnectionAbortedError("let go of")
-            )  # the server lets go of all that it held, or stood in line for
+            self._sessions.drop(line)  # the server lets go of all that it held, or stood in line for
             if not isinstance(error, BackendUnavailable):
                 raise
         finally:

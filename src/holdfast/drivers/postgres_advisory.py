@@ -95,16 +95,24 @@ class BlockingSessions:
         self._watch: Watch | None = None
 
     def _dial(self, within: float) -> WatchedLine:
-        if self._closed:
-            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+        self._must_be_open()
         dialled = dial(self.place, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
                 self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
                 weakref.finalize(self, self._watch.close)
         line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
-        self._lines.add(line)
+        with self._mutex:
+            self._lines.add(line)
+            closed = self._closed
+        if closed:  # meanwhile
+            _end(line)
+            self._must_be_open()
         return line
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
 
     def _broke(self, line: Line) -> None:
         with self._mutex:
@@ -208,14 +216,15 @@ class BlockingSessions:
     def _hear(self, line: Line, seconds: float) -> bool:
         assert isinstance(line, WatchedLine)
         until = boot_now() + seconds
-        while True:
-            flight = line.flight
-            if flight is None or not line.alive:
-                return True
-            if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+        flight = line.flight
+        poll = select.poll()  # of our own: whoever closes hears the same answer
+        poll.register(line.socket, select.POLLIN)
+        while flight is not None and line.alive and line.flight is flight:
+            if not poll.poll(max(0.0, (until - boot_now()) * 1000)):
                 return False
             with line.turn:
                 self._heed(line, flight)
+        return True
 
     def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
@@ -254,8 +263,8 @@ class BlockingSessions:
         _end(line)
 
     async def close(self) -> None:
-        self._closed = True
         with self._mutex:
+            self._closed = True
             lines = list(self._lines)
             self._idle, self._main = [], None
             watch = self._watch

@@ -40,8 +40,18 @@ class WatchedLine(Line):
 
     def let_go(self) -> None:
         self._watch.remove(self)
+        copy = self._copy()
         super().let_go()
+        if copy is not None:
+            with suppress(OSError), copy:
+                copy.shutdown(socket.SHUT_RDWR)  # for a thread that sleeps at it: to close it would wake nobody
         self._on_broken(self)
+
+    def _copy(self) -> socket.socket | None:
+        """The socket, unless libpq has closed it: then its number may be another's by now."""
+        with suppress(Exception):
+            return socket.fromfd(self.pgconn.socket, socket.AF_UNIX, socket.SOCK_STREAM)  # of whatever kind it is
+        return None
 
 
 class Watch:
@@ -68,7 +78,9 @@ class Watch:
     def remove(self, line: WatchedLine) -> None:
         """Its socket is about to be closed."""
         with self._mutex:
-            self._lines.pop(line.socket, None)
+            known = self._lines.get(line.socket)
+            if known is not None and known() in (line, None):  # the number may be another's by now
+                del self._lines[line.socket]
         self._ring()
 
     def _ring(self) -> None:
