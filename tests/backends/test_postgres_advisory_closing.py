@@ -16,6 +16,7 @@ import holdfast.aio
 from holdfast import BackendUnavailable, LockError, Locks
 from holdfast.backends import postgres_advisory_asking
 from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
+from holdfast.drivers.postgres_advisory_line import dial
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, until
@@ -128,7 +129,7 @@ class SlowDial:
 def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
     me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowDial(postgres_advisory.dial)
+    slow = SlowDial(dial)
     monkeypatch.setattr(postgres_advisory, "dial", slow)
     locks = holdfast.connect(me)
     waiters = Waiters(locks, WAITERS)
@@ -142,7 +143,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
 def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
     me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowDial(postgres_advisory_asyncio.dial)
+    slow = SlowDial(dial)
     monkeypatch.setattr(postgres_advisory_asyncio, "dial", slow)
 
     async def story() -> None:

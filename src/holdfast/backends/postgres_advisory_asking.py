@@ -315,8 +315,8 @@ class Asking:
     async def _leave_the_line(self, hold: Hold, until: float) -> None:
         """Out of the server's queue; should it be granted meanwhile, it is let go of."""
         line = hold.line
-        self._holds.leave(hold)
         try:
+            self._holds.leave(hold)
             main = await self._sessions.main(max(0.01, until - boot_now()))
             await self._cancel(line, main, until)
             await self._free_all(line, until)

@@ -12,12 +12,13 @@ import socket
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
-from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine
+from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine, in_turn
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
@@ -75,6 +76,10 @@ class Sessions(Protocol):
     def after_fork(self) -> None: ...
 
 
+class _Promise:
+    """Of a session that is being opened."""
+
+
 class BlockingSessions:
     def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
         self.place = place
@@ -86,11 +91,12 @@ class BlockingSessions:
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._main: WatchedLine | None = None
         self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
         self._idle: list[WatchedLine] = []
-        self._given = 0  # sessions of `waiter` that are in use or being opened
+        # Sessions of `waiter` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
+        self._given: weakref.WeakSet[object] = weakref.WeakSet()
         self._closed = False
         self._watch: Watch | None = None
 
@@ -128,36 +134,37 @@ class BlockingSessions:
     async def main(self, within: float) -> Line:
         if (line := self.ready) is not None:
             return line
-        until = boot_now() + within
-        if not self._opening.acquire(timeout=within):
+        found = in_turn(self._opening, within, partial(self._open_main, boot_now() + within))
+        if found is None:
             raise unavailable(self.place.name, "cannot be connected to in time")
-        try:
-            if self._main is None or not self._main.alive:
-                self._main = self._dial(max(0.01, until - boot_now()))
-            return self._main
-        finally:
-            self._opening.release()
+        return found
+
+    def _open_main(self, until: float) -> Line:
+        if self._main is None or not self._main.alive:
+            self._main = self._dial(max(0.01, until - boot_now()))
+        return self._main
 
     async def waiter(self, within: float) -> Line | None:
+        promise = _Promise()  # gone when this ends, whatever happens
         with self._mutex:
             if self._idle:
-                self._given += 1
-                return self._idle.pop()
-            if self._given >= self.place.waiting:
+                line = self._idle.pop()
+                self._given.add(line)
+                return line
+            if len(self._given) >= self.place.waiting:
                 return None
-            self._given += 1
-        try:
-            return self._dial(within)
-        except BaseException:
-            with self._mutex:
-                self._given -= 1
-            raise
+            self._given.add(promise)
+        line = self._dial(within)
+        with self._mutex:
+            self._given.add(line)
+            self._given.discard(promise)
+        return line
 
     def give_back(self, line: Line) -> bool:
         assert isinstance(line, WatchedLine)
         line.idle_since = boot_now()
         with self._mutex:
-            self._given -= 1
+            self._given.discard(line)
             keep = line.alive and not self._closed
             if keep:
                 self._idle.append(line)
@@ -176,22 +183,19 @@ class BlockingSessions:
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, WatchedLine)
-        asked_at = boot_now()
-        if not line.turn.acquire(timeout=within):
+        if in_turn(line.turn, within, partial(self._ask, line, statement, boot_now() + within)) is None:
             raise unavailable(self.place.name, "did not answer in time")
-        try:
-            if line.flight is not None:
-                self._finish(line, asked_at + within)
-            if not line.alive:
-                raise unavailable(self.place.name, "ended the session")
-            line.begin(statement)
-            if line.poll.poll(within * 1000):  # mostly that is all of the answer
-                line.heed()
-            if line.flight is not None:
-                self._finish(line, asked_at + within)
-        finally:
-            line.turn.release()
         return statement.rows()
+
+    def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
+        if line.flight is not None:
+            self._finish(line, until)
+        if not line.alive:
+            raise unavailable(self.place.name, "ended the session")
+        line.begin(statement)
+        if line.flight is not None:
+            self._finish(line, until)
+        return True
 
     def _finish(self, line: WatchedLine, until: float) -> None:
         while line.flight is not None and line.alive:

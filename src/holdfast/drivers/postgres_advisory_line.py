@@ -37,6 +37,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery();
 """
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+_CUT_SHORT: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
 Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
 
@@ -118,16 +119,31 @@ class Line:
 
     def begin(self, statement: Statement) -> None:
         """Send it. Whatever was asked before has been answered."""
-        self.flight = statement
-        statement.sent_at = boot_now()
         try:
+            self.flight = statement
+            statement.sent_at = boot_now()
             params = [value if isinstance(value, bytes) else b"%d" % value for value in statement.params]
             self.pgconn.send_query_prepared(statement.name, params)
         except Exception as error:
             self.broken(error)
+        except BaseException:
+            self.broken(_CUT_SHORT)  # nobody knows whether it was sent
+            raise
 
     def heed(self) -> bool:
-        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement."""
+        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement.
+
+        An interrupt ends the session: what it cut short may be an answer, and nobody would hear that again.
+        """
+        try:
+            return self._heed()
+        except Exception:  # of somebody who was told
+            raise
+        except BaseException:
+            self.broken(_CUT_SHORT)
+            raise
+
+    def _heed(self) -> bool:
         pgconn, flight = self.pgconn, self.flight
         try:
             pgconn.consume_input()
