@@ -173,8 +173,8 @@ class TestServersThatAreFull(OnPostgres):
         self.server.psql("CREATE ROLE guest LOGIN")
         self.where = self.where.replace("holdfast@", "guest@") + "?waiting=1"
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]
-        with pytest.raises(BackendUnavailable, match="cannot be connected to"):
-            await stage.locks().lock("d", wait=0.2).acquire()
+        with pytest.raises(BackendUnavailable, match="cannot be connected to: "):
+            await stage.locks(patience=1).lock("d", wait=0).acquire()
         patient = stage.start(stage.locks().lock("d", wait=60).take())
         await stage.breathe()
         await first[0].release()

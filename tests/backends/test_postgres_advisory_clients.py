@@ -197,7 +197,7 @@ print("done")
 def test_a_program_that_ends_while_it_holds_locks_ends_quietly(url: str, psql: psycopg.Connection) -> None:
     """Everything that is left open is told by Python then, and so is an error in whatever runs at the end."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-X", "dev", "-W", "always::ResourceWarning", "-c", ENDS, url]
+    command = [sys.executable, "-W", "always", "-c", ENDS, url]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert psql.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)

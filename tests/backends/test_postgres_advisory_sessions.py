@@ -16,6 +16,7 @@ import holdfast
 import holdfast.aio
 from holdfast import Lease, Locks
 from holdfast.backends.postgres_advisory_holds import Fences, fences_of
+from holdfast.backends.postgres_advisory_keys import key_of
 from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
 from holdfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
@@ -160,6 +161,58 @@ def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
             assert _count(psql, _OURS) == 2
             await lease.release()
             await asyncio.to_thread(until, lambda: _count(psql, _OURS) == 1)
+
+    asyncio.run(story())
+
+
+# How many there are
+
+
+def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+    """Whoever is not in it is passed over by all who are, for as long as it is never empty."""
+    with holdfast.connect(f"{url}?application_name=me&waiting=1") as locks, holdfast.connect(url) as other:
+        held = [_wait_for(locks, other, f"held-{number}") for number in range(3)]
+        assert _wait_for(locks, other, "another").held
+        assert all(lease.held for lease in held)
+        assert _count(psql, _OURS) == 5
+
+
+def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_whoever_comes_then_is_served(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with holdfast.connect(f"{url}?application_name=me&waiting=1") as locks, holdfast.connect(url) as other:
+        held = [_wait_for(locks, other, f"held-{number}") for number in range(4)]
+        taken: list[Lease | None] = []
+        with other.lock("another"):
+            waiter = threading.Thread(target=lambda: taken.append(locks.lock("another").acquire()))
+            waiter.start()
+            looks: Any = locks._logic.engine.backend
+            until(lambda: any(hold.looks > 1 for hold in looks._holds.of(key_of("another").number)))
+            assert _count(psql, _IN_LINE) == 0
+            held.pop().release()
+            until(lambda: _count(psql, _IN_LINE) == 1)
+        waiter.join()
+        assert taken[0] is not None
+        assert _count(psql, _OURS) == 5
+
+
+def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+    async def story() -> None:
+        where = f"{url}?application_name=me&waiting=1"
+        async with holdfast.aio.connect(where) as locks, holdfast.aio.connect(url) as other:
+            leases = []
+            for name in ("a", "b", "c", "d"):
+                async with other.lock(name):
+                    waiter = asyncio.ensure_future(locks.lock(name).acquire())
+                    await asyncio.to_thread(until, lambda: _count(psql, _IN_LINE) == 1)
+                leases.append(await waiter)
+            assert all(lease is not None and lease.held for lease in leases)
+            async with other.lock("e"):
+                assert await locks.lock("e", wait=0.3).acquire() is None
+                assert _count(psql, _OURS) == 5
+            for lease in leases:
+                assert lease is not None
+                await lease.release()
 
     asyncio.run(story())
 

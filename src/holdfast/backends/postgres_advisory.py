@@ -5,8 +5,9 @@ Leaves to `postgres_advisory_asking`: to acquire and to wait. Leaves to `postgre
 to `postgres_advisory_holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
 
 One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
-queue, which is fair, in a session of its own, and holds what it waited for in that one. There are at most `waiting` of
-these (16, see the URL); whoever comes when all are taken waits here for the first that is free, and looks now and then.
+queue, which is fair, in a session of its own, and holds what it waited for in that one. At most `waiting` of these
+wait (16, see the URL), or one for each lock if these are more, and there are four times as many in all; whoever comes
+when all are taken waits here for the first that is free, and looks now and then.
 
 A hold lasts as long as its session. The end of a session is noticed when it happens, and told through `on_loss`. A ttl
 is how long a holder believes without a word from the server: a renewal is a round trip on the session. What its holder
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -98,6 +100,9 @@ class PostgresAdvisoryBackend(Asking):
         finally:
             if not statement.sent_at:
                 hold.freeing = False
+        if hold.key in self._holds.ghosts:
+            with suppress(BackendUnavailable):  # whoever asks for it next tries again
+                await self._lay_ghost(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: Hold, statement: Statement) -> None:
@@ -107,13 +112,15 @@ class PostgresAdvisoryBackend(Asking):
             self._holds.leave(hold)
             if not in_main:
                 self._give_back(line)
+        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+            self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             return
         until = boot_now() + within
-        if hold.state == "asked" or hold.freeing:
+        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
             await self._settle(hold, hold.line, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
@@ -127,6 +134,7 @@ class PostgresAdvisoryBackend(Asking):
     def _ended(self, line: Line) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost = []
+        self._holds.session_is_gone(line)
         for hold in self._holds.in_line(line):
             in_main = hold.in_main
             if hold.state == "held":

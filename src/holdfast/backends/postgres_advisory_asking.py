@@ -17,7 +17,7 @@ from holdfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, patrol
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.postgres_advisory_holds import Hold, Holds, fences_of, refuse_twins
-from holdfast.backends.postgres_advisory_keys import halves, is_tag_of, key_of
+from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of
 from holdfast.backends.postgres_advisory_sql import PREPARE, Seen, read
 from holdfast.drivers.postgres_advisory import open_sessions
 from holdfast.drivers.postgres_advisory_line import (
@@ -96,7 +96,8 @@ class Asking:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._stand_in_line(hold, until)
-            if in_vain and hold.line is not None and self._known_holder(hold) is None:
+            untried = in_vain or hold.key in self._holds.ghosts
+            if untried and hold.line is not None and self._known_holder(hold) is None:
                 await self._sessions.briefly(hold.line, min(PROMPT, until - boot_now()))
                 if hold.fence:
                     return hold.grant
@@ -125,21 +126,47 @@ class Asking:
             self._sessions.peek(hold.line)
         if hold.state == "asked" or hold.freeing:
             await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
-        if hold.state == "doubt":
+        if hold.state == "doubt" and hold.in_main:
+            await self._undo(hold, until)
+        elif hold.state == "doubt":
             await self._settle_by_looking(hold, until)
+
+    async def _undo(self, hold: Hold, until: float) -> None:
+        """A try ended in an error: whatever it left in the main session is let go of."""
+        if not self._holds.haunts(hold):
+            await self._clear(hold.key, hold.line, until)
+        hold.go_back()
+
+    async def _clear(self, key: Key, line: Line, until: float) -> None:
+        """All that the session has of it, as often as that may be. Nobody of ours is there."""
+        while (await self._ask(line, b"hf_undo", key, until))[0][0] == b"t":
+            pass
+
+    async def _lay_ghost(self, key: Key, until: float) -> None:
+        """As soon as nobody of ours shares it in the main session, that must not either."""
+        line = left = self._holds.call_ghost(key)
+        if line is None:
+            return
+        try:
+            await self._clear(key, line, until)
+            left = None
+        finally:
+            self._holds.leave_ghost(key, left if line.alive else None)
 
     async def _settle_by_looking(self, hold: Hold, until: float) -> None:
         """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
         line = hold.line
         seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
         if any(one.pid == line.pid and one.granted for one in seen):
-            rows = await self._ask(line, b"hf_clock", (), until)
-            hold.come(rows[0][0] or b"0")
+            rows = await self._ask(line, b"hf_tag", hold.key, until)
+            self._hold_there(hold, rows)
         else:
             hold.state, hold.line = "new", None
             self._give_back(line)
 
     async def _try(self, hold: Hold, main: Line, until: float) -> bool:
+        if hold.key in self._holds.ghosts:
+            await self._lay_ghost(hold.key, until)
         if hold.mode != EXCLUSIVE and self._holds.may_share(hold) and not await self._probe(hold, until):
             return False
         if not self._holds.into_main(hold, main):
@@ -174,10 +201,11 @@ class Asking:
         """In a session of its own, or outside if all are taken."""
         if hold.signal is None:
             hold.signal = self._world.signal()
-        if not self._holds.is_next(hold):
+        alone = not self._has_company(hold)
+        if not self._holds.is_next(hold, alone=alone):
             return
         try:
-            line = await self._sessions.waiter(max(0.01, until - boot_now()))
+            line = await self._sessions.waiter(max(0.01, until - boot_now()), beside=alone)
         except BackendUnavailable as error:
             if not error.transient:
                 raise
@@ -206,11 +234,17 @@ class Asking:
         if hold.state != "waits":
             return
         if statement.error is None:
-            hold.come(statement.answer[0][0] or b"0")
+            self._hold_there(hold, statement.answer)
             self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
         else:
             hold.state = "doubt"
         hold.wake()
+
+    def _hold_there(self, hold: Hold, rows: Rows) -> None:
+        """In the session in which it was waited for; one more may wait now."""
+        hold.come(rows[0][0] or b"0")
+        self._sessions.has_come(hold.line)
+        self._wake_outside()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
         self._remember(hold.key.number, crowded=True)

@@ -18,7 +18,7 @@ from holdfast.drivers.postgres_advisory_line import Statement
 from holdfast.errors import Unsupported
 
 # new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
-# for it; doubt: that ended, nobody knows how; held; ended: released, or gone with its session
+# for it; doubt: either ended in an error, maybe after the grant; held; ended: released, or gone with its session
 State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
 
 
@@ -95,8 +95,10 @@ class Hold:
         """What came of asking for it in the main session."""
         if statement.error is None and (answer := statement.answer[0][0]) is not None:
             self.come(answer)
-        elif self.state == "asked":
+        elif self.state == "asked" and statement.error is None:
             self.go_back()
+        elif self.state == "asked":  # what it did before the error stays done
+            self.state = "doubt"
 
     def go_back(self) -> None:
         """It belongs to no session any more, and does not hold."""
@@ -134,11 +136,13 @@ class Holds:
         self.by_id: dict[str, Hold] = {}
         self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
         self._by_number: dict[int, dict[str, Hold]] = {}
+        # What the main session may share once more than we know of, because of an error; None while that is put right.
+        self.ghosts: dict[Key, Any] = {}
 
     def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
         """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
         with self.mutex:
-            if key.number in self._by_number:
+            if key.number in self._by_number or key in self.ghosts:
                 return None
             hold = self.by_id[claim.id] = Hold(claim, key, self.fences)
             self._by_number[key.number] = {claim.id: hold}
@@ -178,11 +182,12 @@ class Holds:
         with self.mutex:
             return [hold for hold in self.by_id.values() if hold.line is line]
 
-    def is_next(self, hold: Hold) -> bool:
-        """Whether nobody else waits for a session to wait in; from now on it does."""
+    def is_next(self, hold: Hold, *, alone: bool) -> bool:
+        """Whether it is the first that waits for a session to wait in; `alone`: the first for that number."""
+        number = hold.key.number
         with self.mutex:
             self.outside.setdefault(hold.claim.id, hold)
-            return next(iter(self.outside)) == hold.claim.id
+            return next(one for one in self.outside.values() if not alone or one.key.number == number) is hold
 
     # The main session
 
@@ -196,8 +201,39 @@ class Holds:
             there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
             if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
                 return False
+            if hold.key in self.ghosts or any(other.state == "doubt" for other in there):
+                return False  # until it is known how often the session shares it
             hold.state, hold.line, hold.in_main = "asked", line, True
             return True
+
+    def haunts(self, hold: Hold) -> bool:
+        """Whether others share it in the main session, and nobody can tell if it does; it counts as a ghost then."""
+        with self.mutex:
+            others = [other for other in self._by_number.get(hold.key.number, {}).values() if other is not hold]
+            shared = any(other.in_main for other in others)
+            if shared:
+                self.ghosts[hold.key] = hold.line
+            return shared
+
+    def call_ghost(self, key: Key) -> Any:
+        """The session in which it can be laid now, because nobody of ours is there: by whoever called it, alone."""
+        with self.mutex:
+            line = self.ghosts.get(key)
+            if line is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
+                return None
+            self.ghosts[key] = None
+            return line
+
+    def leave_ghost(self, key: Key, line: Any) -> None:
+        """It is laid, or is still in that session."""
+        with self.mutex:
+            self.ghosts.pop(key, None)
+            if line is not None:
+                self.ghosts[key] = line
+
+    def session_is_gone(self, line: Any) -> None:
+        with self.mutex:
+            self.ghosts = {key: there for key, there in self.ghosts.items() if there is not line}
 
 
 def refuse_twins(name: str, other: str) -> None:

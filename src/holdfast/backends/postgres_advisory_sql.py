@@ -27,6 +27,10 @@ def _granted(condition: str, clock: str, otherwise: str = "NULL") -> str:
     return f"SELECT f, pg_advisory_lock_shared($2, {_SECOND}) FROM ({asked}) AS granted"
 
 
+_UNTAG: Final = """
+(SELECT count(pg_advisory_unlock_shared($2, objid::int8::int4)) FROM pg_locks
+ WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 2 AND classid::int8 = $2::int8 & 4294967295)
+"""
 _LOOK: Final = """
 SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
        extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
@@ -56,7 +60,11 @@ STATEMENTS: Final = {
     b"hf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
     b"hf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
     b"hf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
-    b"hf_clock": ("", f"SELECT {_CLOCK}"),
+    b"hf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
+    b"hf_undo": (
+        "int8, int4",
+        f"SELECT CASE WHEN pg_advisory_unlock($1) THEN true ELSE pg_advisory_unlock_shared($1) END, {_UNTAG}",
+    ),
     b"hf_ping": ("", "SELECT 1"),
     b"hf_keep": (
         "int4, int4",

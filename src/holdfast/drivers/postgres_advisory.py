@@ -22,6 +22,9 @@ from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLin
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
+# Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
+# its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
+MOST: Final = 4
 IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
 
 
@@ -40,8 +43,12 @@ class Sessions(Protocol):
         """The session for everything that does not wait. Raises BackendUnavailable."""
         ...
 
-    async def waiter(self, within: float) -> Line | None:
-        """A session that nobody else uses, or None if there are as many as there may be."""
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+        """A session that nobody else uses; None if as many wait as may. `beside` those there may be more, see MOST."""
+        ...
+
+    def has_come(self, line: Line) -> None:
+        """What was waited for in that session is held there: it does not count as one that waits any more."""
         ...
 
     def give_back(self, line: Line) -> bool:
@@ -79,6 +86,8 @@ class Sessions(Protocol):
 class _Promise:
     """Of a session that is being opened."""
 
+    holds = False
+
 
 class BlockingSessions:
     def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
@@ -96,7 +105,7 @@ class BlockingSessions:
         self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
         self._idle: list[WatchedLine] = []
         # Sessions of `waiter` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
-        self._given: weakref.WeakSet[object] = weakref.WeakSet()
+        self._given: weakref.WeakSet[WatchedLine | _Promise] = weakref.WeakSet()
         self._closed = False
         self._watch: Watch | None = None
 
@@ -144,15 +153,18 @@ class BlockingSessions:
             self._main = self._dial(max(0.01, until - boot_now()))
         return self._main
 
-    async def waiter(self, within: float) -> Line | None:
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+        waiting = self.place.waiting
         promise = _Promise()  # gone when this ends, whatever happens
         with self._mutex:
+            given = list(self._given)
+            waits = sum(not one.holds for one in given)
+            if len(given) >= waiting * MOST or (waits >= waiting and not beside):
+                return None
             if self._idle:
                 line = self._idle.pop()
                 self._given.add(line)
                 return line
-            if len(self._given) >= self.place.waiting:
-                return None
             self._given.add(promise)
         line = self._dial(within)
         with self._mutex:
@@ -160,11 +172,15 @@ class BlockingSessions:
             self._given.discard(promise)
         return line
 
+    def has_come(self, line: Line) -> None:
+        line.holds = True
+
     def give_back(self, line: Line) -> bool:
         assert isinstance(line, WatchedLine)
         line.idle_since = boot_now()
         with self._mutex:
             self._given.discard(line)
+            line.holds = False
             keep = line.alive and not self._closed
             if keep:
                 self._idle.append(line)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast.drivers.postgres_advisory import IDLE
+from holdfast.drivers.postgres_advisory import IDLE, MOST
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken
 from holdfast.drivers.postgres_places import Place
@@ -72,6 +72,7 @@ class AsyncioSessions:
         self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
         self._idle: list[_Line] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
+        self._holding = 0  # those of them that hold what was waited for
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
 
@@ -131,24 +132,31 @@ class AsyncioSessions:
         if not task.cancelled() and task.exception() is None:
             self._main = task.result()
 
-    async def waiter(self, within: float) -> Line | None:
+    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         self._belong_here()
-        if self._idle:
-            self._given += 1
-            return self._idle.pop()
-        if self._given >= self.place.waiting:
+        waiting = self.place.waiting
+        waits = self._given - self._holding
+        if self._given >= waiting * MOST or (waits >= waiting and not beside):
             return None
         self._given += 1
+        if self._idle:
+            return self._idle.pop()
         try:
             return await self._dial(within)
         except BaseException:
             self._given -= 1
             raise
 
+    def has_come(self, line: Line) -> None:
+        self._holding += not line.holds
+        line.holds = True
+
     def give_back(self, line: Line) -> bool:
         assert isinstance(line, _Line)
         line.idle_since = boot_now()
         self._given -= 1
+        self._holding -= line.holds
+        line.holds = False
         keep = line.alive and not self._closed
         if keep:
             self._idle.append(line)

@@ -106,6 +106,7 @@ class Line:
         self.alive = True
         self.flight: Statement | None = None
         self.idle_since = 0.0
+        self.holds = False  # what was waited for there; changed by `Sessions` alone
         self.keeps(KEPT)
         self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
         self.named = pgconn.parameter_status(b"application_name") != b"holdfast"

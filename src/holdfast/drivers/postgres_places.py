@@ -22,7 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PUBLIC: Final = "public"
-WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters stand in PostgreSQL's queues
+WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name stand in line
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
