@@ -199,9 +199,15 @@ class BlockingSessions:
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, WatchedLine)
-        if in_turn(line.turn, within, partial(self._ask, line, statement, boot_now() + within)) is None:
+        until = boot_now() + within
+        first, ask = (line.turn, self._ask) if statement.urgent else (line.crowd, self._ask_in_turn)
+        if not in_turn(first, within, partial(ask, line, statement, until)):
             raise unavailable(self.place.name, "did not answer in time")
         return statement.rows()
+
+    def _ask_in_turn(self, line: WatchedLine, statement: Statement, until: float) -> bool:
+        work = partial(self._ask, line, statement, until)
+        return bool(in_turn(line.turn, max(0.01, until - boot_now()), work))
 
     def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
         if line.flight is not None:

@@ -63,12 +63,13 @@ def keeping(seconds: int) -> dict[str, int]:
 class Statement:
     """Something asked of a session, and what came of it."""
 
-    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at")
+    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
 
     def __init__(self, name: bytes, params: Params = (), done: Callable[[Statement], None] | None = None) -> None:
         self.name = name
         self.params = params
         self.done = done  # called once, when it is known what came of it
+        self.urgent = False  # it goes before those that are not: somebody may lose a lock, or wait for one
         self.answer: Rows = []
         self.error: BackendUnavailable | None = None
         self.finished = False

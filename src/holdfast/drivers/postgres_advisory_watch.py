@@ -48,6 +48,7 @@ class WatchedLine(Line):
     def __init__(self, dialled: Dialled, name: str, watch: Watch, on_broken: OnBroken) -> None:
         super().__init__(dialled, name)
         self.turn = threading.RLock()  # whoever has it reads and writes
+        self.crowd = threading.RLock()  # one at a time of those who are not urgent waits for the turn
         self._watch = watch
         self._on_broken = on_broken
         self.poll = select.poll()
