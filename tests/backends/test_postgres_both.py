@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 import holdfast
+import holdfast.aio
 from holdfast import BackendUnavailable
 from tests.servers.postgres import USER
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.server import HOST
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -65,6 +71,34 @@ def test_a_refusal_that_may_pass_is_told_from_one_that_lasts(
         with pytest.raises(BackendUnavailable, match=says) as refused:
             locks.lock("a", wait=0).acquire()
         assert refused.value.transient is passes
+
+
+# Names of hosts
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
+    url: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(host: str, *rest: Any, **options: Any) -> Any:
+        asked.set()
+        assert answer.wait(LIMIT), "nothing else was done meanwhile"
+        return found(HOST, *rest, **options)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def story() -> None:
+        where = url.replace("postgresql:", f"{scheme}:").replace(HOST, "known-to-nobody-else.invalid")
+        async with holdfast.aio.connect(where) as locks:
+            taken = asyncio.ensure_future(locks.lock("a", wait=LIMIT).acquire())
+            assert await asyncio.to_thread(asked.wait, LIMIT)
+            answer.set()
+            assert await taken is not None
+
+    asyncio.run(story())
 
 
 # Forks

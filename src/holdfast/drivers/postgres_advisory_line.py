@@ -17,7 +17,7 @@ from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
-from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_places import Place, conninfo, resolved
 from holdfast.drivers.postgres_wire import Broken, complaint, connect, not_let_in, passes, talk, unavailable
 from holdfast.errors import BackendUnavailable, Unsupported
 
@@ -195,7 +195,7 @@ class Line:
 def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
     until = boot_now() + within
-    hosts = place.hosts
+    hosts = resolved(place.hosts)
     for left in range(len(hosts), 0, -1):  # each has its share of the time that is left
         params = {**_OF_CLIENT, **hosts[-left]}
         if holder and "fallback_application_name" not in place.params:

@@ -8,9 +8,7 @@ Leaves to `postgres_wire`: what is said on a connection. Leaves to `postgres_job
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from holdfast._model import Claim
@@ -29,7 +27,7 @@ from holdfast.drivers.postgres_jobs import (
     as_failures,
 )
 from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, Ticket, run
-from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_places import Place, conninfo, resolved
 from holdfast.drivers.postgres_wire import (
     Broken,
     Speaker,
@@ -242,7 +240,8 @@ class AsyncioPostgres:
 
     async def _connect(self, within: float, version: int) -> Speaker:
         error = unavailable(self.place.name, "has no host")
-        hosts = [found for params in self.place.hosts for found in await _resolved(params)]
+        loop = asyncio.get_running_loop()
+        hosts = await loop.run_in_executor(None, resolved, self.place.hosts)
         for params in hosts:
             try:
                 async with asyncio.timeout(within / len(hosts)):
@@ -346,17 +345,3 @@ def _seen(task: asyncio.Task[None]) -> None:
     """Whoever waited for it has heard of its failure, or did not want to wait."""
     if not task.cancelled():
         task.exception()
-
-
-async def _resolved(params: Mapping[str, str]) -> list[dict[str, str]]:
-    """The same for each address of its host: libpq would look that up by itself, and the loop would stand still."""
-    host = params.get("host", "")
-    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
-        return [dict(params)]
-    port = int(params.get("port") or 5432)
-    try:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except OSError:
-        return [dict(params)]  # libpq says what is wrong
-    return [{**params, "hostaddr": str(address[0])} for *_, address in found]

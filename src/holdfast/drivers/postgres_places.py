@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
@@ -85,6 +86,23 @@ class Place:
                 one["hostaddr"] = addresses[number]
             found.append({name: value for name, value in one.items() if value})
         return found
+
+
+def resolved(hosts: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The same for each address of each host. Blocks: libpq would block every thread while it looks that up itself."""
+    return [found for params in hosts for found in _addresses(params)]
+
+
+def _addresses(params: Mapping[str, str]) -> list[dict[str, str]]:
+    host = params.get("host", "")
+    if not host or host.startswith(("/", "@")) or "hostaddr" in params:
+        return [dict(params)]
+    port = int(params.get("port") or 5432)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return [dict(params)]  # libpq says what is wrong
+    return [{**params, "hostaddr": str(address[0])} for *_, address in found]
 
 
 def conninfo(params: Mapping[str, str]) -> bytes:
