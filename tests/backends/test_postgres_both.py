@@ -101,6 +101,53 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_connection_that_cannot_even_be_begun_is_told_as_any_other(scheme: str, tmp_path: Path) -> None:
+    where = f"{scheme}:///a?host={tmp_path / 'nothing-there'}"
+    with holdfast.connect(where, patience=0.1) as locks:
+        with pytest.raises(BackendUnavailable, match="cannot be connected to"):
+            locks.lock("a", wait=0).acquire()
+
+    async def story() -> None:
+        async with holdfast.aio.connect(where, patience=0.1) as awaited:
+            with pytest.raises(BackendUnavailable, match="cannot be connected to"):
+                await awaited.lock("a", wait=0).acquire()
+
+    asyncio.run(story())
+
+
+# URLs
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("rest", ["://", ":///", ":///{database}", ":///{database}?host={folder}", "://?host={folder}"])
+def test_what_a_url_does_not_say_comes_from_the_environment(
+    url: str, scheme: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, database = table().server, url.rpartition("/")[2]
+    for name, value in {"HOST": HOST, "PORT": server.port, "USER": USER, "DATABASE": database}.items():
+        monkeypatch.setenv(f"PG{name}", str(value))
+    where = scheme + rest.format(database=database, folder=server.folder)
+    with holdfast.connect(where) as locks, locks.lock("a", wait=LIMIT) as lease:
+        assert lease.held
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("host:99999/a", "a port is a number"),
+        ("host:abc/a", "a port is a number"),
+        ("host/a?port=0", "a port is a number"),
+        ("one:1,two:99999/a", "a port is a number"),
+        ("host/a?no_such_option=1", "no option 'no_such_option'"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_before_anything_is_sent(scheme: str, rest: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        holdfast.connect(f"{scheme}://{rest}")
+
+
 # Forks
 
 _DIALS = """

@@ -93,6 +93,8 @@ def connect(conninfo: bytes) -> Waiting:
     except psycopg.Error as error:
         raise Broken(_one_line(str(error))) from error
     _open.add(pg)  # before the first step: a fork may come at any of them
+    if pg.status == pq.ConnStatus.BAD:  # it has no socket then
+        raise Broken(_of(pg))
     yield pg.socket, "w"
     while True:
         if pg.status == pq.ConnStatus.BAD:
