@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 import holdfast
+import holdfast.aio
 from holdfast import BackendUnavailable
 from tests.servers.postgres import USER
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.server import HOST
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 SCHEMES = ("postgresql", "postgresql+advisory")
@@ -65,6 +71,81 @@ def test_a_refusal_that_may_pass_is_told_from_one_that_lasts(
         with pytest.raises(BackendUnavailable, match=says) as refused:
             locks.lock("a", wait=0).acquire()
         assert refused.value.transient is passes
+
+
+# Names of hosts
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
+    url: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(host: str, *rest: Any, **options: Any) -> Any:
+        asked.set()
+        assert answer.wait(LIMIT), "nothing else was done meanwhile"
+        return found(HOST, *rest, **options)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+
+    async def story() -> None:
+        where = url.replace("postgresql:", f"{scheme}:").replace(HOST, "known-to-nobody-else.invalid")
+        async with holdfast.aio.connect(where) as locks:
+            taken = asyncio.ensure_future(locks.lock("a", wait=LIMIT).acquire())
+            assert await asyncio.to_thread(asked.wait, LIMIT)
+            answer.set()
+            assert await taken is not None
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_connection_that_cannot_even_be_begun_is_told_as_any_other(scheme: str, tmp_path: Path) -> None:
+    where = f"{scheme}:///a?host={tmp_path / 'nothing-there'}"
+    with holdfast.connect(where, patience=0.1) as locks:
+        with pytest.raises(BackendUnavailable, match="cannot be connected to"):
+            locks.lock("a", wait=0).acquire()
+
+    async def story() -> None:
+        async with holdfast.aio.connect(where, patience=0.1) as awaited:
+            with pytest.raises(BackendUnavailable, match="cannot be connected to"):
+                await awaited.lock("a", wait=0).acquire()
+
+    asyncio.run(story())
+
+
+# URLs
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("rest", ["://", ":///", ":///{database}", ":///{database}?host={folder}", "://?host={folder}"])
+def test_what_a_url_does_not_say_comes_from_the_environment(
+    url: str, scheme: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, database = table().server, url.rpartition("/")[2]
+    for name, value in {"HOST": HOST, "PORT": server.port, "USER": USER, "DATABASE": database}.items():
+        monkeypatch.setenv(f"PG{name}", str(value))
+    where = scheme + rest.format(database=database, folder=server.folder)
+    with holdfast.connect(where) as locks, locks.lock("a", wait=LIMIT) as lease:
+        assert lease.held
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("host:99999/a", "a port is a number"),
+        ("host:abc/a", "a port is a number"),
+        ("host/a?port=0", "a port is a number"),
+        ("one:1,two:99999/a", "a port is a number"),
+        ("host/a?no_such_option=1", "no option 'no_such_option'"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_before_anything_is_sent(scheme: str, rest: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        holdfast.connect(f"{scheme}://{rest}")
 
 
 # Forks

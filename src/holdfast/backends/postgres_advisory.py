@@ -63,8 +63,8 @@ class PostgresAdvisoryBackend(Asking):
                 longest[hold.line] = max(renewal.ttl, longest.get(hold.line, 0.0))
         for line, ttl in longest.items():
             try:
-                await self._keep(line, ttl, until)
-                heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until))
+                await self._keep(line, ttl, until, urgent=True)
+                heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until, urgent=True))
             except BackendUnavailable as error:
                 heard[id(line)] = error if line.alive else False
         answers = [heard.get(id(hold.line), False) if hold is not None else False for hold in holds]
@@ -92,6 +92,7 @@ class PostgresAdvisoryBackend(Asking):
         name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
         hold.freeing = True
         statement = Statement(name, hold.words, partial(self._freed, hold))
+        statement.urgent = True
         try:
             rows = await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
         except BackendUnavailable:

@@ -103,12 +103,12 @@ class Asking:
                     return hold.grant
         return await self._busy(hold, main, until)
 
-    async def _keep(self, line: Line, ttl: float, until: float) -> None:
+    async def _keep(self, line: Line, ttl: float, until: float, *, urgent: bool = False) -> None:
         """See to it that the server keeps the session for longer than a holder believes without a word from it."""
         if ttl > line.longest_ttl:
             settings = keeping(seconds := kept_for(ttl))
             params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
-            await self._ask(line, b"hf_keep", params, until)
+            await self._ask(line, b"hf_keep", params, until, urgent=urgent)
             line.keeps(max(seconds, line.kept))
 
     async def _be_sure(self, claim: Claim, until: float) -> None:
@@ -349,15 +349,13 @@ class Asking:
     async def _leave_the_line(self, hold: Hold, until: float) -> None:
         """Out of the server's queue; should it be granted meanwhile, it is let go of."""
         line = hold.line
-        self._holds.leave(hold)
         try:
+            self._holds.leave(hold)
             main = await self._sessions.main(max(0.01, until - boot_now()))
             await self._cancel(line, main, until)
             await self._free_all(line, until)
         except BaseException as error:
-            line.broken(
-                ConnectionAbortedError("let go of")
-            )  # the server lets go of all that it held, or stood in line for
+            self._sessions.drop(line)  # the server lets go of all that it held, or stood in line for
             if not isinstance(error, BackendUnavailable):
                 raise
         finally:
@@ -395,8 +393,10 @@ class Asking:
     def _near(self) -> builtins.list[Asking]:
         return [backend for backend in list(_living) if backend._place.name == self._place.name]
 
-    async def _ask(self, line: Line, name: bytes, params: Params, until: float) -> Rows:
-        return await self._sessions.ask(line, Statement(name, params), max(0.01, until - boot_now()))
+    async def _ask(self, line: Line, name: bytes, params: Params, until: float, *, urgent: bool = False) -> Rows:
+        statement = Statement(name, params)
+        statement.urgent = urgent
+        return await self._sessions.ask(line, statement, max(0.01, until - boot_now()))
 
 
 def _is_usual(terms: Terms, main: Line) -> bool:

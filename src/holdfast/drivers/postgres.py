@@ -34,7 +34,7 @@ from holdfast.drivers.postgres_jobs import (
     may_join,
 )
 from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
-from holdfast.drivers.postgres_names import Names, not_found, shares
+from holdfast.drivers.postgres_names import Names, each_address
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
     Broken,
@@ -264,20 +264,11 @@ class BlockingPostgres:
 
     def _connect(self, until: float, version: int) -> Speaker:
         reasons: list[Exception] = []
-        for params, last in shares(self.place.hosts, until, boot_now):
+        for params, end in each_address(self._names, self.place.hosts, until, reasons):
             try:
-                found = self._names.addresses(params).result(max(0.0, last - boot_now()))
-            except TimeoutError:
-                reasons.append(Late(not_found(params)))
-                continue
-            except Broken as reason:
+                return self._connect_to(conninfo(params), end, version)
+            except (Late, Broken, TryAgain) as reason:
                 reasons.append(reason)
-                continue
-            for one, end in shares(found, last, boot_now):
-                try:
-                    return self._connect_to(conninfo(one), end, version)
-                except (Late, Broken, TryAgain) as reason:
-                    reasons.append(reason)
         raise no_connection(self.place.name, reasons)
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:

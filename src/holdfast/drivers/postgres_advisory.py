@@ -12,12 +12,13 @@ import socket
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Final, Protocol
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
-from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine
+from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine, in_turn
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import unavailable
 
@@ -82,6 +83,12 @@ class Sessions(Protocol):
     def after_fork(self) -> None: ...
 
 
+class _Promise:
+    """Of a session that is being opened."""
+
+    holds = False
+
+
 class BlockingSessions:
     def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
         self.place = place
@@ -93,26 +100,34 @@ class BlockingSessions:
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._main: WatchedLine | None = None
         self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
         self._idle: list[WatchedLine] = []
-        self._given = 0  # sessions of `waiter` that are in use or being opened
-        self._holding = 0  # those of them that hold what was waited for
+        # Sessions of `waiter` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
+        self._given: weakref.WeakSet[WatchedLine | _Promise] = weakref.WeakSet()
         self._closed = False
         self._watch: Watch | None = None
 
     def _dial(self, within: float) -> WatchedLine:
-        if self._closed:
-            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+        self._must_be_open()
         dialled = dial(self.place, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
                 self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
                 weakref.finalize(self, self._watch.close)
         line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
-        self._lines.add(line)
+        with self._mutex:
+            self._lines.add(line)
+            closed = self._closed
+        if closed:  # meanwhile
+            _end(line)
+            self._must_be_open()
         return line
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
 
     def _broke(self, line: Line) -> None:
         with self._mutex:
@@ -128,43 +143,43 @@ class BlockingSessions:
     async def main(self, within: float) -> Line:
         if (line := self.ready) is not None:
             return line
-        until = boot_now() + within
-        if not self._opening.acquire(timeout=within):
+        found = in_turn(self._opening, within, partial(self._open_main, boot_now() + within))
+        if found is None:
             raise unavailable(self.place.name, "cannot be connected to in time")
-        try:
-            if self._main is None or not self._main.alive:
-                self._main = self._dial(max(0.01, until - boot_now()))
-            return self._main
-        finally:
-            self._opening.release()
+        return found
+
+    def _open_main(self, until: float) -> Line:
+        if self._main is None or not self._main.alive:
+            self._main = self._dial(max(0.01, until - boot_now()))
+        return self._main
 
     async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         waiting = self.place.waiting
+        promise = _Promise()  # gone when this ends, whatever happens
         with self._mutex:
-            waits = self._given - self._holding
-            if self._given >= waiting * MOST or (waits >= waiting and not beside):
+            given = list(self._given)
+            waits = sum(not one.holds for one in given)
+            if len(given) >= waiting * MOST or (waits >= waiting and not beside):
                 return None
-            self._given += 1
             if self._idle:
-                return self._idle.pop()
-        try:
-            return self._dial(within)
-        except BaseException:
-            with self._mutex:
-                self._given -= 1
-            raise
+                line = self._idle.pop()
+                self._given.add(line)
+                return line
+            self._given.add(promise)
+        line = self._dial(within)
+        with self._mutex:
+            self._given.add(line)
+            self._given.discard(promise)
+        return line
 
     def has_come(self, line: Line) -> None:
-        with self._mutex:
-            self._holding += not line.holds
-            line.holds = True
+        line.holds = True
 
     def give_back(self, line: Line) -> bool:
         assert isinstance(line, WatchedLine)
         line.idle_since = boot_now()
         with self._mutex:
-            self._given -= 1
-            self._holding -= line.holds
+            self._given.discard(line)
             line.holds = False
             keep = line.alive and not self._closed
             if keep:
@@ -184,22 +199,25 @@ class BlockingSessions:
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, WatchedLine)
-        asked_at = boot_now()
-        if not line.turn.acquire(timeout=within):
+        until = boot_now() + within
+        first, ask = (line.turn, self._ask) if statement.urgent else (line.crowd, self._ask_in_turn)
+        if not in_turn(first, within, partial(ask, line, statement, until)):
             raise unavailable(self.place.name, "did not answer in time")
-        try:
-            if line.flight is not None:
-                self._finish(line, asked_at + within)
-            if not line.alive:
-                raise unavailable(self.place.name, "ended the session")
-            line.begin(statement)
-            if line.poll.poll(within * 1000):  # mostly that is all of the answer
-                line.heed()
-            if line.flight is not None:
-                self._finish(line, asked_at + within)
-        finally:
-            line.turn.release()
         return statement.rows()
+
+    def _ask_in_turn(self, line: WatchedLine, statement: Statement, until: float) -> bool:
+        work = partial(self._ask, line, statement, until)
+        return bool(in_turn(line.turn, max(0.01, until - boot_now()), work))
+
+    def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
+        if line.flight is not None:
+            self._finish(line, until)
+        if not line.alive:
+            raise unavailable(self.place.name, "ended the session")
+        line.begin(statement)
+        if line.flight is not None:
+            self._finish(line, until)
+        return True
 
     def _finish(self, line: WatchedLine, until: float) -> None:
         while line.flight is not None and line.alive:
@@ -224,14 +242,15 @@ class BlockingSessions:
     def _hear(self, line: Line, seconds: float) -> bool:
         assert isinstance(line, WatchedLine)
         until = boot_now() + seconds
-        while True:
-            flight = line.flight
-            if flight is None or not line.alive:
-                return True
-            if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+        flight = line.flight
+        poll = select.poll()  # of our own: whoever closes hears the same answer
+        poll.register(line.socket, select.POLLIN)
+        while flight is not None and line.alive and line.flight is flight:
+            if not poll.poll(max(0.0, (until - boot_now()) * 1000)):
                 return False
             with line.turn:
                 self._heed(line, flight)
+        return True
 
     def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
@@ -270,8 +289,8 @@ class BlockingSessions:
         _end(line)
 
     async def close(self) -> None:
-        self._closed = True
         with self._mutex:
+            self._closed = True
             lines = list(self._lines)
             self._idle, self._main = [], None
             watch = self._watch

@@ -29,29 +29,33 @@ class _Line(Line):
         self.loop = loop
         self._on_broken = on_broken
         self._unsent: deque[Statement] = deque()
+        self._urgent: deque[Statement] = deque()
         loop.add_reader(self.socket, self._readable)
 
     def put(self, statement: Statement) -> None:
         """Send it as soon as its turn has come."""
-        if self.flight is None and not self._unsent:
+        if self.flight is None and not self._unsent and not self._urgent:
             self.begin(statement)
         else:
-            self._unsent.append(statement)
+            (self._urgent if statement.urgent else self._unsent).append(statement)
 
     def withdraw(self, statement: Statement) -> None:
         """Nobody waits for it any more; if it was not sent, it never is."""
-        if statement in self._unsent:
-            self._unsent.remove(statement)
+        unsent = self._urgent if statement.urgent else self._unsent
+        if statement in unsent:
+            unsent.remove(statement)
 
     def _readable(self) -> None:
-        if self.heed() and self.alive and self._unsent and self.flight is None:
-            self.begin(self._unsent.popleft())
+        unsent = self._urgent or self._unsent
+        if self.heed() and self.alive and unsent and self.flight is None:
+            self.begin(unsent.popleft())
 
     def let_go(self) -> None:
         if not self.loop.is_closed():
             self.loop.remove_reader(self.socket)
         super().let_go()
-        unsent, self._unsent = self._unsent, deque()
+        unsent = [*self._urgent, *self._unsent]
+        self._urgent, self._unsent = deque(), deque()
         for statement in unsent:
             statement.finish(unavailable(self.name, "ended the session before this was sent"))
         self._on_broken(self)

@@ -17,6 +17,7 @@ from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
+from holdfast.drivers.postgres_names import Names, each_address
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import Broken, complaint, connect, no_connection, passes, talk, unavailable
 from holdfast.errors import BackendUnavailable, Unsupported
@@ -37,6 +38,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery();
 """
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+_CUT_SHORT: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
 Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
 
@@ -62,12 +64,13 @@ def keeping(seconds: int) -> dict[str, int]:
 class Statement:
     """Something asked of a session, and what came of it."""
 
-    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at")
+    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
 
     def __init__(self, name: bytes, params: Params = (), done: Callable[[Statement], None] | None = None) -> None:
         self.name = name
         self.params = params
         self.done = done  # called once, when it is known what came of it
+        self.urgent = False  # it goes before those that are not: somebody may lose a lock, or wait for one
         self.answer: Rows = []
         self.error: BackendUnavailable | None = None
         self.finished = False
@@ -119,16 +122,31 @@ class Line:
 
     def begin(self, statement: Statement) -> None:
         """Send it. Whatever was asked before has been answered."""
-        self.flight = statement
-        statement.sent_at = boot_now()
         try:
+            self.flight = statement
+            statement.sent_at = boot_now()
             params = [value if isinstance(value, bytes) else b"%d" % value for value in statement.params]
             self.pgconn.send_query_prepared(statement.name, params)
         except Exception as error:
             self.broken(error)
+        except BaseException:
+            self.broken(_CUT_SHORT)  # nobody knows whether it was sent
+            raise
 
     def heed(self) -> bool:
-        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement."""
+        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement.
+
+        An interrupt ends the session: what it cut short may be an answer, and nobody would hear that again.
+        """
+        try:
+            return self._heed()
+        except Exception:  # of somebody who was told
+            raise
+        except BaseException:
+            self.broken(_CUT_SHORT)
+            raise
+
+    def _heed(self) -> bool:
         pgconn, flight = self.pgconn, self.flight
         try:
             pgconn.consume_input()
@@ -178,23 +196,18 @@ class Line:
 def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
     until = boot_now() + within
-    hosts = place.hosts
-    for left in range(len(hosts), 0, -1):  # each has its share of the time that is left
-        params = {**_OF_CLIENT, **hosts[-left]}
-        if holder and "fallback_application_name" not in place.params:
-            params["fallback_application_name"] = short(holder)
-        now = boot_now()
+    called = {}
+    if holder and "fallback_application_name" not in place.params:
+        called = {"fallback_application_name": short(holder)}
+    reasons: list[Exception] = []
+    for params, end in each_address(Names(), place.hosts, until, reasons):
         try:
-            return _dial(place, conninfo(params), prepare, now + (until - now) / left)
-        except Late:
-            error = unavailable(place.name, "cannot be connected to in time")
-        except Broken as broken:
-            error = no_connection(place.name, [broken])
-        except BackendUnavailable as refused:
-            error = refused
-        if left == 1:
-            raise error
-    raise AssertionError("there is always a host")
+            return _dial(place, conninfo({**_OF_CLIENT, **params, **called}), prepare, end)
+        except (Late, Broken, BackendUnavailable) as reason:
+            reasons.append(reason)
+    if isinstance(reasons[-1], BackendUnavailable):
+        raise reasons[-1]
+    raise no_connection(place.name, reasons)
 
 
 def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:

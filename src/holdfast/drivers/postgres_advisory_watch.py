@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import ceil
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.drivers.postgres_advisory_line import Dialled, Line
 
@@ -22,10 +22,33 @@ _LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; w
 OnBroken = Callable[[Line], None]
 
 
+T = TypeVar("T")
+
+
+def in_turn(turn: threading.RLock, within: float, work: Callable[[], T]) -> T | None:
+    """What `work` gives, done by one thread at a time; None if its turn has not come in time.
+
+    An interrupt can fall between any two instructions, and only `with` minds a lock from the moment that it is taken.
+    But it knows no limit of time: so the lock is taken twice, and in between an interrupt is minded by us.
+    """
+    ours = turn._is_owned()  # type: ignore[attr-defined]  # by an outer call of this thread
+    try:
+        if not turn.acquire(timeout=within):
+            return None
+        with turn:
+            turn.release()
+            return work()
+    except BaseException:
+        if not ours and turn._is_owned():  # type: ignore[attr-defined]
+            turn.release()
+        raise
+
+
 class WatchedLine(Line):
     def __init__(self, dialled: Dialled, name: str, watch: Watch, on_broken: OnBroken) -> None:
         super().__init__(dialled, name)
         self.turn = threading.RLock()  # whoever has it reads and writes
+        self.crowd = threading.RLock()  # one at a time of those who are not urgent waits for the turn
         self._watch = watch
         self._on_broken = on_broken
         self.poll = select.poll()
@@ -40,8 +63,18 @@ class WatchedLine(Line):
 
     def let_go(self) -> None:
         self._watch.remove(self)
+        copy = self._copy()
         super().let_go()
+        if copy is not None:
+            with suppress(OSError), copy:
+                copy.shutdown(socket.SHUT_RDWR)  # for a thread that sleeps at it: to close it would wake nobody
         self._on_broken(self)
+
+    def _copy(self) -> socket.socket | None:
+        """The socket, unless libpq has closed it: then its number may be another's by now."""
+        with suppress(Exception):
+            return socket.fromfd(self.pgconn.socket, socket.AF_UNIX, socket.SOCK_STREAM)  # of whatever kind it is
+        return None
 
 
 class Watch:
@@ -59,17 +92,23 @@ class Watch:
     def add(self, line: WatchedLine) -> None:
         with self._mutex:
             self._lines[line.socket] = weakref.ref(line)
-            start, self._started = not self._started, True
-        if start:
-            threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
-        else:
-            self._ring()
+            if not self._started:
+                threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
+                self._started = True  # not before: an interrupt may come in between, and better two watch than none
+        self._ring()
 
     def remove(self, line: WatchedLine) -> None:
         """Its socket is about to be closed."""
         with self._mutex:
-            self._lines.pop(line.socket, None)
+            known = self._lines.get(line.socket)
+            if known is not None and known() in (line, None):  # the number may be another's by now
+                del self._lines[line.socket]
         self._ring()
+
+    def _forget_the_dead(self) -> None:
+        """One that an interrupt kept from its owner was closed by nobody."""
+        with self._mutex:
+            self._lines = {number: known for number, known in self._lines.items() if known() is not None}
 
     def _ring(self) -> None:
         with suppress(OSError):
@@ -98,6 +137,7 @@ class Watch:
         for known in ended:
             line = known()
             if line is None:
+                self._forget_the_dead()
                 continue
             with line.turn:
                 if line.alive and _LOOK is not None:

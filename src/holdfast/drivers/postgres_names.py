@@ -94,6 +94,21 @@ def _needs_no_lookup(host: str) -> bool:
     return False
 
 
+def each_address(
+    names: Names, hosts: Sequence[Mapping[str, str]], until: float, reasons: list[Exception]
+) -> Iterator[tuple[dict[str, str], float]]:
+    """Blocks: parameters for each address of each host, and until when to try it; `reasons` is told of the others."""
+    for params, last in shares(hosts, until, boot_now):
+        try:
+            found = names.addresses(params).result(max(0.0, last - boot_now()))
+        except TimeoutError:
+            reasons.append(TimeoutError(not_found(params)))
+        except Broken as reason:
+            reasons.append(reason)
+        else:
+            yield from shares(found, last, boot_now)
+
+
 def not_found(params: Mapping[str, str]) -> str:
     return f"no address of {params.get('host', '')!r} was found in time"
 

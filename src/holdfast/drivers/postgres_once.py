@@ -11,8 +11,9 @@ from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
+from holdfast.drivers.postgres_names import Names, each_address
 from holdfast.drivers.postgres_places import Place, conninfo
-from holdfast.drivers.postgres_wire import Broken, connect, no_connection, talk, unavailable
+from holdfast.drivers.postgres_wire import Broken, connect, no_connection, talk
 
 
 async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
@@ -24,17 +25,13 @@ async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> 
 
 
 def _ask(place: Place, sql: str, until: float) -> bytes:
-    error = unavailable(place.name, "has no host")
-    hosts = place.hosts
-    for left, params in zip(range(len(hosts), 0, -1), hosts, strict=True):  # each has its share of the time
-        now = boot_now()
+    reasons: list[Exception] = []
+    for params, end in each_address(Names(), place.hosts, until, reasons):
         try:
-            return _ask_host(conninfo(params), sql, now + (until - now) / left)
-        except Late:
-            error = unavailable(place.name, "did not answer in time")
-        except Broken as broken:
-            error = no_connection(place.name, [broken])
-    raise error
+            return _ask_host(conninfo(params), sql, end)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
+    raise no_connection(place.name, reasons)
 
 
 def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:
