@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast._ids import new_claim_id
+from holdfast._model import Claim
 from holdfast.drivers.postgres_jobs import Job, as_answers, as_statement
 from holdfast.drivers.postgres_wire import Statement
 from tests.backends.test_model import Machine, run_machine
@@ -17,6 +18,9 @@ from tests.servers.postgres_tables import table
 class PostgresTableMachine(Machine):
     def where(self) -> str:
         return table().url(Path(self.folder.name))
+
+    def handed(self) -> list[Claim]:
+        return [claim for claim in self.claims if claim.id in self.backend._handed]  # type: ignore[attr-defined]
 
 
 class BatchMachine(PostgresTableMachine):
