@@ -295,7 +295,7 @@ class TestFences(OnAQuorum):
             asks = [getattr(quorum._nodes[0], verb)(claim, within=1.0, **options), None, None]
             return (await quorum._crew.ask(asks, lambda heard: heard[0] is not PENDING, within=1.0))[0]
 
-        def fence() -> int:
+        def fence() -> int | None:
             (holder,) = self.quorum.at(0, "x").holders
             return holder.fence
 

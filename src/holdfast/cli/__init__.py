@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `ls`, `show`, `break`, `doctor` and `demo`.
+"""The command line: `holdfast run`, `ls`, `show`, `break`, `doctor`, `migrate` and `demo`.
 
 Decides: which command is meant, and what the shell is told when one fails: one line and an exit code.
 Leaves to one file for each command: everything else. A command's file is imported when it is asked for, because
@@ -24,6 +24,7 @@ COMMANDS = {
     "break": "end a hold, whoever's it is",
     "doctor": "tell how the servers are that the locks rest on",
     "demo": "watch processes compete for a lock, die, stall and take over",
+    "migrate": "make the tables that postgresql:// needs, or update them",
 }
 
 
@@ -89,6 +90,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from holdfast.cli.doctor import doctor
 
         return doctor
+    if name == "migrate":
+        from holdfast.cli.migrate import migrate
+
+        return migrate
     from holdfast.cli import look
 
     return {"ls": look.list_locks, "show": look.show, "break": look.break_}[name]
