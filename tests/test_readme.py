@@ -7,12 +7,13 @@ The convention, for whoever writes README.md or docs/*.md:
 - The word `continued` after the language (```python continued) runs a block in the namespace of the one above it.
 - `redis://localhost:6379/0`, in a block or a command, is a server of the tests with an empty database: one for each
   block with its continuations, and one for the commands of a page.
+- `//localhost/app` behind a scheme of PostgreSQL's is a database of the tests with an empty lock table, likewise.
 - The word `sketch` (```python sketch) shows code that cannot run by itself, such as a call to a server that a test
   does not have; it must still compile.
 - In a ```console block every line that begins with `$ holdfast` is run as a command, in order and in one folder for
   each page; it must end with exit code 0, or with N where the comment on the line is `# exits N` or `# exits N: why`.
   A `./script.sh` that it names exists there and does nothing. Lines that follow are what it prints; `…` stands for
-  anything. Other commands (`$ pip install`, `$ make`) are shown and not run.
+  anything. Lines that begin with `$ psql` are run too. Others (`$ pip install`, `$ make`) are shown and not run.
 - Everything in other languages is not looked at.
 """
 
@@ -33,14 +34,20 @@ from types import CodeType
 
 import pytest
 import redis
+import sqlalchemy
 
 import holdfast
 from tests.servers import shared
+from tests.servers.postgres_programs import programs
+from tests.servers.postgres_shared import SharedPostgres
+from tests.servers.postgres_tables import empty_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 REDIS = "redis://localhost:6379/0"  # as the pages write it
+_POSTGRES = re.compile(r"(\bpostgresql(?:\+\w+)?)://localhost/app\b")
+_databases = SharedPostgres("pages", empty_table)
 
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -91,14 +98,16 @@ def commands_of(block: Block) -> list[Command]:
         line, _, output = part.partition("\n")
         arguments = tuple(shlex.split(line, comments=True))
         exits = re.search(r"# exits (\d+)(:.*)?$", line)
-        if arguments and arguments[0] == "holdfast":
-            found.append(Command(arguments[1:], int(exits[1]) if exits else 0, output.strip()))
+        if arguments and arguments[0] in ("holdfast", "psql"):
+            found.append(Command(arguments, int(exits[1]) if exits else 0, output.strip()))
     return found
 
 
 def at_a_server(text: str, folder: Path) -> str:
-    """The same text, where the Redis of the pages is one of the tests: started when a page first names it."""
-    return text.replace(REDIS, shared.valkey().url(folder)) if REDIS in text else text
+    """The same text, where a server of the pages is one of the tests: started when a page first names it."""
+    if REDIS in text:
+        text = text.replace(REDIS, shared.valkey().url(folder))
+    return _POSTGRES.sub(lambda found: found[1] + _databases.url(folder).removeprefix("postgresql"), text)
 
 
 def compiled(block: Block) -> CodeType:
@@ -122,6 +131,8 @@ def run_chain(chain: list[Block]) -> None:
         for left in namespace.values():
             if isinstance(left, holdfast.Locks | sqlite3.Connection | redis.Redis):
                 left.close()
+            elif isinstance(left, sqlalchemy.Engine):
+                left.dispose()
             elif isinstance(left, holdfast.aio.AsyncLocks):
                 runner.run(left.close())
 
@@ -130,8 +141,10 @@ def run_command(command: Command, folder: Path) -> str:
     for script in (argument for argument in command.arguments if argument.startswith("./")):
         (folder / script).write_text("#!/bin/sh\n")
         (folder / script).chmod(0o755)
+    program, *arguments = (at_a_server(argument, folder) for argument in command.arguments)
+    words = [str(programs() / "psql"), "-X"] if program == "psql" else [sys.executable, "-m", "holdfast"]
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast", *(at_a_server(argument, folder) for argument in command.arguments)],
+        [*words, *arguments],
         cwd=folder,
         env={**os.environ, "HOLDFAST_URL": f"sqlite:///{folder / 'locks.db'}", "NO_COLOR": "1", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
@@ -216,6 +229,7 @@ $ holdfast run job -- echo done
 done
 $ holdfast show nobody  # exits 3: nobody
 $ holdfast ls  # exits 75 if the moon is full
+$ psql -l
 ```
 """
 
@@ -243,19 +257,28 @@ def test_a_page_s_redis_is_a_real_one_and_empty(tmp_path: Path) -> None:
         assert [info.name for info in locks.list()] == ["x"]
 
 
+def test_a_page_s_postgres_is_a_real_one_and_empty(tmp_path: Path) -> None:
+    assert at_a_server("postgresql://localhost/apple", tmp_path) == "postgresql://localhost/apple"
+    advisory = at_a_server("postgresql+advisory://localhost/app", tmp_path)
+    assert advisory.startswith("postgresql+advisory://holdfast@")
+    with holdfast.connect(at_a_server("postgresql://localhost/app", tmp_path)) as locks, locks.lock("x"):
+        assert [info.name for info in locks.list()] == ["x"]
+
+
 def test_commands_are_told_from_what_is_only_shown() -> None:
     [console] = [block for block in blocks_of("page", _PAGE) if block.language == "console"]
     assert commands_of(console) == [
-        Command(("run", "job", "--", "echo", "done"), 0, "done"),
-        Command(("show", "nobody"), 3, ""),
-        Command(("ls",), 0, ""),
+        Command(("holdfast", "run", "job", "--", "echo", "done"), 0, "done"),
+        Command(("holdfast", "show", "nobody"), 3, ""),
+        Command(("holdfast", "ls"), 0, ""),
+        Command(("psql", "-l"), 0, ""),
     ]
 
 
 @pytest.mark.slow
 def test_a_command_that_ends_otherwise_than_shown_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exits"):
-        run_command(Command(("no-such-command",), 0, ""), tmp_path)
+        run_command(Command(("holdfast", "no-such-command"), 0, ""), tmp_path)
 
 
 @pytest.mark.parametrize(

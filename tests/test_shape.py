@@ -62,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
 }
 
 # Libraries that only some rooms may import: clients of a technology, and what an extra brings.
-CLIENTS = {"sqlite3", "redis", "hiredis"}
+CLIENTS = {"sqlite3", "redis", "hiredis", "psycopg", "psycopg_pool"}
 EXTRAS = {"cli": {"rich"}, "testing": {"pytest", "hypothesis"}}
 
 

@@ -1,6 +1,6 @@
-"""From a URL to a backend: the only registry.
+"""From a URL or a client to a backend: the only registry.
 
-Decides: which backend a URL means, and where the embedded default lives.
+Decides: which backend is meant, whether it can be what was wished for, and where the embedded default lives.
 A backend is one row of `_OPENERS`; its module, and the client library behind it, are imported when first asked for.
 """
 
@@ -8,41 +8,84 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.errors import Unsupported
 
-Opener = Callable[[SplitResult, World, Clock | None, int], Backend]
+if TYPE_CHECKING:
+    from holdfast.drivers.postgres_places import Place
 
 
-def open_backend(url: object, world: World, clock: Clock | None, replicas: int = 0) -> Backend:
+class Wishes(NamedTuple):
+    """What connect() is told besides the place. Whoever cannot do it refuses it, and nothing is sent."""
+
+    replicas: int = 0
+    schema: str | None = None
+    advisory: bool = False
+
+
+Make = Callable[[World, Clock | None], Backend]
+Opener = Callable[[SplitResult, Wishes], Make]
+
+
+def open_backend(
+    url: object,
+    world: World,
+    clock: Clock | None,
+    replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
+) -> Backend:
     """Raises ValueError for a URL that no backend answers to. Nothing is connected yet."""
-    if type(replicas) is not int or replicas < 0:
-        raise ValueError(f"replicas must be a whole number of at least 0, not {replicas!r}")
+    return opener(url, Wishes(replicas, schema, advisory))(world, clock)
+
+
+def opener(url: object, wishes: Wishes) -> Make:
+    """What makes the backend, in whichever world. All that there is to know of a client is asked of it now."""
+    if type(wishes.replicas) is not int or wishes.replicas < 0:
+        raise ValueError(f"replicas must be a whole number of at least 0, not {wishes.replicas!r}")
+    if type(wishes.advisory) is not bool:
+        raise ValueError(f"advisory must be True or False, not {wishes.advisory!r}")
     if url is None:
         url = os.environ.get("HOLDFAST_URL") or default_url()
     if isinstance(url, type) and _is_of_redis(url):
         raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
-        backend: Backend = url(world, clock)
-        return backend
+        _refuse_postgres_only(wishes, "a backend of your own")
+        make: Make = url
+        return make
     if not isinstance(url, str):
-        backend_of_client = _of_client(url, world, clock, replicas)
-        if backend_of_client is None:
+        of_client = _of_client(url, wishes)
+        if of_client is None:
             raise ValueError(f"connect() takes a URL or a client, not {type(url).__name__}; known are {_known()}")
-        return backend_of_client
+        return of_client
+    parts = _split(url)
+    if parts.scheme not in _OPENERS:
+        raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
+    if parts.scheme not in _OF_POSTGRES:
+        _refuse_postgres_only(wishes, f"{parts.scheme}://")
+    return _OPENERS[parts.scheme](parts, wishes)
+
+
+def _split(url: str) -> SplitResult:
     try:
-        parts = urlsplit(url)
+        return urlsplit(url)
     except ValueError:  # which would show all of it
         raise ValueError("this is no URL; is something in its password not percent-encoded?") from None
-    opener = _OPENERS.get(parts.scheme)
-    if opener is None:
-        raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
-    return opener(parts, world, clock, replicas)
+
+
+def _refuse_postgres_only(wishes: Wishes, where: str) -> None:
+    if wishes.schema is not None:
+        raise Unsupported(f"{where} has no schema to choose; nothing was sent")
+    if wishes.advisory:
+        raise Unsupported(f"{where} has no advisory locks: only PostgreSQL has; nothing was sent")
 
 
 def default_url() -> str:
@@ -58,26 +101,27 @@ def _known() -> str:
     return ", ".join(f"{scheme}://" for scheme in _OPENERS)
 
 
-def _memory(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+def _memory(parts: SplitResult, wishes: Wishes) -> Make:
     from holdfast.backends.memory import MemoryBackend
     from holdfast.backends.memory_store import shared_store
 
-    _refuse_extras(parts, replicas)
+    _refuse_extras(parts, wishes.replicas)
     if parts.path not in ("", "/"):
         raise ValueError(f"a memory URL is memory:// or memory://name, not {parts.geturl()!r}")
-    return MemoryBackend(shared_store(parts.netloc or "default", clock), world)
+    return lambda world, clock: MemoryBackend(shared_store(parts.netloc or "default", clock), world)
 
 
-def _sqlite(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
     from holdfast.backends.sqlite import SqliteBackend
     from holdfast.backends.sqlite_store import prepare
     from holdfast.drivers.sqlite import open_driver
 
-    _refuse_extras(parts, replicas)
+    _refuse_extras(parts, wishes.replicas)
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if parts.netloc or not path:
         raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {parts.geturl()!r}")
-    return SqliteBackend(open_driver(Path(path).absolute(), prepare, world, clock))
+    where = Path(path).absolute()
+    return lambda world, clock: SqliteBackend(open_driver(where, prepare, world, clock))
 
 
 def _refuse_extras(parts: SplitResult, replicas: int) -> None:
@@ -87,24 +131,98 @@ def _refuse_extras(parts: SplitResult, replicas: int) -> None:
         raise ValueError(f"{parts.scheme}:// takes no options, but {parts.geturl()!r} has some")
 
 
-def _redis(parts: SplitResult, world: World, clock: Clock | None, replicas: int) -> Backend:
+def _redis(parts: SplitResult, wishes: Wishes) -> Make:
     try:
         from holdfast.backends.redis import RedisBackend
         from holdfast.drivers.redis import open_driver
         from holdfast.drivers.redis_places import place_of_url
     except ImportError as error:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
+    _refuse_fragment(parts)
+    place = place_of_url(parts)
+    return lambda world, clock: RedisBackend(open_driver(place, world, clock, wishes.replicas))
+
+
+def _refuse_fragment(parts: SplitResult) -> None:
     if parts.fragment:
         raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
-    return RedisBackend(open_driver(place_of_url(parts), world, clock, replicas))
 
 
 def _is_of_redis(kind: type) -> bool:
     return any(base.__module__.partition(".")[0] in ("redis", "valkey") for base in kind.__mro__)
 
 
-def _of_client(client: object, world: World, clock: Clock | None, replicas: int) -> Backend | None:
-    """The backend that a ready client's settings lead to, or None if we know no such client."""
+def _postgres(parts: SplitResult, wishes: Wishes) -> Make:
+    try:
+        from holdfast.drivers.postgres_places import place_of_url
+    except ImportError as error:
+        raise _needs_postgres(f"{parts.scheme}://", error) from error
+    _refuse_fragment(parts)
+    advisory = wishes.advisory or parts.scheme.endswith("+advisory")
+    return _at_postgres(place_of_url(parts, advisory=advisory), wishes)
+
+
+def _at_postgres(place: Place, wishes: Wishes) -> Make:
+    if place.advisory:
+        return _advisory_at(place, wishes)
+    if wishes.replicas:
+        raise Unsupported("PostgreSQL waits for replicas if its synchronous_standby_names say so; nothing was sent")
+    from holdfast.backends.postgres_table import PostgresTableBackend
+    from holdfast.backends.postgres_table_requests import Catalogue
+    from holdfast.backends.postgres_table_schema import VERSION, valid_schema
+    from holdfast.drivers.postgres import open_driver
+
+    place = _in_schema(place, wishes.schema)
+    catalogue = Catalogue(valid_schema(place.schema))
+    return lambda world, clock: PostgresTableBackend(
+        open_driver(place, world, clock, catalogue.many, VERSION), catalogue
+    )
+
+
+def _advisory_at(place: Place, wishes: Wishes) -> Make:
+    if wishes.replicas:
+        raise Unsupported("advisory locks are in the memory of one server, and on no replica; nothing was sent")
+    if wishes.schema is not None:
+        raise Unsupported("advisory locks have no schema to choose; nothing was sent")
+    from holdfast.backends.postgres_advisory import PostgresAdvisoryBackend
+
+    return partial(PostgresAdvisoryBackend, place)
+
+
+def _in_schema(place: Place, schema: str | None) -> Place:
+    """As if the URL had said so."""
+    return place if schema is None else replace(place, schema=schema)
+
+
+def _needs_postgres(what: str, error: ImportError) -> Unsupported:
+    return Unsupported(f"{what} needs an extra: pip install 'holdfast[postgres]' ({error})")
+
+
+def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], None]]:
+    """The script that makes the tables and functions of a `postgresql://` URL, and what runs it there.
+
+    Raises ValueError for another URL. Running it raises BackendUnavailable, and then nothing was changed.
+    """
+    parts = _split(url)
+    if parts.scheme not in _WITH_TABLE:
+        raise ValueError(f"only postgresql:// has a schema to make, not {parts.scheme!r}")
+    try:
+        from holdfast.drivers.postgres_places import place_of_url
+        from holdfast.drivers.postgres_scripts import run_script
+    except ImportError as error:
+        raise _needs_postgres(f"{parts.scheme}://", error) from error
+    from holdfast.backends.postgres_table_schema import script, valid_schema
+
+    place = _in_schema(place_of_url(parts), schema)
+    text = script(valid_schema(place.schema))
+    return text, lambda: run_script(place, text)
+
+
+def _of_client(client: object, wishes: Wishes) -> Make | None:
+    """What a ready client's settings lead to, or None if we know no such client."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
+    if modules & {"psycopg", "psycopg_pool", "django"} or isinstance(client, Mapping):
+        return _of_postgres_client(client, wishes)
     if not _is_of_redis(type(client)):
         return None
     try:
@@ -114,17 +232,33 @@ def _of_client(client: object, world: World, clock: Clock | None, replicas: int)
     except ImportError as error:
         raise Unsupported(f"a client of Redis needs an extra: pip install 'holdfast[redis]' ({error})") from error
 
+    _refuse_postgres_only(wishes, "Redis")
     place = place_of_client(client)
-    return None if place is None else RedisBackend(open_driver(place, world, clock, replicas))
+    if place is None:
+        return None
+    return lambda world, clock: RedisBackend(open_driver(place, world, clock, wishes.replicas))
+
+
+def _of_postgres_client(client: object, wishes: Wishes) -> Make | None:
+    try:
+        from holdfast.drivers.postgres_places import place_of_client
+    except ImportError as error:
+        raise _needs_postgres("a client of PostgreSQL", error) from error
+    place = place_of_client(client, advisory=wishes.advisory)
+    return None if place is None else _at_postgres(place, wishes)
 
 
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
+_WITH_TABLE = ("postgresql", "postgres")
+_OF_POSTGRES = (*_WITH_TABLE, "postgresql+advisory", "postgres+advisory")
 _OPENERS: dict[str, Opener] = {
     "memory": _memory,
     "sqlite": _sqlite,
+    **dict.fromkeys(_WITH_TABLE, _postgres),
     **dict.fromkeys(_OF_REDIS, _redis),
     **dict.fromkeys(
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],
         _redis,
     ),
+    **dict.fromkeys(_OF_POSTGRES[len(_WITH_TABLE) :], _postgres),
 }

@@ -7,6 +7,7 @@ Leaves to the backends: where these are recorded, and how a step is made atomic.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 Mode = Literal["exclusive", "shared"]
@@ -43,6 +44,7 @@ class Grant(NamedTuple):
 
     fence: int
     acquired_at: float  # wall clock of the server, for people to read
+    since: float | None = None  # our own clock before it was asked for, if that was not by a request of the claim's own
 
 
 class Busy(NamedTuple):
@@ -51,10 +53,13 @@ class Busy(NamedTuple):
     position: int  # waiters that go first; one that was woken and did not come is not counted
     retry_after: float  # look again after this long even if nobody wakes you
     holder: str | None = None  # somebody who is in the way, for the error message
+    unsettled: bool = False  # somebody is in the middle of changing it: even the claim's own hold cannot be seen
 
     @property
     def in_words(self) -> str:
         """Why it is not to be had, for the error message."""
+        if self.unsettled:
+            return "in use by a transaction that has not ended"
         return f"held by {self.holder!r}" if self.holder else "not free"
 
 
@@ -86,11 +91,16 @@ class HolderInfo(NamedTuple):
 
     holder: str
     claim_id: str
-    fence: int
+    fence: int | None  # None: the store does not know it
     mode: Mode
     acquired_at: float
-    expires_at: float
+    expires_at: float  # infinity: no time ends it, only the end of its session
     metadata: Any = None
+    session: dict[str, Any] | None = None  # the connection that it is held by, where it belongs to one
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON: None for what is not known or never comes."""
+        return {**self._asdict(), "expires_at": self.expires_at if self.expires_at < inf else None}
 
 
 class LockInfo(NamedTuple):
@@ -110,7 +120,7 @@ class LockInfo(NamedTuple):
         """Plain values only, ready for JSON."""
         return {
             "name": self.name,
-            "holders": [holder._asdict() for holder in self.holders],
+            "holders": [holder.as_dict() for holder in self.holders],
             "waiters": self.waiters,
             "queue": list(self.queue),
         }
@@ -125,6 +135,8 @@ class Capabilities(NamedTuple):
     instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
     renew_batch: int = 500  # leases renewed in one request
     shared: bool = True  # semaphores and readers
+    limits: bool = True  # how many may share can be limited: semaphores
+    expires: bool = True  # a hold ends at the store when its ttl has passed; else only when it is let go of
     observe: bool = True  # changes are told: elections
     limiter: bool = True
     cell: bool = True

@@ -202,6 +202,20 @@ class AsyncLocks:
 
         return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
 
+    async def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+        """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
+
+        `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession, to the database
+        where these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or
+        none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for
+        ever, 0 tries once). A wait that fails, however it does, leaves nothing held, and the transaction can go on.
+        Only on postgresql+advisory://.
+        """
+        from holdfast.primitives.in_transaction import in_transaction
+
+        logic = self._logic
+        return await in_transaction(logic.engine, logic.namespace, connection, names, wait)
+
     async def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return await self._logic.inspect(name)
@@ -241,6 +255,8 @@ def connect(
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
     replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
@@ -252,6 +268,8 @@ def connect(
             namespace=namespace,
             patience=patience,
             replicas=replicas,
+            schema=schema,
+            advisory=advisory,
             debug=debug,
             clock=clock,
         )

@@ -171,6 +171,20 @@ class Locks:
 
         return locked(self.lock, name, lease_as, options, skip=True, default=default)
 
+    def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+        """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
+
+        `connection` is one of psycopg's or Django's, or a connection or session of SQLAlchemy, to the database where
+        these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or none.
+        Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for ever,
+        0 tries once). A wait that fails, however it does, leaves nothing held, and the transaction can go on. Only on
+        postgresql+advisory://.
+        """
+        from holdfast.primitives.in_transaction import in_transaction
+
+        logic = self._logic
+        return drive(in_transaction(logic.engine, logic.namespace, connection, names, wait))
+
     def inspect(self, name: str) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return drive(self._logic.inspect(name))
@@ -210,6 +224,8 @@ def connect(
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE,
     replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
@@ -218,6 +234,8 @@ def connect(
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
     does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
+    `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
+    means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
     `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
@@ -229,6 +247,8 @@ def connect(
             namespace=namespace,
             patience=patience,
             replicas=replicas,
+            schema=schema,
+            advisory=advisory,
             debug=debug,
             clock=clock,
         )

@@ -13,6 +13,7 @@ import holdfast
 from holdfast._model import GRACE, PATROL
 from holdfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
+from tests.servers.postgres_tables import table
 from tests.servers.shared import valkey
 
 pytestmark = pytest.mark.slow
@@ -27,6 +28,7 @@ SOON = 0.5  # seconds: much less than any timer that could have done it instead
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda folder: f"sqlite:///{folder / 'locks.db'}",
     "redis": lambda folder: valkey().url(folder),
+    "postgres": lambda folder: table().url(folder),
 }
 
 

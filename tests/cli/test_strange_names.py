@@ -32,7 +32,9 @@ class HostileStore:
     """What `connect` gives, if other programs have filled the store."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        holder = HolderInfo(f"who{HOSTILE}", f"id{HOSTILE}", 7, "exclusive", 0.0, 0.0, {f"key{HOSTILE}": HOSTILE})
+        session = {"pid": 1, "application_name": HOSTILE, "client": HOSTILE, "connected_at": 0.0, "state": HOSTILE}
+        metadata = {f"key{HOSTILE}": HOSTILE}
+        holder = HolderInfo(f"who{HOSTILE}", f"id{HOSTILE}", 7, "exclusive", 0.0, 0.0, metadata, session)
         self.info = LockInfo(f"name{HOSTILE}", (holder, holder), 1)
 
     def __enter__(self) -> HostileStore:
@@ -62,7 +64,7 @@ def test_no_name_moves_the_cursor_or_looks_like_a_line_of_ours(
     assert main(words) == 0
     shown = capsys.readouterr().out
     lines = shown.split("\n")
-    assert len(lines) == {"ls": 4, "show": 15, "break": 4}[words[0]]  # the last one is empty
+    assert len(lines) == {"ls": 4, "show": 17, "break": 4}[words[0]]  # the last one is empty
     assert [line for line in lines if not line.isprintable()] == []
     assert "name\\x00\\x01" in shown
     assert "\\x9b" in shown

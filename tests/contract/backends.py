@@ -14,6 +14,8 @@ from uuid import uuid4
 
 from holdfast.backends.memory_store import shared_store
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
+from tests.servers.postgres_tables import count as count_rows
+from tests.servers.postgres_tables import table
 from tests.servers.records import count
 from tests.servers.shared import Shared, of_this_host, redis_6, valkey
 
@@ -73,4 +75,11 @@ BACKENDS = (
     _redis("redis", valkey),
     *([_redis("redis6", redis_6)] if HAS_REDIS_6 else []),
     *([_redis("redis_here", of_this_host)] if redis_of_this_host() else []),
+    Row(
+        "postgres",
+        scheme="postgresql",
+        url=lambda folder: table().url(folder),
+        records=count_rows,
+        can=frozenset({"fork", "processes"}),
+    ),
 )

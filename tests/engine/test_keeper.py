@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast._model import Renewal
+from holdfast._model import Claim, Grant, Renewal
 from holdfast._worlds import drive
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.engine.core import Engine
+from holdfast.engine.keeper import EARLY_LOSSES
 from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LeaseLost
 from holdfast.testing.clock import FakeClock
@@ -216,3 +218,42 @@ def test_all_leases_of_a_blocking_locks_share_one_thread() -> None:
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
         assert keepers() - before == 1
+
+
+# Losses that the backend notices by itself
+
+
+class _TellsEarly(StubBackend):
+    """Its session ends after the grant, before anybody has the lease."""
+
+    on_loss: Any = None
+    before = 0  # of how many grants ago the loss is told
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
+        self._fence += 1
+        self.on_loss([(claim.id, self._fence - self.before)], "the session that held it has ended")
+        return Grant(self._fence, 0.0)
+
+
+def test_a_loss_that_is_told_before_the_lease_is_kept_is_not_forgotten() -> None:
+    engine = Engine(_TellsEarly(500), ThreadWorld(FakeClock()), holder="us")
+    lease: Lease = drive(take(engine, "a", 30.0, False))
+    assert lease.lost
+    with pytest.raises(LeaseLost, match="the session that held it has ended"):
+        lease.check()
+    assert not engine.keeper.leases
+    assert not engine.keeper._early
+
+
+def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_holds_now() -> None:
+    backend = _TellsEarly(500)
+    backend.before = 1
+    lease: Lease = drive(take(Engine(backend, ThreadWorld(FakeClock()), holder="us"), "a", 30.0, False))
+    assert lease.held
+    backend.on_loss([(lease.claim_id, lease.fence - 1)], "gone")
+    assert lease.held
+
+
+def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:
+    stage.engine.keeper.hear_of_loss([(str(number), 1) for number in range(2 * EARLY_LOSSES)], "gone")
+    assert len(stage.engine.keeper._early) == EARLY_LOSSES

@@ -13,25 +13,40 @@ from pathlib import Path
 from tests.servers.server import Server
 
 
-class JumpyServer(Server):
-    def __init__(self, *args: str) -> None:
-        self._offset_folder = tempfile.TemporaryDirectory(prefix="holdfast-clock-")
-        self._offset = Path(self._offset_folder.name) / "offset"
+class Clock:
+    """How far off a server's clock is; `settings` are for its environment."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-clock-")
+        Path(self._folder.name).chmod(0o755)  # a server may be another user's
+        self._offset = Path(self._folder.name) / "offset"
         self._offset.write_text("+0")
-        settings = {
+        self.settings = {
             "LD_PRELOAD": str(_library()),
             "FAKETIME_TIMESTAMP_FILE": str(self._offset),
             "FAKETIME_NO_CACHE": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
-        super().__init__(*args, env=settings)
 
-    def jump_to(self, seconds: float) -> None:
-        """From now on its clock is so many seconds ahead of ours, or behind."""
+    def set(self, seconds: float) -> None:
+        """From now on it is so many seconds ahead of ours, or behind."""
         fresh = self._offset.with_suffix(".new")
         fresh.write_text(f"{seconds:+f}")
         fresh.replace(self._offset)  # at once: it must never read half of it
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+class JumpyServer(Server):
+    def __init__(self, *args: str) -> None:
+        self._clock = Clock()
+        super().__init__(*args, env=self._clock.settings)
+
+    def jump_to(self, seconds: float) -> None:
+        """From now on its clock is so many seconds ahead of ours, or behind."""
+        self._clock.set(seconds)
         while self.running and abs(self._clock_of_keys() - time.time() - seconds) > 60:
             continue  # keys expire by a clock that it reads only now and then, so that may follow a little later
 
@@ -41,7 +56,7 @@ class JumpyServer(Server):
 
     def close(self) -> None:
         super().close()
-        self._offset_folder.cleanup()
+        self._clock.close()
 
 
 def _library() -> Path:

@@ -89,7 +89,7 @@ def test_looking_from_outside() -> None:
         assert_type(info.as_dict(), dict[str, Any])
         for holder in info.holders:
             assert_type(holder, holdfast.HolderInfo)
-            assert_type(holder.fence, int)
+            assert_type(holder.fence, int | None)
             assert_type(holder.expires_at, float)
         assert_type(locks.list("order:"), list[LockInfo])
         assert_type(locks.break_lock("order:42"), LockInfo)

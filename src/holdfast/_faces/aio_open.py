@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from holdfast._connect import open_backend
+from holdfast._connect import Make, Wishes, opener
 from holdfast._faces.aio_lock import AsyncLease
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, drive
@@ -24,13 +24,16 @@ def open_locks(
     namespace: str,
     patience: Seconds,
     replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = AsyncioWorld(clock)
+    make = opener(url_or_client, Wishes(replicas, schema, advisory))
     engine = Engine(
-        open_backend(url_or_client, world, clock, replicas),
+        make(world, clock),
         world,
         lease_type=AsyncLease,
         holder=holder,
@@ -38,14 +41,15 @@ def open_locks(
         order=lock_order(debug),
     )
     locks = LocksLogic(engine, namespace)
-    adopt(engine, partial(_release_without_loop, url_or_client, clock))
+    adopt(engine, partial(_release_without_loop, make, clock))
     return locks
 
 
-def _release_without_loop(url_or_client: object, clock: Clock | None, engine: Engine) -> None:
+def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
-    twin = open_backend(url_or_client, ThreadWorld(clock), clock)
+    twin = make(ThreadWorld(clock), clock)
     with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
         for held in list(engine.keeper.leases.values()):
             drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
     drive(twin.close())
+    engine.closed = True  # whoever is dropped after this held nothing

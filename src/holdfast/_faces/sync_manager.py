@@ -37,11 +37,14 @@ class DistributedLock:
         namespace: str = DEFAULT_NAMESPACE,
         patience: Seconds = PATIENCE,
         replicas: int = 0,
+        schema: str | None = None,
+        advisory: bool = False,
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
+        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, replicas=replicas, **options))
+        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, **wishes, **options))
 
     @property
     def holder_id(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast._connect import open_backend
+from holdfast._connect import Wishes, opener
 from holdfast._faces.sync_lock import Lease
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, drive
@@ -19,13 +19,15 @@ def open_locks(
     namespace: str,
     patience: Seconds,
     replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = ThreadWorld(clock)
     engine = Engine(
-        open_backend(url_or_client, world, clock, replicas),
+        opener(url_or_client, Wishes(replicas, schema, advisory))(world, clock),
         world,
         lease_type=Lease,
         holder=holder,

@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `ls`, `show`, `break` and `demo`.
+"""The command line: `holdfast run`, `ls`, `show`, `break`, `demo` and `migrate`.
 
 Decides: which command is meant, and what the shell is told when one fails: one line and an exit code.
 Leaves to one file for each command: everything else. A command's file is imported when it is asked for, because
@@ -23,6 +23,7 @@ COMMANDS = {
     "show": "show who holds a lock and how many wait for it",
     "break": "end a hold, whoever's it is",
     "demo": "watch processes compete for a lock, die, stall and take over",
+    "migrate": "make the tables that postgresql:// needs, or update them",
 }
 
 
@@ -84,6 +85,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from holdfast.cli.demo import demo
 
         return demo
+    if name == "migrate":
+        from holdfast.cli.migrate import migrate
+
+        return migrate
     from holdfast.cli import look
 
     return {"ls": look.list_locks, "show": look.show, "break": look.break_}[name]

@@ -9,6 +9,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from holdfast._model import HolderInfo, LockInfo
@@ -21,8 +22,11 @@ _JSON = """--json prints one document. A lock is an object with
   locked     true or false
   waiters    how many wait for it
   holders    list of objects, oldest first:
-             holder, claim_id, fence, mode ("exclusive" or "shared"),
-             acquired_at, expires_at (seconds since the epoch), metadata (any JSON, or null)"""
+             holder, claim_id, fence (null if the store does not know it),
+             mode ("exclusive" or "shared"), acquired_at and expires_at (seconds since the epoch;
+             expires_at is null if only the end of its connection ends it),
+             metadata (any JSON, or null), session (null, or an object about that connection:
+             pid, application_name, client, connected_at, state; null for what is not shown to you)"""
 
 
 def list_locks(words: list[str]) -> int:
@@ -38,7 +42,8 @@ def list_locks(words: list[str]) -> int:
         _print_json([_as_json(info) for info in found])
     elif found:
         now = time.time()
-        _print_table([_HEAD, *(row for info in found for row in _rows(_for_people(info), now))])
+        rows = [_HEAD, *(row for info in found for row in _rows(_for_people(info), now))]
+        _print_table(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
     else:
         complain(f"no lock{f' that begins with {args.prefix!r}' if args.prefix else ''} is held or waited for")
     return exits.OK
@@ -66,7 +71,9 @@ def break_(words: list[str]) -> int:
         "End every hold of the lock NAME, whoever's it is, and let the next in line have it.\n\n"
         "The former holder is not asked. It learns of it when it next renews, within a third of its ttl, and\n"
         "until then it may go on working. The next holder's fence is higher: whatever checks fences refuses the\n"
-        "former holder's writes from that moment.",
+        "former holder's writes from that moment.\n\n"
+        "An advisory lock of PostgreSQL is broken by ending the connection of its holder, with everything else\n"
+        "that it holds. The holder learns of it at once.",
         f"exits 1 if nobody held it.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
     )
     parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
@@ -104,7 +111,8 @@ def _print_json(document: Any) -> None:
 
 # For people
 
-_HEAD = ("NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA")
+_HEAD = ("NAME", "HOLDER", "FENCE", "HELD", "EXPIRES", "WAITERS", "METADATA", "CONNECTION")  # the last if there is one
+_WIDEST = 120  # letters of a holder or of metadata in a row of `ls`
 
 
 def _for_people(info: LockInfo) -> LockInfo:
@@ -118,23 +126,29 @@ def _for_people(info: LockInfo) -> LockInfo:
 
 def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
     if not info.holders:
-        return [(info.name, "-", "-", "-", "-", str(info.waiters), "")]
+        return [(info.name, "-", "-", "-", "-", str(info.waiters), "", "")]
     return [
         (
             info.name,
-            who.holder + (" (shared)" if who.mode == "shared" else ""),
-            str(who.fence),
+            _cut(who.holder) + (" (shared)" if who.mode == "shared" else ""),
+            _fence(who),
             span(now - who.acquired_at),
-            f"in {span(who.expires_at - now)}",
+            f"in {span(who.expires_at - now)}" if _expires(who) else "with its connection",
             str(info.waiters),
-            _metadata(who),
+            _cut(_metadata(who)),
+            _connection(who),
         )
         for who in info.holders
     ]
 
 
+def _cut(text: str) -> str:
+    """So much of it that a row can still be read, however long others made it; `show` and `--json` tell all."""
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
 def _print_table(rows: list[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
@@ -144,11 +158,12 @@ def _in_full(info: LockInfo, now: float) -> str:
     for who in info.holders:
         lines += [
             f"  holder    {who.holder}",
-            f"            held {span(now - who.acquired_at)}, expires in {span(who.expires_at - now)} unless renewed",
-            f"  fence     {who.fence}",
+            f"            held {span(now - who.acquired_at)}, {_until(who, now)}",
+            f"  fence     {_fence(who)}",
             f"  mode      {who.mode}",
             f"  claim     {who.claim_id}",
             *([f"  metadata  {_metadata(who)}"] if who.metadata is not None else []),
+            *([f"  session   {_connection(who)}{_since(who, now)}"] if who.session is not None else []),
         ]
     lines.append(f"  waiters   {info.waiters}")
     lines += [f"            {place}. {who}" for place, who in enumerate(info.queue, 1)]
@@ -157,14 +172,49 @@ def _in_full(info: LockInfo, now: float) -> str:
 
 def _told_broken(before: LockInfo, now: float) -> str:
     lines = [
-        f"broke {before.name}, held by {who.holder} for {span(now - who.acquired_at)} with fence {who.fence}"
+        f"broke {before.name}, held by {who.holder} for {span(now - who.acquired_at)}"
+        + (f" with fence {who.fence}" if who.fence is not None else "")
         for who in before.holders
     ]
-    lines.append(
-        "the next grant has a higher fence; the former holder learns of this at its next renewal,"
-        " and until then only a check of the fence stops it"
-    )
+    if any(who.session is not None for who in before.holders):
+        lines.append(
+            "its connection was ended, with everything else that it held; the former holder learns of it at once"
+        )
+    else:
+        lines.append(
+            "the next grant has a higher fence; the former holder learns of this at its next renewal,"
+            " and until then only a check of the fence stops it"
+        )
     return "\n".join(lines)
+
+
+def _fence(who: HolderInfo) -> str:
+    return "-" if who.fence is None else str(who.fence)
+
+
+def _expires(who: HolderInfo) -> bool:
+    return who.expires_at < inf
+
+
+def _until(who: HolderInfo, now: float) -> str:
+    return f"expires in {span(who.expires_at - now)} unless renewed" if _expires(who) else "until its connection ends"
+
+
+def _connection(who: HolderInfo) -> str:
+    """pid 4242 from 10.0.0.7, idle"""
+    if who.session is None:
+        return ""
+    found = [f"pid {who.session['pid']}"]
+    if (client := who.session["client"]) is not None:
+        found[0] += f" from {client}"
+    if who.session["state"] is not None:
+        found.append(who.session["state"])
+    return visible(", ".join(found))
+
+
+def _since(who: HolderInfo, now: float) -> str:
+    at = who.session and who.session["connected_at"]
+    return f", connected {span(now - at)} ago" if at else ""
 
 
 def _metadata(who: HolderInfo) -> str:

@@ -89,7 +89,7 @@ def keep_logs_quiet() -> None:
 
 def overview(commands: dict[str, str]) -> str:
     """What `holdfast --help` says."""
-    lines = "\n".join(f"  {name:<6} {what}" for name, what in commands.items())
+    lines = "\n".join(f"  {name:<8} {what}" for name, what in commands.items())
     return f"""usage: holdfast COMMAND [OPTION…]
 
 Locks between processes and hosts, that are right by default.

@@ -78,7 +78,11 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     adopt(lease)
                     return lease
             except BackendUnavailable as error:
+                if engine.closed:
+                    engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
+                if engine.closed:
+                    engine.must_be_open()  # that is why, or it does not matter any more
                 failures += 1
                 pause = pause_before_retry(failures, engine.world.chance())
                 limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast._ids import default_holder
-from holdfast._model import PRESENCE, SHARED, Claim, Grant, Renewal
-from holdfast._time import Seconds, length, pause_before_retry
+from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
+from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
-from holdfast.engine.keeper import Keeper
+from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
@@ -63,7 +63,12 @@ class Engine:
         self.order = order  # in debug mode: who asked for what while holding what
         self.briefly = BRIEFLY
         self.closed = False
+        if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
+            backend.on_loss = self._hear_of_loss
         _living.add(self)
+
+    def _hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
+        self.keeper.hear_of_loss(ended, reason)  # of now: a fork has another
 
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
@@ -124,12 +129,15 @@ class Engine:
         try:
             await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
-            self.unfinished[claim.id] = claim
-            self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
+            self._finish_behind(claim)
+
+    def _finish_behind(self, claim: Claim) -> None:
+        self.unfinished[claim.id] = claim
+        self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
 
     async def _abandon_later(self, claim: Claim) -> None:
         """Time clears it away at the latest; until then, try."""
-        until = self.now() + claim.terms.ttl + PRESENCE
+        until = self.now() + claim.terms.ttl + PRESENCE if self.backend.capabilities.expires else FOREVER
         with suppress(BackendUnavailable):
             await self.insist(lambda within: self.backend.abandon(claim, within=within), until)
         self.unfinished.pop(claim.id, None)
@@ -164,10 +172,13 @@ class Engine:
         lease._claim = claim  # before sending: from then on others may be let in, whether an answer comes or not
         asked_at = self.now()
 
-        def ask(within: float) -> Awaitable[object]:
+        async def ask(within: float) -> Grant | Busy:
             nonlocal asked_at
             asked_at = self.now()  # before sending: the server's ttl cannot have started earlier
-            return self.backend.acquire(claim, enqueue=False, within=within)
+            answer = await self.backend.acquire(claim, enqueue=False, within=within)
+            if isinstance(answer, Busy) and answer.unsettled:
+                raise BackendUnavailable(f"lock {lease.name!r} is {answer.in_words}", name=lease.name)
+            return answer
 
         answer, _ = await self.insist(ask, min(lease._deadline, asked_at + self.patience))
         self.keeper.notice(lease)
@@ -243,7 +254,11 @@ class Engine:
             )
             return freed
         except BackendUnavailable as last:
-            self.tell_lease("release_failed", lease, f"{last}; it ends by itself when its ttl has passed")
+            if self.backend.capabilities.expires:
+                self.tell_lease("release_failed", lease, f"{last}; it ends by itself when its ttl has passed")
+            else:
+                self._finish_behind(lease._claim)
+                self.tell_lease("release_failed", lease, f"{last}; it is tried again until its session ends")
             raise
 
     async def insist(self, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from holdfast._worlds import Signal
     from holdfast.engine.core import Engine
 
+Held = tuple[str, int]  # a claim's id and its fence: the same claim may be granted again later
 NEVER: Final = float("inf")
 IDLE: Final = 10.0  # seconds without leases after which the loop ends
 HANGING: Final = 0.25  # seconds after which an unanswered renewal no longer holds up the others
+EARLY_LOSSES: Final = 1000  # that are remembered for leases which may never come
 EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
 
@@ -58,6 +60,7 @@ class Keeper:
         self._asked_at = 0.0  # when one of them last sent a request
         self._lost: list[Lease] = []  # those whose `on_lost` is to be called
         self._telling = False  # somebody does that
+        self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
         self._closed = False
 
     def keep(self, lease: Lease) -> None:
@@ -65,6 +68,9 @@ class Keeper:
         id = lease._claim.id
         self.leases[id] = lease
         self._fresh[id] = lease
+        if self._early and (reason := self._early.pop((id, lease._fence), "")):
+            self.lose(lease, "denied", reason)
+            return
         due = lease._renew_at if lease._request.renew else lease._deadline
         if due < self._next_look:
             self._next_look = due  # so that many short holds, each gone when the loop looks, wake it once
@@ -278,12 +284,26 @@ class Keeper:
             if engine.events.wanted():
                 engine.tell_lease("renewal_failed", lease, f"{type(error).__name__}: {error}")
 
+    def hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
+        """The backend has noticed that these are held no longer. Called from any thread."""
+        for held in ended:
+            self._early[held] = reason  # before looking: it may be granted, and on its way to be kept
+            id, fence = held
+            lease = self.leases.get(id)
+            if lease is not None and lease._fence == fence:
+                self._early.pop(held, None)
+                self.lose(lease, "denied", reason)
+        while len(self._early) > EARLY_LOSSES:
+            self._early.pop(next(iter(self._early)))
+
     def lose(self, lease: Lease, step: Step, reason: str) -> None:
         """Stop believing, and tell everybody who must know. Only the first to notice tells."""
         if not lease._move(step, reason):
             return
         self.forget(lease)
         engine = self._engine
+        if step == "deadline" and not engine.backend.capabilities.expires:
+            engine.behind(engine.abandon, lease._claim)  # else the store would keep it for ever
         if lease._guard is not None:
             lease._guard.interrupt()
         else:

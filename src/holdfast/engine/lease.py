@@ -92,7 +92,9 @@ class Lease:
         self._engine = engine
         self._request = request
         self._claim = claim
-        self._fence, self._server_time = grant
+        self._fence, self._server_time, since = grant
+        if since is not None:
+            asked_at = since
         self._ttl = ttl
         self._granted_at = asked_at
         self._waited = waited  # seconds in the queue

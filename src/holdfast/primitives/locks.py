@@ -52,6 +52,8 @@ class LocksLogic:
         """What is asked for each time. Raises ValueError for whatever makes no sense; nothing is sent."""
         if mode == SHARED:
             self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
+        if limit is not None:
+            self.engine.must_be_able("semaphores", self.engine.backend.capabilities.limits)
         name = valid(name)
         terms = Terms(
             key=qualify(self.namespace, name),
@@ -67,12 +69,15 @@ class LocksLogic:
         for flag, value in (("renew", renew), ("reentrant", reentrant)):
             if not isinstance(value, bool):
                 raise ValueError(f"{flag} must be True or False, not {value!r}")
+        min_hold = length(min_hold, "min_hold", zero=True)
+        if min_hold:
+            self.engine.must_be_able("min_hold: nothing expires there", self.engine.backend.capabilities.expires)
         return Request(
             terms=terms,
             wait=None if wait is None else length(wait, "wait", zero=True),
             renew=renew,
             reentrant=reentrant,
-            min_hold=length(min_hold, "min_hold", zero=True),
+            min_hold=min_hold,
             on_lost=on_lost,
             named=holder is not None,
         )

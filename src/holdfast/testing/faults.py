@@ -64,6 +64,15 @@ class FaultyBackend:
         self._plans: dict[str, deque[tuple[_Fault, float]]] = {}  # with how many times each is left
         self._hanging: list[Signal] = []
 
+    @property
+    def on_loss(self) -> Any:
+        """A backend that notices a loss by itself tells it as if there were nobody between."""
+        return self.inner.on_loss  # type: ignore[attr-defined]
+
+    @on_loss.setter
+    def on_loss(self, hear: Any) -> None:
+        self.inner.on_loss = hear  # type: ignore[attr-defined]
+
     # What shall go wrong
 
     def lose_request(self, verb: Verb, times: float = 1, error: BaseException | None = None) -> None:

@@ -173,7 +173,7 @@ class Stage(ABC):
 
     async def fences(self, name: str) -> list[int]:
         """The fences of those who hold it now."""
-        return [holder.fence for holder in (await self.info(name)).holders]
+        return [holder.fence for holder in (await self.info(name)).holders if holder.fence is not None]
 
     async def queue(self, name: str, waiters: int, *, dead: int = 0) -> None:
         """Until so many wait for it, and all but the `dead` ones are asleep."""

@@ -32,6 +32,26 @@ class FencesOnlyGrow(Promise):
             await one.faults.abandon(claim, within=5)
         assert fences == sorted(set(fences))
 
+    async def test_fences_strictly_grow_through_release_break_and_abandoning(self, stage: Stage) -> None:
+        """As above, on stores too that end no hold by themselves."""
+        one, other = stage.locks(), stage.locks()
+        fences: list[int] = []
+        for _ in range(3):
+            lease = await one.lock("page").take()
+            fences.append(lease.fence)
+            await lease.release()
+            async with other.lock("page") as lease:
+                fences.append(lease.fence)
+            lease = await other.lock("page").take()
+            fences.append(lease.fence)
+            await one.break_lock("page")
+            claim = stage.claim("page")
+            grant = await one.faults.acquire(claim, enqueue=False, within=5)
+            assert isinstance(grant, Grant)
+            fences.append(grant.fence)
+            await one.faults.abandon(claim, within=5)
+        assert fences == sorted(set(fences))
+
     async def test_fences_grow_through_a_hand_over_to_a_waiter(self, stage: Stage) -> None:
         holder = await stage.locks().lock("page").take()
         waiter = stage.start(stage.locks().lock("page").take())

@@ -1,0 +1,92 @@
+-- Version 1: what is kept. Whoever adds a version adds a file; statements here can be run again and change nothing then.
+--
+-- A name is kept as `lock_name`, and whatever qualifies it as `namespace`, which is empty in the default namespace: there
+-- the plain name is all that another client has to know.
+
+CREATE TABLE IF NOT EXISTS @.distributed_locks (
+    namespace   text COLLATE "C" NOT NULL DEFAULT '',
+    lock_name   varchar(255) COLLATE "C" NOT NULL,
+    slot        integer NOT NULL DEFAULT 0,
+    holder_id   text NOT NULL,
+    acquired_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at  timestamptz NOT NULL,
+    ttl         interval NOT NULL DEFAULT '10 years',
+    metadata    jsonb,
+    claim       text COLLATE "C" NOT NULL,
+    mode        text NOT NULL DEFAULT 'exclusive' CHECK (mode IN ('exclusive', 'shared')),
+    max_holders integer,
+    fence       bigint NOT NULL,
+    ended       boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (lock_name, namespace, slot)
+);
+CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON @.distributed_locks (expires_at);
+COMMENT ON TABLE @.distributed_locks IS 'Who holds what: one row for each hold. A row whose expires_at has passed holds nothing.';
+COMMENT ON COLUMN @.distributed_locks.slot IS
+    'Keeps holders apart. If anybody holds, somebody has slot 0: so two who look at old snapshots cannot both get in.';
+COMMENT ON COLUMN @.distributed_locks.ttl IS
+    'How long before expires_at that was said. If that moment lies ahead, the clock was set back: then it counts anew.';
+COMMENT ON COLUMN @.distributed_locks.claim IS 'The identity of the hold: one asking. holder_id is only what it is called.';
+COMMENT ON COLUMN @.distributed_locks.max_holders IS 'How many may share the name at once; null for no limit.';
+COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: whoever checks it refuses a holder that has lost its lock.';
+COMMENT ON COLUMN @.distributed_locks.ended IS 'Released, but the name stays taken until expires_at.';
+
+-- A crash of the server empties what is UNLOGGED, and no commit waits for it to reach the disk. Whoever waits or watches
+-- asks again soon, and gets a new place.
+CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_queue (
+    namespace      text COLLATE "C" NOT NULL,
+    lock_name      varchar(255) COLLATE "C" NOT NULL,
+    kind           "char" NOT NULL,       -- w waits, o observes, g was given up before it arrived
+    place          bigint NOT NULL,
+    claim          text COLLATE "C" NOT NULL,
+    holder_id      text NOT NULL,
+    mode           text NOT NULL,
+    max_holders    integer,
+    ttl            double precision,      -- seconds; and what else it asks for, should it be granted without asking again
+    metadata       jsonb,
+    address        text NOT NULL,         -- the channel by which it is woken; empty for none
+    alive_until    timestamptz NOT NULL,  -- it is forgotten then, unless it asks again
+    reserved_until timestamptz,           -- the name is kept for it until then
+    lapsed         boolean NOT NULL DEFAULT false,  -- was woken and did not come; passed over until it asks again
+    PRIMARY KEY (lock_name, namespace, kind, place)
+);
+CREATE INDEX IF NOT EXISTS holdfast_queue_claim ON @.holdfast_queue (claim);
+CREATE INDEX IF NOT EXISTS holdfast_queue_alive_until ON @.holdfast_queue (alive_until);
+
+CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_changes (  -- of names that are observed
+    namespace text COLLATE "C" NOT NULL,
+    lock_name varchar(255) COLLATE "C" NOT NULL,
+    number    bigint NOT NULL,
+    fence     bigint NOT NULL,
+    holder_id text,                       -- null: the hold ended
+    PRIMARY KEY (lock_name, namespace, number)
+);
+
+CREATE TABLE IF NOT EXISTS @.holdfast_limiters (
+    key   text COLLATE "C" PRIMARY KEY,
+    until numeric NOT NULL                -- booked up to then, in nanoseconds since the epoch
+);
+CREATE INDEX IF NOT EXISTS holdfast_limiters_until ON @.holdfast_limiters (until);
+
+CREATE TABLE IF NOT EXISTS @.holdfast_cells (
+    key     text COLLATE "C" PRIMARY KEY, -- empty for the highest version that was ever deleted
+    value   text,
+    version bigint NOT NULL,
+    fence   bigint NOT NULL,
+    writer  text NOT NULL
+);
+
+-- Since when nothing can have been forgotten. A crash and a failover empty it, and then commits may have been lost; a dump
+-- that is restored brings back old numbers, but is another table.
+CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_life (
+    started timestamptz NOT NULL,         -- the server
+    home    oid NOT NULL                  -- this table
+);
+
+-- Fences, places in queues and numbers of changes. It starts at the microseconds since the epoch, so that a store that
+-- was dropped and made anew goes on above its old fences.
+DO $$
+BEGIN
+    IF to_regclass('@.holdfast_fence') IS NULL THEN
+        EXECUTE format('CREATE SEQUENCE @.holdfast_fence START %s', floor(extract(epoch FROM clock_timestamp()) * 1000000));
+    END IF;
+END $$;

@@ -1,0 +1,85 @@
+"""What the lock table's schema consists of: one script that makes it, or brings it up to date.
+
+Decides: the order of its parts, its version, and what the constants in them mean.
+Leaves to the files in `postgres_sql/`: the tables, and each step as a function. Leaves to the driver: to run it.
+
+The script can be run again at any time: what is there stays, functions are put in place of older ones.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE
+
+VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
+LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
+CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
+LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
+
+_TABLES: Final = ("tables",)  # what each version brought, in order
+_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "portable")
+_CONSTANTS: Final = {
+    "HOLDFAST": str(CLASS),
+    "LISTENER": str(LISTENER),
+    "GRACE": f"interval '{GRACE} seconds'",
+    "PRESENCE": f"interval '{PRESENCE} seconds'",
+    "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
+    "KEPT_CHANGES": str(KEPT_CHANGES),
+    "FEW": "3",  # requests that are quicker one by one
+    # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
+    # looks as good, and leads past everybody who waits for that name.
+    "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
+    "HEAD": "50",  # of a line, as far as it matters how far back one stands
+    "LAST": "9223372036854775807",  # after every place in a line
+    "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
+}
+
+_BEFORE: Final = """-- The schema of holdfast's lock table, version {version}. It can be run again at any time.
+BEGIN;
+SELECT pg_advisory_xact_lock(HOLDFAST, 0);
+DO $$
+BEGIN
+    IF to_regnamespace('@') IS NULL THEN
+        CREATE SCHEMA @;
+    END IF;
+END $$;
+SET LOCAL client_min_messages = warning;
+CREATE TABLE IF NOT EXISTS @.holdfast_schema (
+    version     integer PRIMARY KEY,
+    migrated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+DO $$
+BEGIN
+    IF (SELECT max(version) FROM @.holdfast_schema) > {version} THEN
+        RAISE 'a newer holdfast has been here: its schema has version %, this one is version {version}',
+            (SELECT max(version) FROM @.holdfast_schema);
+    END IF;
+END $$;
+"""
+_AFTER: Final = "INSERT INTO @.holdfast_schema (version) VALUES {versions} ON CONFLICT DO NOTHING;\nCOMMIT;\n"
+
+
+def valid_schema(name: str) -> str:
+    """The name itself. Raises ValueError for one that could not stand in a script without care."""
+    if not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
+        raise ValueError(f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {name!r}")
+    if name.startswith("pg_") or name == "information_schema":
+        raise ValueError(f"the schema {name!r} is PostgreSQL's own; choose another one")
+    return name
+
+
+@cache
+def script(schema: str) -> str:
+    """All statements, in one transaction."""
+    folder = files("holdfast.backends") / "postgres_sql"
+    parts = [(folder / f"{name}.sql").read_text() for name in (*_TABLES, *_FUNCTIONS)]
+    versions = ", ".join(f"({number})" for number in range(1, VERSION + 1))
+    before, after = _BEFORE.format(version=VERSION), _AFTER.format(versions=versions)
+    text = "\n".join([before, *parts, after])
+    for constant, value in _CONSTANTS.items():
+        text = re.sub(rf"\b{constant}\b", value, text)
+    return re.sub(r"@(?=[.';])", f'"{schema}"', text)

@@ -1,0 +1,39 @@
+"""`holdfast migrate`: make the tables and functions that `postgresql://` needs, or bring them up to date.
+
+Decides: where the URL comes from, and what is said afterwards.
+Leaves to `_connect`: the script, and to run it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast._connect import migration
+from holdfast.cli import exits
+from holdfast.cli.options import Parser
+
+_MORE = """It can be run again at any time, by several at once too: what is there stays, functions are put in place of
+older ones, all in one transaction. Whoever runs it must be allowed to create tables in that schema; whoever uses the
+locks needs no more than USAGE on the schema and the rights to read and write its tables and sequences.
+
+  holdfast migrate postgresql://admin@db/app
+  holdfast migrate --schema locks --print postgresql:// > migrations/0007_locks.sql"""
+
+
+def migrate(words: list[str]) -> int:
+    """Run the script, or print it."""
+    parser = Parser("migrate", description="Make the schema of the lock table at URL, or update it.", epilog=_MORE)
+    parser.add_argument("url", metavar="URL", nargs="?", help="postgresql://…; default: $HOLDFAST_URL")
+    parser.add_argument("--schema", help="where in the database (default: what the URL says, else public)")
+    parser.add_argument("--print", action="store_true", dest="prints", help="print the SQL and connect to nothing")
+    args = parser.parse_args(words)
+    url = args.url or os.environ.get("HOLDFAST_URL")
+    if not url:
+        parser.error("which database? give a postgresql:// URL, or set HOLDFAST_URL")
+    script, run = migration(url, args.schema)
+    if args.prints:
+        print(script, end="")
+    else:
+        run()
+        print("the lock table is there, and up to date")
+    return exits.OK

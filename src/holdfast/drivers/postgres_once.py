@@ -1,0 +1,46 @@
+"""One question to a PostgreSQL server, on a connection of its own that is gone afterwards.
+
+Decides: how it is asked in either world. Nothing is set or prepared there, so any pooler may stand between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from psycopg import pq
+
+from holdfast._time import boot_now
+from holdfast.drivers.postgres_lines import Late, run
+from holdfast.drivers.postgres_names import Names, each_address
+from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_wire import Broken, connect, no_connection, talk
+
+
+async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
+    """The one value of the answer. Raises BackendUnavailable."""
+    until = boot_now() + within
+    if blocking:
+        return _ask(place, sql, until)
+    return await asyncio.to_thread(_ask, place, sql, until)
+
+
+def _ask(place: Place, sql: str, until: float) -> bytes:
+    reasons: list[Exception] = []
+    for params, end in each_address(Names(), place.hosts, until, reasons):
+        try:
+            return _ask_host(conninfo(params), sql, end)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
+    raise no_connection(place.name, reasons)
+
+
+def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:
+    pg = run(connect(conninfo), until)
+    try:
+        result = run(talk(pg, lambda: pg.send_query(sql.encode())), until)
+        value = result.get_value(0, 0) if result.status == pq.ExecStatus.TUPLES_OK else None
+        if value is None:
+            raise Broken(result.error_message.decode(errors="replace").strip())
+        return bytes(value)
+    finally:
+        pg.finish()

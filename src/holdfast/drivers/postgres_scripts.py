@@ -1,0 +1,77 @@
+"""Run a script on a PostgreSQL server, once and by whoever may: migrations.
+
+Decides: how long that may take, and what to advise whoever may not. Leaves to the script: its transaction.
+"""
+
+from __future__ import annotations
+
+from holdfast._time import boot_now
+from holdfast.drivers.postgres_lines import Late, run
+from holdfast.drivers.postgres_places import Place, conninfo
+from holdfast.drivers.postgres_wire import (
+    Broken,
+    NoRights,
+    Speaker,
+    TryAgain,
+    Waiting,
+    connect,
+    how_to_grant,
+    no_connection,
+    unavailable,
+)
+
+_CONNECTS = 10.0  # seconds, for each host
+_RUNS = 60.0
+
+
+def run_script(place: Place, text: str) -> None:
+    """Raises BackendUnavailable."""
+    reasons: list[Exception] = []
+    for params in place.hosts:
+        try:
+            speaker = Speaker(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
+        else:
+            _run(speaker, place, text)
+            return
+    raise no_connection(place.name, reasons)
+
+
+def _run(speaker: Speaker, place: Place, text: str) -> None:
+    try:
+        run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
+    except Late:
+        raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
+    except TryAgain as again:
+        raise unavailable(place.name, f"has rolled it back, because of others: {again}; run it again") from again
+    except Broken as broken:
+        raise unavailable(place.name, f"{broken.told}; what was begun is rolled back") from broken
+    finally:
+        speaker.close()
+
+
+def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
+    speaker.must_keep_every_name()
+    try:
+        yield from speaker.say_plainly(script)
+    except NoRights as error:
+        yield from speaker.say_plainly(b"ROLLBACK")
+        ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
+        reason = str(error).removesuffix(how_to_grant(place.name))
+        raise NoRights(f"{reason}{advice.decode()}. Nothing was changed", transient=False) from error
+
+
+def _advice(schema: str) -> bytes:
+    """A question: what has to be done for whoever asks before the script can be run."""
+    return f"""SELECT CASE
+        WHEN it.home IS NULL THEN format(
+            'the schema is to be made, and whoever owns the database can allow that: GRANT CREATE ON DATABASE %I TO %I',
+            current_database(), current_user)
+        WHEN NOT has_schema_privilege(it.home, 'CREATE') OR NOT has_schema_privilege(it.home, 'USAGE') THEN format(
+            'whoever owns the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
+        ELSE format(
+            'what is there belongs to %s: run it as that role', coalesce((
+                SELECT quote_ident(pg_get_userbyid(relowner)) FROM pg_class
+                WHERE relnamespace = it.home AND relname = 'holdfast_schema'), 'another one'))
+        END FROM (SELECT to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()

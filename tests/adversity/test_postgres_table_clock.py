@@ -1,0 +1,206 @@
+"""A PostgreSQL server whose clock is set while it runs. Expiry follows it; what holds all the same is said here.
+
+Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
+tell them apart. Backwards, nothing lasts longer than its ttl from when it is first asked for again, and nobody is let
+in too early. Fences grow.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+import holdfast
+from tests.servers.clocks import Clock
+from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_tables import empty_table
+from tests.servers.waiting import until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the clock of a process can be set for it only with LD_PRELOAD"),
+]
+
+HOUR = 3600.0
+TTL = 1.5
+QUEUE_UP = "SELECT (holdfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float"
+LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distributed_locks"
+
+
+class Jumpy:
+    """The server, somebody who speaks SQL to it, and its clock."""
+
+    def __init__(self, server: PostgresServer, clock: Clock) -> None:
+        self.url = server.url
+        self._clock = clock
+        self._connection = psycopg.connect(server.url, autocommit=True)
+
+    def jump_to(self, seconds: float) -> None:
+        self._clock.set(seconds)
+
+    def ask(self, sql: str) -> float:
+        (answer,) = self._connection.execute(sql.encode()).fetchone() or (0,)
+        return float(answer)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@pytest.fixture(scope="module")
+def jumpy() -> Iterator[Jumpy]:
+    clock = Clock()
+    with PostgresServer(env=clock.settings) as server:
+        empty_table(server.url)
+        jumpy = Jumpy(server, clock)
+        yield jumpy
+        jumpy.close()
+    clock.close()
+
+
+@pytest.fixture
+def server(jumpy: Jumpy) -> Jumpy:
+    jumpy.jump_to(0)
+    empty_table(jumpy.url)
+    return jumpy
+
+
+@pytest.fixture
+def locks(server: Jumpy) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def others(server: Jumpy) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(server.url) as locks:
+        yield locks
+
+
+def take(locks: holdfast.Locks, **options: object) -> holdfast.Lease:
+    lease = locks.lock("x", **options).acquire()  # type: ignore[arg-type]
+    assert lease is not None
+    return lease
+
+
+def test_the_clock_of_the_server_really_jumps(server: Jumpy) -> None:
+    for offset in (HOUR, -HOUR, 0.0):
+        server.jump_to(offset)
+        there = server.ask("SELECT extract(epoch FROM clock_timestamp())")
+        assert there - time.time() == pytest.approx(offset, abs=5)
+
+
+@pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])
+def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: holdfast.Locks, offset: float) -> None:
+    fences = []
+    for jump in (0.0, offset, 0.0, -offset, 0.0):
+        server.jump_to(jump)
+        with locks.lock("x", wait=5) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing_and_soon_afterwards_somebody_is(
+    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    lease = take(locks, ttl=TTL, renew=False)
+    server.jump_to(-HOUR)
+    while lease.held:
+        assert others.lock("x").acquire(blocking=False) is None or not lease.held
+    assert take(others, wait=20).fence > lease.fence, "the jump makes nothing last for an hour"
+
+
+def test_a_renewed_lease_outlives_a_jump_backwards(
+    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    lost: list[object] = []
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    server.jump_to(-HOUR)
+    ends = lease.expires_at + TTL
+    while lease.expires_at < ends:
+        assert others.lock("x").acquire(blocking=False) is None
+    lease.check()
+    assert lost == []
+    assert lease.release()
+
+
+def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
+    """So it lasts no longer, should nobody renew it any more."""
+    lease = take(locks, ttl=60)
+    server.jump_to(-HOUR)
+    lease.extend(30)
+    assert 30 < server.ask(LEFT) <= 60, "it is never shortened"
+    lease.extend(90)
+    assert 60 < server.ask(LEFT) <= 90
+    server.jump_to(-2 * HOUR)
+    lease.extend(30)
+    assert 60 < server.ask(LEFT) <= 90
+    assert lease.release()
+
+
+def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
+    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    """It has its place, and is let in though nobody released."""
+    lease = take(locks, ttl=TTL, renew=False)
+    started = time.monotonic()
+    assert server.ask(QUEUE_UP) == 0
+    server.jump_to(-HOUR)
+    second = take(others, wait=20)  # the first in line is dead, and its place from the future
+    assert second.fence > lease.fence
+    assert time.monotonic() - started >= TTL
+
+
+def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
+    server: Jumpy, locks: holdfast.Locks
+) -> None:
+    assert server.ask("SELECT acquire_lock('x', 'psql')::int")
+    assert server.ask(QUEUE_UP) == 0
+    server.jump_to(-HOUR)
+    assert server.ask("SELECT release_lock('x', 'psql')::int")  # it is the dead one's turn
+    server.jump_to(-2 * HOUR)
+    assert take(locks, wait=10).held, "before the dead one is forgotten"
+
+
+def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
+    assert server.ask("SELECT acquire_lock('x', 'psql', 60)::int")
+    server.jump_to(-HOUR)
+    assert server.ask("SELECT extend_lock('x', 'psql', 30)::int")
+    assert 30 < server.ask(LEFT) <= 60, "it is never shortened"
+    server.jump_to(-2 * HOUR)
+    assert server.ask("SELECT acquire_lock('x', 'psql', 90)::int")
+    assert 60 < server.ask(LEFT) <= 90
+    assert server.ask("SELECT extract(epoch FROM ttl) FROM distributed_locks") == 90
+
+
+def test_nobody_is_shown_an_end_that_will_not_be(server: Jumpy, locks: holdfast.Locks) -> None:
+    lease = take(locks, ttl=30, renew=False)
+    server.jump_to(-HOUR)
+    (holder,) = locks.inspect("x").holders
+    assert holder.expires_at - server.ask("SELECT extract(epoch FROM clock_timestamp())") <= 30
+    assert lease.release()
+
+
+def test_a_name_that_stays_taken_for_a_while_stays_so_no_longer_for_a_jump_backwards(
+    server: Jumpy, locks: holdfast.Locks
+) -> None:
+    lease = take(locks, ttl=60, min_hold=TTL)
+    assert lease.release()
+    server.jump_to(-HOUR)
+    assert take(locks, wait=20).held
+
+
+def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
+    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+) -> None:
+    lost: list[object] = []
+    lease = take(locks, ttl=TTL, on_lost=lost.append)
+    server.jump_to(HOUR)
+    second = take(others, wait=20)
+    assert second.fence > lease.fence, "a store that looks at fences refuses the first"
+    until(lambda: lost)
+    assert not lease.release()
+    assert second.held

@@ -1,0 +1,88 @@
+"""What PostgreSQL's advisory locks rest on: facts about the server that the backend would be wrong without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+
+from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_programs import VERSIONS, programs_of_this_host
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
+_ANY = [*VERSIONS, *(["local"] if programs_of_this_host() else [])]
+_LAZY = {"wal_writer_delay": "10s"}  # so that a crash finds something that is not written yet
+
+
+@pytest.fixture(params=_ANY, scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    if request.param == "local":
+        made = PostgresServer(_LAZY, bin=programs_of_this_host())
+    else:
+        made = PostgresServer(_LAZY, version=request.param)
+    with made as server:
+        yield server
+
+
+def _connect(server: PostgresServer) -> closing[psycopg.Connection]:
+    return closing(psycopg.connect(server.url, autocommit=True))
+
+
+def _ask(connection: psycopg.Connection, sql: str) -> object:
+    row = connection.execute(sql.encode()).fetchone()
+    return row[0] if row else None
+
+
+def test_a_session_is_granted_again_what_it_holds(server: PostgresServer) -> None:
+    """So one session must never be asked twice for one number."""
+    with _connect(server) as one, _connect(server) as other:
+        assert _ask(one, "SELECT pg_try_advisory_lock(1)") is True
+        assert _ask(one, "SELECT pg_try_advisory_lock(1)") is True
+        assert _ask(other, "SELECT pg_try_advisory_lock(1)") is False
+
+
+def test_a_session_that_shares_passes_a_writer_that_waits_and_another_does_not(server: PostgresServer) -> None:
+    """So a second reader in one session is let in only if another session would be."""
+    with _connect(server) as one, _connect(server) as other, _connect(server) as writer:
+        assert _ask(one, "SELECT pg_try_advisory_lock_shared(1)") is True
+        writer.pgconn.send_query(b"SELECT pg_advisory_lock(1)")
+        until(lambda: _ask(one, "SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        assert _ask(other, "SELECT pg_try_advisory_lock_shared(1)") is False
+        assert _ask(one, "SELECT pg_try_advisory_lock_shared(1)") is True
+        _ask(one, "SELECT pg_advisory_unlock_all()")
+
+
+def test_a_lock_taken_before_an_error_of_its_own_statement_stays(server: PostgresServer) -> None:
+    """So a wait that ends in an error is settled by looking."""
+    with _connect(server) as one, _connect(server) as other:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            one.execute("SELECT 1 / length(pg_advisory_lock(1)::text)")
+        assert _ask(other, "SELECT pg_try_advisory_lock(1)") is False
+
+
+def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_crash(server: PostgresServer) -> None:
+    """So a fence is made of neither: whoever was granted before the crash would have as high a number as whoever is
+    granted after it. The clock goes on.
+    """
+    with _connect(server) as before, _connect(server) as writer:
+        emit = "SELECT max(pg_logical_emit_message(false, 'holdfast', 'x'))::text FROM generate_series(1, {})"
+        place = _ask(before, emit.format(1000))
+        writer.execute("BEGIN")
+        number = int(str(_ask(writer, "SELECT pg_current_xact_id()::text")))
+        clock = _ask(before, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
+        server.restart()
+    with _connect(server) as after:
+        assert _ask(after, f"SELECT '{_ask(after, emit.format(1))}'::pg_lsn < '{place}'") is True
+        assert int(str(_ask(after, "SELECT pg_current_xact_id()::text"))) <= number
+        assert int(str(_ask(after, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8"))) > int(str(clock))
+
+
+def test_the_numbers_that_a_client_and_its_session_know_are_one_where_nobody_stands_between(
+    server: PostgresServer,
+) -> None:
+    """So a pooler is noticed: it gives out numbers of its own."""
+    with _connect(server) as connection:
+        assert _ask(connection, "SELECT pg_backend_pid()") == connection.info.backend_pid

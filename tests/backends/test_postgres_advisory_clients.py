@@ -1,0 +1,229 @@
+"""Advisory locks where a ready client, or an option, says that they are meant: `connect(…, advisory=True)`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import psycopg_pool
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast import Unsupported
+from holdfast._connect import migration
+from holdfast.backends.postgres_advisory_keys import key_of
+from tests.servers.postgres_shared import advisory
+
+NUMBER = key_of("a").number
+KINDS = ["url", "connection", "async connection", "pool", "async pool", "parameters", "django settings", "django"]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return advisory().url(tmp_path)
+
+
+@pytest.fixture
+def psql(url: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def _is_free(psql: psycopg.Connection) -> bool:
+    row = psql.execute("SELECT pg_try_advisory_xact_lock(%s)", (NUMBER,)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+class _DjangoConnection:
+    """As much of Django's connection as is looked at."""
+
+    __module__ = "django.db.backends.postgresql.base"
+
+    def __init__(self, url: str) -> None:
+        self._params = psycopg.conninfo.conninfo_to_dict(url)
+
+    def get_connection_params(self) -> dict[str, Any]:
+        return {**self._params, "cursor_factory": object, "context": None, "prepare_threshold": None}
+
+
+@asynccontextmanager
+async def _client(kind: str, url: str) -> AsyncIterator[object]:
+    if kind == "connection":
+        with psycopg.connect(url) as connection:
+            yield connection
+    elif kind == "async connection":
+        async with await psycopg.AsyncConnection.connect(url) as awaited:
+            yield awaited
+    elif kind == "pool":
+        yield psycopg_pool.ConnectionPool(url, open=False, kwargs={"autocommit": True})
+    elif kind == "async pool":
+        yield psycopg_pool.AsyncConnectionPool(url, open=False)
+    else:
+        yield _description(kind, url)
+
+
+def _description(kind: str, url: str) -> object:
+    params = psycopg.conninfo.conninfo_to_dict(url)
+    if kind == "parameters":
+        return {**params, "waiting": 2}
+    if kind == "django settings":
+        told = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            **{name: params[param] for name, param in told.items()},
+            "PASSWORD": "",
+            "OPTIONS": {"sslmode": "prefer", "pool": True},
+        }
+    return _DjangoConnection(url) if kind == "django" else url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_client_leads_to_advisory_locks_in_both_worlds(
+    url: str, psql: psycopg.Connection, kind: str
+) -> None:
+    async def story() -> None:
+        async with _client(kind, url) as client:
+            with holdfast.connect(client, advisory=True) as locks:
+                assert repr(locks).count("postgresql+advisory://") == 1
+                with locks.lock("a"):
+                    assert not _is_free(psql)
+                assert _is_free(psql)
+            async with holdfast.aio.connect(client, advisory=True) as awaited:
+                async with awaited.lock("a"):
+                    assert not _is_free(psql)
+                assert _is_free(psql)
+
+    asyncio.run(story())
+
+
+@pytest.mark.slow
+def test_the_managers_take_the_option_too(url: str, psql: psycopg.Connection) -> None:
+    with holdfast.DistributedLock(psql, advisory=True) as manager:
+        assert manager.acquire("a")
+        assert not _is_free(psql)
+
+    async def story() -> None:
+        async with holdfast.aio.DistributedLock(psql, advisory=True) as awaited:
+            assert await awaited.acquire("a")
+            assert not _is_free(psql)
+
+    asyncio.run(story())
+    assert _is_free(psql)
+
+
+def test_what_is_ours_among_parameters_is_understood_and_what_is_the_tables_is_refused() -> None:
+    with holdfast.connect({"host": "127.0.0.1", "waiting": "3", "pooler": "session"}, advisory=True) as locks:
+        backend: Any = locks._logic.engine.backend
+        assert (backend._place.waiting, backend._place.pooler) == (3, "session")
+    for name, value in {"schema": "locks", "synchronous_commit": "off"}.items():
+        with pytest.raises(ValueError, match=f"{name} is an option of the lock table"):
+            holdfast.connect({name: value}, advisory=True)
+        with pytest.raises(ValueError, match=f"{name} is an option of the lock table"):
+            holdfast.connect(f"postgresql+advisory://localhost/a?{name}={value}")
+    for name in ("waiting", "pooler"):
+        with pytest.raises(ValueError, match=f"{name} is an option of advisory locks"):
+            holdfast.connect(f"postgresql://localhost/a?{name}=1")
+
+
+@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+def test_what_cannot_be_is_refused_at_once(connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in ("memory://", f"sqlite:///{tmp_path}/a.db", "redis://localhost", lambda world, clock: None):
+        with pytest.raises(Unsupported, match="has no advisory locks"):
+            connect(other, advisory=True)
+    monkeypatch.setenv("HOLDFAST_URL", "memory://")
+    with pytest.raises(Unsupported, match="has no advisory locks"):
+        connect(advisory=True)
+    for where in ("postgresql://localhost/a", {"host": "localhost"}):
+        with pytest.raises(Unsupported, match="have no schema to choose"):
+            connect(where, advisory=True, schema="locks")
+        with pytest.raises(Unsupported, match="on no replica"):
+            connect(where, advisory=True, replicas=1)
+    with pytest.raises(ValueError, match="True or False"):
+        connect("postgresql://localhost/a", advisory="yes")
+
+
+def test_a_place_is_called_without_its_secrets_whatever_tells_it() -> None:
+    given = {"host": "h1,h2", "port": "1,2", "user": "me", "password": "secret", "dbname": "app"}
+    with holdfast.connect(given, advisory=True) as locks:
+        assert "secret" not in repr(locks)
+        assert "on postgresql+advisory://h1:1,h2:2/app," in repr(locks)
+
+
+# What is left at the end of a program
+
+
+ENDS = """
+import asyncio, gc, sys, holdfast, holdfast.aio
+
+def blocking(url):
+    locks = holdfast.connect(url, advisory=True)
+    locks.lock("kept").acquire()
+    locks.lock("again").acquire().release()
+    return locks
+
+async def awaited(url):
+    locks = holdfast.aio.connect(url, advisory=True)
+    await locks.lock("awaited").acquire()
+    return locks
+
+async def closed(url):
+    async with holdfast.aio.connect(url, advisory=True) as locks:
+        await locks.lock("closed").acquire()
+
+first = blocking(sys.argv[1])
+second = asyncio.run(awaited(sys.argv[1]))
+asyncio.run(closed(sys.argv[1]))
+with holdfast.connect(sys.argv[1], advisory=True) as third:
+    third.lock("third").acquire()
+dropped = holdfast.connect(sys.argv[1], advisory=True)
+dropped.lock("dropped").acquire().release()
+dropped = None
+gc.collect()
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_while_it_holds_locks_ends_quietly(url: str, psql: psycopg.Connection) -> None:
+    """Everything that is left open is told by Python then, and so is an error in whatever runs at the end."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "always", "-c", ENDS, url]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert psql.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+ENDS_ELSEWHERE = """
+import asyncio, sys, psycopg, holdfast.aio
+
+async def hold(url):
+    async with await psycopg.AsyncConnection.connect(url) as client:
+        locks = holdfast.aio.connect(client, schema="locks")
+        await locks.lock("a").acquire()
+    return locks  # and the client is closed
+
+kept = asyncio.run(hold(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_program_held_in_a_chosen_schema_is_released_at_its_end_though_its_client_is_closed(
+    url: str, psql: psycopg.Connection
+) -> None:
+    """The same opener makes the backend that lets go, for both kinds of locks."""
+    migration(url, "locks")[1]()
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ENDS_ELSEWHERE, url]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert psql.execute("SELECT count(*) FROM locks.distributed_locks").fetchone() == (0,)

@@ -1,0 +1,187 @@
+"""A KeyboardInterrupt at any instruction that can be interrupted: other threads go on, and nothing stays behind.
+
+Each story is told again and again, interrupted at its first such instruction, at its second, and so on to its end.
+Python looks for signals after a call, at the start of a function and at each turn of a loop. The session may be ended,
+which is a loss that is told; but it must not be left in a state in which it answers nobody.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import opcode
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import Locks
+from tests.servers.postgres_shared import advisory
+from tests.servers.waiting import LIMIT, until
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),  # what was cut short says so when it is gone
+    pytest.mark.filterwarnings("ignore:unclosed <socket"),
+]
+_OURS = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+    WHERE locktype = 'advisory' AND application_name = 'me' AND datname = current_database()"""
+_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'me' AND datname = current_database()"
+_LOOKS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD")
+
+
+@cache
+def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
+    """Where an exception is handled that comes from the first to the second instruction."""
+    return [(one.start, one.end, one.target) for one in dis._parse_exception_table(code)]  # type: ignore[attr-defined]
+
+
+def _handler(code: CodeType, offset: int) -> int:
+    return next((target for start, end, target in _handlers(code) if start <= offset < end), -1)
+
+
+def _may_come(code: CodeType, before: int, now: int) -> bool:
+    """Whether an interrupt that comes at the end of `before` is as one that comes at the start of `now`."""
+    return opcode.opname[code.co_code[before]] in _LOOKS and _handler(code, before) == _handler(code, now)
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt at the `point`-th instruction of our own code at which one could come."""
+
+    def __init__(self, point: int) -> None:
+        self._left = point
+        self._before: dict[FrameType, int] = {}
+        self.struck = ""
+
+    def __enter__(self) -> Interrupt:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+        self._before.clear()
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        if "postgres_advisory" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode":
+            before = self._before.get(frame)
+            self._before[frame] = frame.f_lasti
+            if before is not None and _may_come(frame.f_code, before, frame.f_lasti):
+                self._left -= 1
+                if self._left == 0:
+                    self.struck = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                    raise KeyboardInterrupt(self.struck)
+        return self._step
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    return advisory().url(tmp_path)
+
+
+@pytest.fixture
+def url(plain: str) -> str:
+    return plain.replace("postgresql:", "postgresql+advisory:")
+
+
+@pytest.fixture
+def psql(plain: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(plain, autocommit=True) as connection:
+        yield connection
+
+
+def _count(psql: psycopg.Connection, sql: str) -> int:
+    (number,) = psql.execute(sql.encode()).fetchone() or (0,)
+    return int(number)
+
+
+def _elsewhere(work: Callable[[], object]) -> None:
+    """In another thread, and to its end."""
+    told: list[object] = []
+    thread = threading.Thread(target=lambda: told.append(work()))
+    thread.start()
+    thread.join(LIMIT)
+    assert told, "another thread cannot go on"
+
+
+def _given_out(backend: Any) -> list[object]:
+    gc.collect()  # frames of what was cut short may keep some
+    return list(backend._sessions._given)
+
+
+def _cycle(locks: Locks) -> None:
+    with locks.lock("b", wait=5):
+        pass
+
+
+def _sweep(locks: Locks, psql: psycopg.Connection, story: Callable[[], None], step: int) -> list[str]:
+    points: list[str] = []
+    for number in range(1, 100_000, step):
+        with Interrupt(number) as interrupt:
+            try:
+                story()
+            except KeyboardInterrupt:
+                assert interrupt.struck
+        if not interrupt.struck:
+            gc.collect()  # what was cut short is gone before this test is over
+            return points
+        points.append(interrupt.struck)
+        try:
+            _elsewhere(lambda: _cycle(locks))
+            until(lambda: _count(psql, _OURS) == 0)
+        except AssertionError as error:
+            pytest.fail(f"after an interrupt at {interrupt.struck}: {error}")
+    raise AssertionError("it has no end")
+
+
+def test_interrupted_at_any_instruction_of_a_cycle_the_session_serves_others(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with holdfast.connect(f"{url}?application_name=me", patience=2) as locks:
+        _cycle(locks)
+        points = _sweep(locks, psql, lambda: _cycle(locks), 1)
+        assert len({point.partition(":")[0] for point in points}) > 10
+
+
+def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_taken(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with holdfast.connect(url) as other, holdfast.connect(f"{url}?application_name=me&waiting=2", patience=2) as locks:
+        _cycle(locks)
+
+        def wait() -> None:
+            theirs = other.lock("a").acquire()
+            assert theirs is not None
+            ended = threading.Event()
+
+            def let_go() -> None:
+                while not (ended.wait(0.001) or other.inspect("a").waiters):
+                    pass
+                theirs.release()
+
+            thread = threading.Thread(target=let_go)
+            thread.start()
+            try:
+                with locks.lock("a", wait=LIMIT):
+                    pass
+            finally:
+                ended.set()
+                thread.join()
+
+        _sweep(locks, psql, wait, 3)
+        assert _count(psql, _SESSIONS) <= 3
+        wait()  # there still are sessions to wait in
+        backend: Any = locks._logic.engine.backend
+        until(lambda: not _given_out(backend))

@@ -1,0 +1,193 @@
+"""What becomes of those who wait at the lock table, or are being answered, when their `Locks` is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+import holdfast.aio
+from holdfast._ids import new_claim_id
+from holdfast._model import Busy, Claim, Grant, Terms
+from holdfast.errors import BackendUnavailable, LockError
+from tests.servers.postgres_tables import table
+
+WAITERS = 6
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
+LEFT = "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM holdfast_queue WHERE kind <> 'g')"
+
+Told = list[type[BaseException]]
+
+
+def ask(folder: Path, sql: str) -> int:
+    with psycopg.connect(table().url(folder), autocommit=True) as connection:
+        (found,) = connection.execute(sql.encode()).fetchone() or (0,)
+    return int(found)
+
+
+def until(look: Callable[[], Any]) -> None:
+    give_up_at = time.monotonic() + 20
+    while not look():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.001)
+
+
+def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
+    """What waiters are told whose Locks is closed at that moment."""
+    locks, told = holdfast.connect(url), []
+
+    def wait() -> None:
+        try:
+            locks.lock("a", wait=20).acquire()
+        except BaseException as error:
+            told.append(type(error))
+
+    waiters = [threading.Thread(target=wait) for _ in range(WAITERS)]
+    for waiter in waiters:
+        waiter.start()
+    when(locks)
+    locks.close()
+    for waiter in waiters:
+        waiter.join()
+    return told
+
+
+def in_tasks(url: str, when: Callable[[holdfast.aio.AsyncLocks], Awaitable[Any]]) -> Told:
+    async def story() -> Told:
+        locks = holdfast.aio.connect(url)
+        waiters = [asyncio.create_task(locks.lock("a", wait=20).acquire()) for _ in range(WAITERS)]
+        await when(locks)
+        await locks.close()
+        return [type(one) for one in await asyncio.gather(*waiters, return_exceptions=True)]  # type: ignore[misc]
+
+    return asyncio.run(story())
+
+
+def in_world(world: str, folder: Path, story: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    """Tell a story of a Locks of either world."""
+
+    async def in_a_loop() -> None:
+        await story(holdfast.aio.connect(table().url(folder)))
+
+    if world == "asyncio":
+        asyncio.run(in_a_loop())
+        return
+    with pytest.raises(StopIteration):
+        story(holdfast.connect(table().url(folder))).send(None)
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("moment", range(12))
+def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
+    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+        told = in_threads(table().url(tmp_path), lambda _: time.sleep(moment * 0.004))
+    assert told == [LockError] * WAITERS
+    assert ask(tmp_path, LEFT) == 0
+
+
+@pytest.mark.parametrize("moment", range(0, 48, 4))
+def test_every_task_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
+    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+        told = in_tasks(table().url(tmp_path), lambda _: turns(moment))
+    assert told == [LockError] * WAITERS
+    assert ask(tmp_path, LEFT) == 0
+
+
+def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_path: Path) -> None:
+    async def begins_to_listen(locks: holdfast.aio.AsyncLocks) -> None:
+        driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
+        connect = driver._connect
+
+        async def never(within: float, version: int) -> Any:
+            return await (connect(within, version) if version else asyncio.Event().wait())
+
+        driver._connect = never
+        while driver._listening is None:
+            await turns(1)
+
+    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+        assert in_tasks(table().url(tmp_path), begins_to_listen) == [LockError] * WAITERS
+
+
+def test_one_whose_backend_was_let_go_of_hears_that_its_locks_is_closed() -> None:
+    with holdfast.connect("memory://let-go") as locks:
+        engine = locks._logic.engine
+
+        async def let_go(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+            engine.closed = True
+            raise BackendUnavailable("it was let go of", transient=False)
+
+        engine.backend.acquire = let_go  # type: ignore[method-assign]
+        with pytest.raises(LockError, match="closed") as caught:
+            locks.lock("a").acquire()
+        assert type(caught.value) is LockError
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_path: Path, world: str) -> None:
+    """Its answer comes after everything was closed; then a connection of its own takes it back, and ends."""
+    claims = [Claim(new_claim_id(), Terms(f"a{number}", f"a{number}", "h", 30.0)) for number in range(20)]
+
+    async def story(locks: Any) -> None:
+        backend = locks._logic.engine.backend
+        for claim in claims:
+            assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+        await backend.close()
+        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
+        with pytest.raises(BackendUnavailable, match="is closed"):
+            await backend.acquire(claims[0], enqueue=True, within=10)
+        if world == "asyncio":
+            await asyncio.gather(*(backend.abandon(claim, within=10) for claim in claims))
+        else:
+            for claim in claims:
+                await backend.abandon(claim, within=10)
+        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
+
+    in_world(world, tmp_path, story)
+    assert ask(tmp_path, LEFT) == 0
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(tmp_path: Path, world: str) -> None:
+    """Nothing may go on for as long as a ttl behind somebody who has closed everything."""
+    claim = Claim(new_claim_id(), Terms("a", "a", "h", 600.0))
+
+    async def story(locks: Any) -> None:
+        backend = locks._logic.engine.backend
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+        await backend.close()
+        with psycopg.connect(table().url(tmp_path)) as slow:
+            slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
+            started = time.monotonic()
+            with pytest.raises(BackendUnavailable) as caught:
+                await backend.abandon(claim, within=30)
+            assert time.monotonic() - started < 10
+            assert not caught.value.transient
+
+    in_world(world, tmp_path, story)
+
+
+def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: Path) -> None:
+    """`close` gives up for those who wait, while a request of theirs may be on its way."""
+    claim = Claim(new_claim_id(), Terms("a", "a", "h", 30.0))
+
+    async def story(locks: holdfast.Locks) -> None:
+        backend = locks._logic.engine.backend
+        await backend.abandon(claim, within=10)
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+        await backend.abandon(claim, within=10)
+
+    with holdfast.connect(table().url(tmp_path)) as locks, pytest.raises(StopIteration):
+        story(locks).send(None)
+    assert ask(tmp_path, LEFT) == 0

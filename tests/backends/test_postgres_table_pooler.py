@@ -1,0 +1,134 @@
+"""The lock table by way of a pooler: where LISTEN does not work, waiters look for themselves; all else is as ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+import holdfast.aio
+from tests.servers.postgres_pooler import HOST, Pooler
+from tests.servers.postgres_tables import table
+
+
+class Pooled:
+    def __init__(self, folder: Path, pooler: Pooler) -> None:
+        self.pooler = pooler
+        self.direct = table().url(folder)
+        self.url = f"postgresql://holdfast@{HOST}:{pooler.port}/{table().database(folder)}"
+
+
+@pytest.fixture
+def pooled(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pooled]:
+    with Pooler(table().server.port, transactions=request.param == "transaction") as pooler:
+        yield Pooled(tmp_path, pooler)
+
+
+transaction_mode = pytest.mark.parametrize("pooled", ["transaction"], indirect=True)
+session_mode = pytest.mark.parametrize("pooled", ["session"], indirect=True)
+either_mode = pytest.mark.parametrize("pooled", ["transaction", "session"], indirect=True)
+
+
+def _hand_over_to_thread(locks: holdfast.Locks, direct: str) -> float:
+    """Seconds from a release, by somebody else, until a waiter has it: only the server can tell of it."""
+    with holdfast.connect(direct) as other:
+        held = other.lock("a").acquire()
+        got: list[Any] = []
+        waiter = threading.Thread(target=lambda: got.append(locks.lock("a").acquire()))
+        waiter.start()
+        while not other.inspect("a").waiters:
+            time.sleep(0.001)
+        assert held is not None
+        held.release()
+        started = time.monotonic()
+        waiter.join()
+        got[0].release()
+        return time.monotonic() - started
+
+
+async def _hand_over_to_task(locks: holdfast.aio.AsyncLocks, direct: str) -> float:
+    async with holdfast.aio.connect(direct) as other:
+        held = await other.lock("a").acquire()
+        waiter = asyncio.create_task(locks.lock("a").acquire())
+        while not (await other.inspect("a")).waiters:
+            pass
+        assert held is not None
+        await held.release()
+        started = time.monotonic()
+        lease = await waiter
+        assert lease is not None
+        await lease.release()
+        return time.monotonic() - started
+
+
+@either_mode
+def test_nothing_is_prepared_by_way_of_a_pooler(pooled: Pooled) -> None:
+    with holdfast.connect(pooled.url) as locks:
+        for _ in range(3):
+            with locks.lock("a"), locks.semaphore("s", 2):
+                pass
+    assert pooled.pooler.prepared == 0
+
+
+def test_statements_are_prepared_on_the_server_itself(tmp_path: Path) -> None:
+    with psycopg.connect(table().url(tmp_path), autocommit=True) as connection:
+        with holdfast.connect(connection) as locks, locks.lock("a"):
+            driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
+            (line,) = [line for line in driver._free if line is not None]
+            assert b"holdfast_acquire" in line.speaker._prepared
+
+
+@transaction_mode
+def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
+    with holdfast.connect(f"{pooled.url}?synchronous_commit=off") as locks, locks.lock("a"):
+        driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
+        (line,) = [line for line in driver._free if line is not None]
+        line.speaker.pg.nonblocking = 0
+        told = line.speaker.pg.exec_(b"SHOW synchronous_commit").get_value(0, 0)
+        assert told == b"on", "it is set for our transactions only"
+
+
+@transaction_mode
+def test_a_waiter_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_once(
+    pooled: Pooled, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "holdfast"), holdfast.connect(pooled.url) as locks:
+        for _ in range(3):
+            assert _hand_over_to_thread(locks, pooled.direct) < 5
+    assert [record.message.count("LISTEN does not work there") for record in caplog.records] == [1]
+
+
+@transaction_mode
+def test_a_task_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_once(
+    pooled: Pooled, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with holdfast.aio.connect(pooled.url) as locks:
+            for _ in range(3):
+                assert await _hand_over_to_task(locks, pooled.direct) < 5
+
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        asyncio.run(story())
+    assert [record.message.count("LISTEN does not work there") for record in caplog.records] == [1]
+
+
+@session_mode
+def test_where_listening_works_waiters_are_woken(pooled: Pooled, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with holdfast.aio.connect(pooled.url) as locks:
+            await _hand_over_to_task(locks, pooled.direct)
+            assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
+
+    with caplog.at_level(logging.WARNING, "holdfast"), holdfast.connect(pooled.url) as locks:
+        _hand_over_to_thread(locks, pooled.direct)
+        assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
+        asyncio.run(story())
+    assert caplog.records == []

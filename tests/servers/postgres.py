@@ -1,0 +1,248 @@
+"""One PostgreSQL server of the tests' own, and replicas of it.
+
+Decides: how a server is started, when it counts as up, and that it never outlives the tests.
+Leaves to `postgres_programs`: which installation. Leaves to `postgres_shared`: who uses one together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+from tests.servers.postgres_programs import NEWEST, give, lesser, programs
+from tests.servers.server import HOST, UP_WITHIN, _state, free_port
+
+USER = "holdfast"
+_SETTINGS = {
+    "fsync": "off",  # a killed process loses nothing by that, only a machine does
+    "max_connections": "100",
+    "dynamic_shared_memory_type": "mmap",  # inside the data, so none is left when it is killed
+    "max_wal_size": "128MB",
+    "shared_buffers": "16MB",
+    "autovacuum_naptime": "1h",
+    "log_min_messages": "warning",
+}
+
+
+@cache
+def _cluster(bin: Path) -> Path:
+    """A fresh cluster to copy from: `initdb` takes longer than a start."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-initdb-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    give(folder)
+    words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "-U", USER, "-D", str(folder / "data")]
+    subprocess.run([*lesser(), str(bin / "initdb"), *words], check=True, capture_output=True, cwd="/")
+    return folder / "data"
+
+
+class PostgresServer:
+    """A server with a folder of its own, at a port and at a socket. What was committed survives `kill`.
+
+    `settings` are those of postgresql.conf, e.g. {"max_connections": "5"}.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        version: int = NEWEST,
+        bin: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.bin = bin or programs(version)
+        self.settings = {**_SETTINGS, **(settings or {})}
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+        self.data = self.folder / "data"
+        self.port = free_port()
+        self._env = env
+        self._source: PostgresServer | None = None  # whom it replicates
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://{USER}@{HOST}:{self.port}/{database}"
+
+    @property
+    def pid(self) -> int:
+        """Of the postmaster."""
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def children(self) -> list[int]:
+        """The processes of the connections, and its helpers."""
+        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, check=False)
+        return [int(word) for word in found.stdout.split()]
+
+    def start(self) -> PostgresServer:
+        """Return once it answers."""
+        assert not self.running
+        for _ in range(20):
+            self._prepare()
+            self._launch()
+            if self._comes_up():
+                return self
+            if self.data.joinpath("PG_VERSION").exists() and "in use" not in self._log.read_text()[-500:]:
+                break
+            self.port = free_port()  # somebody else was faster
+        raise RuntimeError(f"PostgreSQL does not start:\n{self._log.read_text()}")
+
+    def stop(self) -> None:
+        """Ask it to end at once and in order, as an operator does; connections are ended."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it as a power cut does; recovery comes with the next start."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Kill it and start it at the same port, with what it had committed."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """From now on it answers nothing, but its kernel takes whatever is sent, new connections too."""
+        os.kill(self.pid, signal.SIGSTOP)  # first: then it can start no more children
+        _await_stop(self.pid)
+        for child in self.children():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP)
+                _await_stop(child)
+
+    def go_on(self) -> None:
+        for child in (*self.children(), self.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+
+    def psql(self, sql: str, database: str = "postgres") -> str:
+        """What psql prints: a line for each row, fields divided by `|`. Raises RuntimeError with its complaint."""
+        words = [str(self.bin / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url_of(database), "-c", sql]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip())
+        return done.stdout.strip()
+
+    def replica(self, settings: Mapping[str, str] | None = None) -> PostgresServer:
+        """A streaming replica, not started yet. It is read-only until `promote`."""
+        copy = PostgresServer({**self.settings, **(settings or {})}, bin=self.bin)
+        copy._source = self
+        return copy
+
+    def promote(self) -> None:
+        """A replica becomes a primary; the old one is not told."""
+        assert self.psql("SELECT pg_promote(true, 30)") == "t"
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._end(signal.SIGQUIT)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> PostgresServer:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "log"
+
+    def _prepare(self) -> None:
+        if self.data.exists():
+            return
+        if self._source is None:
+            shutil.copytree(_cluster(self.bin), self.data)
+            self.data.chmod(0o700)
+        else:
+            words = ["-D", str(self.data), "-d", self._source.url, "-R", "-X", "stream", "-c", "fast", "--no-sync"]
+            give(self.folder)
+            command = [*lesser(), str(self.bin / "pg_basebackup"), *words]
+            subprocess.run(command, check=True, capture_output=True, cwd="/")
+        give(self.folder)
+
+    def _launch(self) -> None:
+        where = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)]
+        options = [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*lesser(), str(self.bin / "postgres"), *where, *options],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests, and they end it
+                env={**os.environ, **(self._env or {})},
+            )
+        # Whatever becomes of us, the end of our pipe ends the server and its folder.
+        script = 'read nothing; kill -QUIT "$1"; kill -CONT "$1"; sleep 1; kill -9 "$1"; rm -rf "$2"'
+        self._watchdog = subprocess.Popen(
+            ["sh", "-c", script, "sh", str(self._process.pid), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _comes_up(self) -> bool:
+        """Whether it is ready for connections; not if it has ended."""
+        until = time.monotonic() + UP_WITHIN
+        while self.running and time.monotonic() < until:
+            with suppress(OSError):
+                said = self.data.joinpath("postmaster.pid").read_text().splitlines()
+                if len(said) >= 8 and int(said[0]) == self.pid and said[7].split()[:1] == ["ready"]:
+                    return True
+            time.sleep(0.005)
+        self._end(signal.SIGKILL)
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:  # first: it must not meet the number again, as another's
+            watchdog.kill()
+            watchdog.wait()
+            assert watchdog.stdin is not None
+            watchdog.stdin.close()
+        if self._process is None:
+            return
+        children = self.children()
+        process, self._process = self._process, None
+        with suppress(ProcessLookupError):
+            process.send_signal(how)
+            process.send_signal(signal.SIGCONT)  # one that stands still does not hear that it shall end
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+        process.wait()
+        _await_end(children)
+
+
+def _await_stop(pid: int) -> None:
+    while _state(pid) not in "TZ":
+        time.sleep(0.001)
+
+
+def _await_end(children: list[int]) -> None:
+    """They end with the postmaster; until then they hold its port and its memory."""
+    until = time.monotonic() + UP_WITHIN
+    while any(_state(child) != "Z" for child in children):
+        if time.monotonic() > until:
+            raise RuntimeError("a process of PostgreSQL does not end")
+        time.sleep(0.002)
