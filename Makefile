@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Tests start Python hundreds of times; whoever has switched off compiled modules would wait for that each time.
 export PYTHONDONTWRITEBYTECODE =
-JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
+JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))  # tests wait for servers too
 
 .PHONY: help demo test check lint bench test-all clean
 .DEFAULT_GOAL := help

@@ -315,7 +315,7 @@ def test_a_url_with_options_that_make_no_sense_is_refused(query: str) -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    with holdfast.connect(f"postgresql+advisory://me:secret@{HOST}:1/a") as locks:
+    with holdfast.connect(f"postgresql+advisory://me:secret@{HOST}:1/a", patience=0.2) as locks:
         assert "secret" not in repr(locks)
         with pytest.raises(BackendUnavailable) as refused:
             locks.lock("a", wait=0).acquire()

@@ -20,7 +20,7 @@ import holdfast.aio
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, Grant, Terms
 from holdfast.backends import postgres_table_requests as requests
-from holdfast.drivers.postgres_jobs import LANES
+from holdfast.drivers.postgres_jobs import LANES, SPARE
 from holdfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_tables import empty_table, table
@@ -97,7 +97,7 @@ def test_one_connection_listens_for_all_waiters_and_few_ask(database: Database) 
         assert held is not None
         with crew(*[work] * 20):
             until(lambda: locks.inspect("a").waiters == 20)
-            assert database.connections() <= LANES + 1
+            assert database.connections() <= LANES + SPARE + 1  # those to spare are for a slow machine
             held.release()
     assert taken == sorted(taken)
     assert len(taken) == 20
@@ -122,7 +122,7 @@ async def _many_tasks(url: str, look: Callable[[], int]) -> int:
 
 
 def test_one_connection_listens_for_all_waiting_tasks_and_few_ask(database: Database) -> None:
-    assert asyncio.run(_many_tasks(database.url, database.connections)) <= LANES + 1
+    assert asyncio.run(_many_tasks(database.url, database.connections)) <= LANES + SPARE + 1
 
 
 def _statements(database: Database) -> int:

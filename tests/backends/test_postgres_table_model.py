@@ -60,4 +60,4 @@ def test_the_lock_table_answers_as_the_reference_does() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("machine", [PostgresTableMachine, BatchMachine, LargeBatchMachine])
 def test_the_lock_table_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
-    run_machine(machine, 60)
+    run_machine(machine, 30)

@@ -144,7 +144,7 @@ class Stories(Promise):
         await first.acquire("shop", 3600)
         waiting = stage.start(second.acquire("shop", blocking=True, blocking_timeout_seconds=None))
         await stage.queue("shop", 1)
-        await stage.pass_time(1000)
+        await stage.pass_time(100)
         assert not waiting.done
         await first.release("shop")
         assert await waiting.result()

@@ -88,6 +88,8 @@ class PostgresAdvisoryBackend(Asking):
         if hold.freeing:
             await self._settle(hold, hold.line, until)
         if hold.state != "held":
+            if hold.state == "ended":  # whoever ended it was interrupted
+                self._holds.leave(hold)
             return False
         name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
         hold.freeing = True
@@ -128,7 +130,7 @@ class PostgresAdvisoryBackend(Asking):
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
         elif hold.state in ("waits", "doubt"):
             await self._leave_the_line(hold, until)
-        if hold.state == "new":
+        if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
             self._holds.leave(hold)
 
     # The end of a session

@@ -162,15 +162,18 @@ class Holds:
         return hold
 
     def leave(self, hold: Hold) -> None:
+        """Can be repeated: it is known by its id until the last, so whoever was interrupted here is found again."""
         id, number = hold.claim.id, hold.key.number
         with self.mutex:
             hold.state = "ended"
             hold.in_main = False
-            self.by_id.pop(id, None)
             self.outside.pop(id, None)
             others = self._by_number.get(number)
-            if others is not None and others.pop(id, None) is not None and not others:
-                del self._by_number[number]
+            if others is not None:
+                others.pop(id, None)
+                if not others:
+                    del self._by_number[number]
+            self.by_id.pop(id, None)
         hold.wake()
 
     def of(self, number: int) -> list[Hold]:

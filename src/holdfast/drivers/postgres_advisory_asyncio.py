@@ -46,9 +46,10 @@ class _Line(Line):
             unsent.remove(statement)
 
     def _readable(self) -> None:
-        unsent = self._urgent or self._unsent
-        if self.heed() and self.alive and unsent and self.flight is None:
-            self.begin(unsent.popleft())
+        if self.heed() and self.alive and self.flight is None:
+            unsent = self._urgent or self._unsent
+            if unsent:
+                self.begin(unsent.popleft())
 
     def let_go(self) -> None:
         if not self.loop.is_closed():
