@@ -21,6 +21,8 @@ from holdfast.errors import AcquireTimeout
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
 
+pytestmark = pytest.mark.slow
+
 EXPIRED = (
     "INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)"
     " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"

@@ -18,6 +18,9 @@ from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant, Terms
 from holdfast.errors import BackendUnavailable, LockError
 from tests.servers.postgres_tables import table
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
 
 WAITERS = 6
 OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
@@ -30,13 +33,6 @@ def ask(folder: Path, sql: str) -> int:
     with psycopg.connect(table().url(folder), autocommit=True) as connection:
         (found,) = connection.execute(sql.encode()).fetchone() or (0,)
     return int(found)
-
-
-def until(look: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < give_up_at, "waited in vain"
-        time.sleep(0.001)
 
 
 def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
@@ -134,6 +130,15 @@ def test_one_whose_backend_was_let_go_of_hears_that_its_locks_is_closed() -> Non
         assert type(caught.value) is LockError
 
 
+async def no_connection_is_left(world: str, folder: Path) -> None:
+    """The loop goes on meanwhile: it is the loop that closes them."""
+
+    def look() -> bool:
+        return ask(folder, f"SELECT count(*) {OURS}") == 0
+
+    await asyncio.to_thread(until, look) if world == "asyncio" else until(look)
+
+
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
 def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_path: Path, world: str) -> None:
     """Its answer comes after everything was closed; then a connection of its own takes it back, and ends."""
@@ -144,7 +149,7 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
         for claim in claims:
             assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
         await backend.close()
-        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
+        await no_connection_is_left(world, tmp_path)
         with pytest.raises(BackendUnavailable, match="is closed"):
             await backend.acquire(claims[0], enqueue=True, within=10)
         if world == "asyncio":
@@ -152,7 +157,7 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
         else:
             for claim in claims:
                 await backend.abandon(claim, within=10)
-        until(lambda: ask(tmp_path, f"SELECT count(*) {OURS}") == 0)
+        await no_connection_is_left(world, tmp_path)
 
     in_world(world, tmp_path, story)
     assert ask(tmp_path, LEFT) == 0

@@ -24,6 +24,9 @@ from holdfast.drivers.postgres_jobs import LANES, SPARE
 from holdfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_tables import empty_table, table
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
 
 SECRET = "s3cret"
 NOT_ALL_JSON = {"good": "{}", "bad": "this is not JSON", "fine": None}  # metadata by name
@@ -61,13 +64,6 @@ def server() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         empty_table(server.url)
         yield server
-
-
-def until(look: Callable[[], Any]) -> None:
-    give_up_at = time.monotonic() + 20
-    while not look():
-        assert time.monotonic() < give_up_at, "waited in vain"
-        time.sleep(0.001)
 
 
 @contextmanager

@@ -17,6 +17,9 @@ import holdfast
 import holdfast.aio
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
 
 
 class Pooled:
@@ -44,8 +47,7 @@ def _hand_over_to_thread(locks: holdfast.Locks, direct: str) -> float:
         got: list[Any] = []
         waiter = threading.Thread(target=lambda: got.append(locks.lock("a").acquire()))
         waiter.start()
-        while not other.inspect("a").waiters:
-            time.sleep(0.001)
+        until(lambda: other.inspect("a").waiters)
         assert held is not None
         held.release()
         started = time.monotonic()

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
+from tests.servers.launching import launch, watch_over
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
 from tests.servers.server import HOST, UP_WITHIN, _state, free_port
 
@@ -181,25 +182,10 @@ class PostgresServer:
     def _launch(self) -> None:
         where = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", str(self.folder)]
         options = [word for name, value in self.settings.items() for word in ("-c", f"{name}={value}")]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*lesser(), str(self.bin / "postgres"), *where, *options],
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the tests, and they end it
-                env={**os.environ, **(self._env or {})},
-            )
-        # Whatever becomes of us, the end of our pipe ends the server and its folder.
-        script = 'read nothing; kill -QUIT "$1"; kill -CONT "$1"; sleep 1; kill -9 "$1"; rm -rf "$2"'
-        self._watchdog = subprocess.Popen(
-            ["sh", "-c", script, "sh", str(self._process.pid), str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        words = [*lesser(), str(self.bin / "postgres"), *where, *options]
+        self._process = launch(words, Path("/"), self._log, self._env)
+        end = 'kill -QUIT "$1"; kill -CONT "$1"; sleep 1; kill -9 "$1"'  # in order, so that its own processes end too
+        self._watchdog = watch_over(self._process, self.folder, end)
 
     def _comes_up(self) -> bool:
         """Whether it is ready for connections; not if it has ended."""

@@ -24,6 +24,7 @@ from typing import Any
 import redis
 
 from tests.servers import binaries
+from tests.servers.launching import launch, watch_over
 
 _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in every process with the same
 _connection: Any = redis.Connection  # redis-py says nothing of its types
@@ -152,25 +153,8 @@ class Server:
     def _launch(self) -> None:
         where = ("--port", str(self.port), "--bind", HOST, "--unixsocket", str(self.socket))
         command: Sequence[str] = (str(self._binary), *self._first_words(), *where)
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *self.args],
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the tests, and they end it
-                env={**os.environ, **(self._env or {})},
-            )
-        # Whatever becomes of us, the end of our pipe ends the server and its folder.
-        script = 'read nothing; kill -9 "$1"; rm -rf "$2"'
-        self._watchdog = subprocess.Popen(
-            ["sh", "-c", script, "sh", str(self._process.pid), str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._process = launch([*command, *self.args], self.folder, self._log, self._env)
+        self._watchdog = watch_over(self._process, self.folder, 'kill -9 "$1"')
 
     def _first_words(self) -> Sequence[str]:
         if not self._sentinel:

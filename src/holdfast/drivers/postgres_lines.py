@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 import select
-import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from holdfast._time import boot_now
+from holdfast.drivers.bell import Bell
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.postgres_wire import Broken, Speaker, Waiting
 from holdfast.drivers.wakes import BlockingWakes
@@ -60,25 +59,12 @@ class WakeLine:
         self.address = channel
         self.broken = False
         self._speaker = speaker
-        self._bell, self._hand = socket.socketpair()
-        self._bell.setblocking(False)
-        self._hand.setblocking(False)
-        self.poll = select.poll()
-        self.poll.register(speaker.pg.socket, select.POLLIN)
-        self.poll.register(self._bell, select.POLLIN)
-        self._bell_number = self._bell.fileno()
-
-    def ring(self) -> None:
-        with suppress(OSError):
-            self._hand.send(b"!")
+        self._bell = Bell(speaker.pg.socket)
+        self.poll = self._bell.poll
+        self.ring = self._bell.ring
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        numbers = [number for number, _ in ready]
-        if self._bell_number in numbers:
-            with suppress(BlockingIOError):
-                self._bell.recv(4096)
-            numbers.remove(self._bell_number)
-        if not numbers:
+        if not self._bell.heard_besides(ready):
             return []
         try:
             return self._speaker.heard()
@@ -89,12 +75,10 @@ class WakeLine:
     def abandon(self) -> None:
         """It is the parent's. `postgres_wire` has closed our copy of the connection."""
         self._bell.close()
-        self._hand.close()
 
     def close(self) -> None:
         self._speaker.close()
         self._bell.close()
-        self._hand.close()
 
 
 class LineWakes(BlockingWakes):

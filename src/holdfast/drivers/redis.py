@@ -6,7 +6,6 @@ Leaves to `redis_places`: to connect. Leaves to `redis_routes`: which server is 
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -19,6 +18,7 @@ import hiredis
 from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
+from holdfast.drivers.bell import Bell
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_routes import RedisDriver
@@ -144,25 +144,12 @@ class _WakeLine:
             raise refusal(line.name, answer)
         keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         line.socket.setblocking(False)
-        self._bell, self._hand = socket.socketpair()
-        self._bell.setblocking(False)
-        self._hand.setblocking(False)
-        self.poll = select.poll()
-        self.poll.register(line.socket, select.POLLIN)
-        self.poll.register(self._bell, select.POLLIN)
-        self._bell_number = self._bell.fileno()
-
-    def ring(self) -> None:
-        with suppress(OSError):
-            self._hand.send(b"!")
+        self._bell = Bell(line.socket.fileno())
+        self.poll = self._bell.poll
+        self.ring = self._bell.ring
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        numbers = [number for number, _ in ready]
-        if self._bell_number in numbers:
-            with suppress(BlockingIOError):
-                self._bell.recv(4096)
-            numbers.remove(self._bell_number)
-        if not numbers:
+        if not self._bell.heard_besides(ready):
             return []
         try:
             messages = self._line.read_all()
@@ -173,13 +160,12 @@ class _WakeLine:
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
-        for one in (self._line.socket, self._bell, self._hand):
-            one.close()
+        self._line.socket.close()
+        self._bell.close()
 
     def close(self) -> None:
         self._line.close()
         self._bell.close()
-        self._hand.close()
 
 
 class BlockingWires:

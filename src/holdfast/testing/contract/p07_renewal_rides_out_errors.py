@@ -42,7 +42,7 @@ class RenewalRidesOutErrors(Promise):
         stage.clock.advance(0.1)
         assert not lease.held
         assert locks.faults.calls["renew"] == 0
-        assert await stage.is_free("line")
+        await stage.until(lambda: stage.is_free("line"), "the name to be free")
 
     @pytest.mark.parametrize(
         "error", [BackendUnavailable("gone for a moment"), OSError("reset"), ZeroDivisionError("a bug of a driver")]
