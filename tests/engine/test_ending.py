@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast._model import Busy, Claim, Grant
+from holdfast.engine import core
 from holdfast.errors import LockError
 from holdfast.testing import FakeClock
 
@@ -84,3 +87,20 @@ def test_it_leaves_the_queue_too_when_the_answer_has_not_reached_it_yet(tmp_path
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(flag: str) -> None:
     with holdfast.connect("memory://flags") as locks, pytest.raises(ValueError, match=f"{flag} must be True or False"):
         locks.lock("job", **{flag: "no"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_locks_that_are_closed_or_dropped_are_forgotten(close: bool) -> None:
+    """Whoever waits, and every fork, looks through all engines of the process: those that are over cost nothing."""
+    locks = holdfast.connect("memory://")
+    engine = locks._logic.engine
+    engine.finish = lambda _, engine=engine: None  # what is called at the end may refer to it
+    if close:
+        locks.close()
+        assert engine not in core.all_living()
+    else:
+        assert engine in core.all_living()
+        gone = weakref.ref(engine)
+        del locks, engine
+        gc.collect()
+        assert gone() is None

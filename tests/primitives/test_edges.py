@@ -236,6 +236,7 @@ def test_waiting_for_oneself_is_noticed_though_another_thread_connects_meanwhile
             return iter(self._engines)
 
     with holdfast.connect(url) as locks, locks.lock("job"):
-        monkeypatch.setattr(core, "_living", Growing(list(core._living)))
-        with pytest.raises(holdfast.SelfDeadlock):
-            locks.lock("job").acquire()
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "_living", Growing(list(core._living)))
+            with pytest.raises(holdfast.SelfDeadlock):
+                locks.lock("job").acquire()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 T = TypeVar("T")
 
-_living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process
+_living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process that are not closed
 
 BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
@@ -63,6 +63,7 @@ class Engine:
         self.order = order  # in debug mode: who asked for what while holding what
         self.briefly = BRIEFLY
         self.closed = False
+        self.finish: Callable[[Engine], None] | None = None  # see `process`
         if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
             backend.on_loss = self._hear_of_loss
         _living.add(self)
@@ -313,6 +314,7 @@ class Engine:
             with suppress(BackendUnavailable):
                 await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
         await self.backend.close()
+        _living.discard(self)
 
     def after_fork(self) -> None:
         """In the child: the leases are the parent's, and so is every connection and thread."""
@@ -328,7 +330,7 @@ class Engine:
         self.holder = default_holder() if self._given_holder is None else self._given_holder
 
 
-def _all_living() -> list[Engine]:
+def all_living() -> list[Engine]:
     while True:
         try:
             return list(_living)
@@ -338,7 +340,9 @@ def _all_living() -> list[Engine]:
 
 def held_here() -> Iterator[tuple[Engine, Lease]]:
     """What this thread or task holds, through whichever `Locks` of the process."""
-    for engine in _all_living():
+    for engine in all_living():
+        if not engine.keeper.leases:
+            continue
         owner = None
         with suppress(RuntimeError):  # there is no task where no loop runs
             owner = engine.world.owner()

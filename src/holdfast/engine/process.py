@@ -7,45 +7,41 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
 from collections.abc import Callable
 
 from holdfast import _ids
-from holdfast.engine.core import Engine
-
-Finish = Callable[[Engine], None]
-
-_engines: weakref.WeakKeyDictionary[Engine, Finish] = weakref.WeakKeyDictionary()
+from holdfast.engine.core import Engine, all_living
 
 
-def adopt(engine: Engine, finish: Finish) -> None:
-    """Look after the engine at a fork; call `finish` with it if the interpreter ends while it holds leases.
+def adopt(engine: Engine, finish: Callable[[Engine], None]) -> None:
+    """Look after the engine at a fork; call `finish` with it if the interpreter ends while it holds leases."""
+    engine.finish = finish
 
-    `finish` must not refer to the engine by itself, or the engine would live for ever.
-    """
-    _engines[engine] = finish
+
+def _adopted() -> list[Engine]:
+    return [engine for engine in all_living() if engine.finish is not None]
 
 
 def _before_fork() -> None:
-    for engine in list(_engines):
+    for engine in _adopted():
         engine.backend.before_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for engine in list(_engines):
+    for engine in _adopted():
         engine.backend.after_fork(child=False)
 
 
 def _after_fork_in_child() -> None:
     _ids.renew_after_fork()
-    for engine in list(_engines):
+    for engine in _adopted():
         engine.after_fork()
 
 
 def _at_exit() -> None:
-    for engine, finish in list(_engines.items()):
-        if not engine.closed and engine.keeper.leases:
-            finish(engine)
+    for engine in _adopted():
+        if engine.finish is not None and engine.keeper.leases and not engine.closed:
+            engine.finish(engine)
 
 
 if hasattr(os, "register_at_fork"):
