@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import holdfast
 from holdfast._model import GRACE, PATROL
+from holdfast.backends.postgres_table_schema import LISTENER
 from holdfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
 from tests.servers.postgres_tables import table
 from tests.servers.shared import valkey
+from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +51,16 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, waiting
     assert second["at"] - first["at"] < 1 + 1 + SOON  # a renewal may have come just before the end
 
 
-def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting) -> None:
+def until_listeners_are(number: int, url: str) -> None:
+    """PostgreSQL learns that a process was killed when it reads the end of its connection; the others know at once."""
+    if url.startswith("postgresql"):
+        ours = "locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        query = f"SELECT count(*) FROM pg_locks WHERE {ours} AND classid = {LISTENER}"
+        with psycopg.connect(url, autocommit=True) as connection:
+            until(lambda: connection.execute(query.encode()).fetchone() == (number,))
+
+
+def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str) -> None:
     holder, *dead, next_one = (start() for _ in range(5))
     holder.ask("acquire", name="x")
     for number, actor in enumerate((*dead, next_one), 1):
@@ -57,11 +69,14 @@ def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting) -> None:
     for actor in dead:
         actor.signal(signal.SIGKILL)
         actor.process.wait()
+    until_listeners_are(1, url)
     released = holder.ask("release")
     assert next_one.expect()["at"] - released["at"] < SOON
 
 
-def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(start: Start, waiting: Waiting, locks: holdfast.Locks) -> None:
+def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
+    start: Start, waiting: Waiting, locks: holdfast.Locks, url: str
+) -> None:
     holder, *dead = (start() for _ in range(4))
     holder.ask("acquire", name="x")
     for number, actor in enumerate(dead, 1):
@@ -70,6 +85,7 @@ def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(start: Start, waiting: 
     for actor in dead:
         actor.signal(signal.SIGKILL)
         actor.process.wait()
+    until_listeners_are(0, url)
     holder.ask("release")
     lease = locks.lock("x", wait=SOON).acquire()
     assert lease is not None
