@@ -259,8 +259,7 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
         from holdfast.drivers.redis_places import place_of_url
     except ImportError as error:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
-    if parts.fragment:
-        raise ValueError(f"{parts.scheme}:// takes no fragment; is a `#` in its password not percent-encoded?")
+    _refuse_fragment(parts)
     options, query = _of_the_quorum(parts)
     _refuse_replicas(wishes)
     login, at, hosts = parts.netloc.rpartition("@")
