@@ -133,11 +133,11 @@ class TestLostOnTheWire(OnAServer):
     async def test_a_server_that_is_down_is_told_apart_from_a_lock_that_is_held(
         self, stage: Stage, blocking: bool
     ) -> None:
-        locks = await self.ready(stage, patience=0.2)
+        locks = await self.ready(stage, patience=1)
         holder = await self.beside_the_wire(stage).lock("x").take()
-        assert await locks.lock("x").acquire(blocking, 0.1 if blocking else None) is None
+        assert await locks.lock("x").acquire(blocking, 0.5 if blocking else None) is None
         with pytest.raises(AcquireTimeout):
-            async with locks.lock("x", wait=0.05):
+            async with locks.lock("x", wait=0.5):
                 raise AssertionError
         assert await holder.release()
         self.proxy.refuse()

@@ -91,7 +91,7 @@ def test_a_user_with_just_what_locks_need_can_do_all_of_it(server: Server) -> No
     server_works(url)
     with holdfast.connect(url) as locks, holdfast.connect(url) as others:
         with locks.lock("x"):
-            assert others.lock("x", wait=0.05).acquire() is None  # it has waited, so it has subscribed
+            assert others.lock("x", wait=0.5).acquire() is None  # it has waited, so it has subscribed
             assert [info.name for info in others.list()] == ["x"]
         assert locks.limiter("api", rate=10).try_acquire()
         locks.cell("c").write(1)

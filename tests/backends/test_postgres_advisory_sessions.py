@@ -81,7 +81,7 @@ def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_n
     with holdfast.connect(pooled) as locks, holdfast.connect(url) as other:
         _wait_for(locks, other, "door")  # so that there is a session to wait in
         assert other.lock("gate").acquire() is not None
-        assert locks.lock("gate", wait=0.3).acquire() is None
+        assert locks.lock("gate", wait=1).acquire() is None
         assert _count(psql, _IN_LINE) == 0
 
 
@@ -208,7 +208,7 @@ def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql
                 leases.append(await waiter)
             assert all(lease is not None and lease.held for lease in leases)
             async with other.lock("e"):
-                assert await locks.lock("e", wait=0.3).acquire() is None
+                assert await locks.lock("e", wait=1).acquire() is None
                 assert _count(psql, _OURS) == 5
             for lease in leases:
                 assert lease is not None

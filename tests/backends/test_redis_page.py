@@ -73,7 +73,7 @@ def use_everything(url: str) -> None:
         watched(locks, others)
         values(locks)
         with locks.semaphore("pool", 2), others.semaphore("pool", 2):
-            assert locks.semaphore("pool", 2, wait=0.01).acquire() is None
+            assert locks.semaphore("pool", 2, wait=0.5).acquire() is None
         assert not locks.break_lock("x").locked
 
 
