@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
-from holdfast._time import boot_now, first_fence
+from holdfast._time import first_fence
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends.quorum_sights import Sights
 from holdfast.backends.quorum_tally import answers, by_lease, kept, merged
@@ -92,7 +92,7 @@ class QuorumBackend(Votes):
             request = self._nodes[0].quick_release(claim)
             heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
             if heard.count(1) >= self._majority and all(map(_is_over, heard)):
-                self._clean_up_later(claim, heard)
+                self._clean_up_where_gone(claim, heard)
                 self._past.pop(claim.id, None)
                 return True
             freed = [node for node, one in enumerate(heard) if one == 1]
@@ -104,9 +104,9 @@ class QuorumBackend(Votes):
         asks: builtins.list[Ask | None] = [
             None
             if number in freed
-            else node.release(claim, linger=linger, within=within, heir=heir)
+            else self._or_later(number, claim, node.release(claim, linger=linger, within=within, heir=heir))
             if stood is None or number in stood
-            else node.abandon(claim, within=within)  # it may stand in line there
+            else self._or_later(number, claim, node.abandon(claim, within=within))  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
@@ -116,7 +116,7 @@ class QuorumBackend(Votes):
         heard = await self._crew.ask(
             asks, lambda heard: yes(heard) >= self._majority, within=within, finish=True, claim=claim.id
         )
-        self._clean_up_later(claim, heard)
+        self._clean_up_where_gone(claim, heard)
         answered = len(freed) + answers(heard)
         if answered < self._majority:
             raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
@@ -129,23 +129,31 @@ class QuorumBackend(Votes):
         self._past.pop(claim.id, None)
         self._sights.pop(claim.id, None)
         try:
-            asks = [node.abandon(claim, within=within) for node in self._nodes]
+            asks = [
+                self._or_later(number, claim, node.abandon(claim, within=within))
+                for number, node in enumerate(self._nodes)
+            ]
             heard = await self._crew.ask(
                 asks, lambda heard: answers(heard) == len(heard), within=within, finish=True, claim=claim.id
             )
-            self._clean_up_later(claim, heard)
+            self._clean_up_where_gone(claim, heard)
             if answers(heard) < self._majority:
                 raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
         finally:
             self._crew.wakes.forget(claim)
 
-    def _clean_up_later(self, claim: Claim, heard: Sequence[Any]) -> None:
-        """A server that is gone has nothing of the claim to keep when it is back, should that be before it expires."""
+    async def _or_later(self, number: int, claim: Claim, ask: Ask) -> Any:
+        """Also if it fails when nobody waits for it any more."""
+        try:
+            return await ask
+        except BackendUnavailable:
+            self._clean_up_later(claim, number)
+            raise
+
+    def _clean_up_where_gone(self, claim: Claim, heard: Sequence[Any]) -> None:
         for number, answer in enumerate(heard):
             if answer.__class__ is BackendUnavailable:
-                node = self._nodes[number]
-                until = boot_now() + claim.terms.ttl
-                self._crew.later(number, claim.id, lambda node=node: node.abandon(claim, within=1.0), until)  # type: ignore[misc]
+                self._clean_up_later(claim, number)
 
     # What can be seen
 
@@ -215,7 +223,7 @@ class QuorumBackend(Votes):
 
 def _is_over(answer: Any) -> bool:
     """Nothing is left to be said to that server, or it cannot be said now."""
-    return answer in (0, 1) or answer is PENDING or answer.__class__ is BackendUnavailable
+    return answer in (0, 1) or answer.__class__ is BackendUnavailable
 
 
 def _all_answered(heard: Sequence[Any]) -> bool:

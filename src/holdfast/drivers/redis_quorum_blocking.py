@@ -20,7 +20,7 @@ from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires
 from holdfast.drivers.redis_quorum_fan import Fan, Line
 from holdfast.drivers.redis_quorum_janitor import Janitor
 from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
-from holdfast.drivers.redis_quorum_rounds import Round, Shout
+from holdfast.drivers.redis_quorum_rounds import LINGER, Round, Shout
 from holdfast.drivers.redis_quorum_wakes import WakeFan
 from holdfast.drivers.redis_wire import new_channel, unavailable
 from holdfast.drivers.wakes import BlockingWakes
@@ -59,15 +59,17 @@ class BlockingCrew:
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
         fan = self._take(claim)
-        shout = Shout(wanted, self.members, claim, every)
+        shout = None
         try:
             if None in fan.lines:
                 fan.fill(timeout)
             refuse_wrong(self.members)
+            shout = Shout(wanted, self.members, claim, every)  # its time begins now: others may have been connected to
             fan.shout(shout, request)
             self._listen(fan, shout, shout.since + timeout)
         except BaseException:
-            shout.drop()
+            if shout is not None:
+                shout.drop()
             fan.close()  # an answer must never be taken for another's
             raise
         if shout.left:
@@ -119,11 +121,11 @@ class BlockingCrew:
                     round.hear(node, unavailable(self.members[node].name, "did not answer in time"))
                 fan.give_up_silent(now, self.node_timeout)
                 return
-            fan.listen(until - now)
+            fan.listen(max(0.0, min(until, round.over_at) - now))
 
     def _linger(self, fan: Fan, round: Round) -> None:
         """Others are likely to answer in a moment, and then nobody has to see to it later."""
-        until = min(round.since + 0.002, boot_now() + round.node_timeout)
+        until = min(round.since + LINGER, boot_now() + round.node_timeout)
         until = max(until, boot_now() + (boot_now() - round.since))
         while any(not self.members[node].absent for node in round.pending):
             now = boot_now()
@@ -132,10 +134,13 @@ class BlockingCrew:
             fan.listen(until - now)
 
     def _leave_behind(self, fan: Fan, round: Round) -> None:
-        for node in list(round.pending):
-            line = fan.take_out(node)
-            if line is not None:
-                self._janitor.leave(line)
+        taken = [line for node in list(round.pending) if (line := fan.take_out(node)) is not None]
+        behind = Fan(self)  # where its verbs go on
+        for line in taken:
+            behind.add(line)
+        round.begin = behind.begin
+        for line in taken:
+            self._janitor.leave(line)
         self._janitor.see_to()
 
     def _take(self, claim: str) -> Fan:
@@ -191,10 +196,13 @@ class BlockingCrew:
         with self._subscribing:
             if wakes.subscribed:
                 return None
+            if member.absent:  # nobody waits for it until it is back
+                return unavailable(member.name, "cannot be reached just now")
             try:
                 mailbox = self._open_mailbox()
                 mailbox.subscribe(node, _Line(member, None, within), within)
             except BackendUnavailable as error:
+                member.failed()
                 return error
             wakes.subscribed = True
         return None
