@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+
 import pytest
 
+import holdfast
 from holdfast._model import Claim, Grant, LockInfo, Terms
 from holdfast._time import boot_now
+from holdfast.backends.redis_requests import script
+from holdfast.drivers.redis_quorum_fan import Fan
 from holdfast.testing.stage import Stage
+from tests.adversity.redlock_servers import Quorum
 from tests.backends.test_quorum import OnAQuorum, _backend
 
 pytestmark = pytest.mark.slow
@@ -53,6 +60,32 @@ class TestServersThatMissSomething(OnAQuorum):
         self.quorum.proxies[1].delay = 0.0
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the slow server to have heard of all")
 
+    async def test_the_slowest_server_is_given_again_what_it_forgot_too(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=1.5).take()
+        await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "all votes")
+        self.quorum.proxies[1].delay = 0.1
+        self.quorum.servers[1].command("FLUSHALL")
+        await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "the hold to be repaired")
+        assert await lease.release()
+
+    async def test_a_repair_that_comes_after_the_release_has_no_effect(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=2).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
+        repair = self.quorum.proxies[2].keep_back(script("quorum_vote").digest)
+        self.quorum.servers[2].command("FLUSHALL")
+        await stage.until(repair.is_set, "a repair")
+        renewals = locks.faults.calls["renew"]
+        await stage.until(lambda: locks.faults.calls["renew"] > renewals, "the next renewal")
+        members = _backend(locks)._crew.members
+        await stage.until(lambda: not any(member.absent for member in members), "all servers to be back")
+        assert await lease.release()
+        before = _scripts_run(self.quorum, 2)
+        self.quorum.proxies[2].let_pass()
+        await stage.until(lambda: _scripts_run(self.quorum, 2) > before, "the repair to arrive")
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "nobody to hold")
+
     async def test_a_slow_server_that_forgot_everything_costs_no_lease(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         leases = [await locks.lock(f"x{number}", ttl=1.5).take() for number in range(60)]
@@ -76,3 +109,52 @@ class TestServersThatMissSomething(OnAQuorum):
             best = min(best, boot_now() - started)
         assert best < 0.2, "its time is 0.4"
         assert not waiter.done
+
+
+def _scripts_run(quorum: Quorum, node: int) -> int:
+    lines = quorum.servers[node].command("INFO", "commandstats").decode().splitlines()
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if line.startswith("cmdstat_evalsha:"))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def quorum() -> Iterator[Quorum]:
+    with Quorum(3) as quorum:
+        yield quorum
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["it is free", "another thread uses it"])
+def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections_are_free(
+    quorum: Quorum, in_use: bool
+) -> None:
+    """What is asked for a claim goes by the connections that its vote went by, or the vote is made void."""
+    with holdfast.connect(quorum.url("rejoin=0&node_timeout=5")) as locks:
+        crew = _crew(locks)
+        locks.lock("first").acquire().release()  # type: ignore[union-attr]
+        of_another_thread = Fan(crew)
+        of_another_thread.fill(5.0)
+        vote = quorum.proxies[2].keep_back(b"late-vote")
+        lease = locks.lock("late-vote", ttl=600).acquire()
+        assert lease is not None
+        assert vote.wait(20)
+        (ours,) = crew._idle
+        if in_use:
+            crew._idle.clear()
+        crew._put_back(of_another_thread)  # from now on it would be the first to be taken
+        assert lease.release()
+        before = _scripts_run(quorum, 2)
+        quorum.proxies[2].let_pass()
+        _until(lambda: _scripts_run(quorum, 2) > before)
+        _until(lambda: quorum.at(2, "late-vote") == LockInfo("late-vote"))
+        if in_use:
+            ours.close()
+
+
+def _crew(locks: holdfast.Locks):  # type: ignore[no-untyped-def]
+    return locks._logic.engine.backend._crew

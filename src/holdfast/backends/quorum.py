@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from holdfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
@@ -104,9 +105,9 @@ class QuorumBackend(Votes):
         asks: builtins.list[Ask | None] = [
             None
             if number in freed
-            else self._or_later(number, claim, node.release(claim, linger=linger, within=within, heir=heir))
+            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, heir=heir))
             if stood is None or number in stood
-            else self._or_later(number, claim, node.abandon(claim, within=within))  # it may stand in line there
+            else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
@@ -130,7 +131,7 @@ class QuorumBackend(Votes):
         self._sights.pop(claim.id, None)
         try:
             asks = [
-                self._or_later(number, claim, node.abandon(claim, within=within))
+                self._or_later(number, claim, partial(node.abandon, within=within))
                 for number, node in enumerate(self._nodes)
             ]
             heard = await self._crew.ask(
@@ -142,10 +143,10 @@ class QuorumBackend(Votes):
         finally:
             self._crew.wakes.forget(claim)
 
-    async def _or_later(self, number: int, claim: Claim, ask: Ask) -> Any:
+    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Ask]) -> Any:
         """Also if it fails when nobody waits for it any more."""
         try:
-            return await ask
+            return await verb(claim)
         except BackendUnavailable:
             self._clean_up_later(claim, number)
             raise
