@@ -71,15 +71,22 @@ class TestServersThatMissSomething(OnAQuorum):
 
     async def test_a_repair_that_comes_after_the_release_has_no_effect(self, stage: Stage) -> None:
         locks = await self.ready(stage)
-        lease = await locks.lock("x", ttl=2).take()
+        lease = await locks.lock("x", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
         repair = self.quorum.proxies[2].keep_back(script("quorum_vote").digest)
         self.quorum.servers[2].command("FLUSHALL")
-        await stage.until(repair.is_set, "a repair")
-        renewals = locks.faults.calls["renew"]
-        await stage.until(lambda: locks.faults.calls["renew"] > renewals, "the next renewal")
-        members = _backend(locks)._crew.members
-        await stage.until(lambda: not any(member.absent for member in members), "all servers to be back")
+
+        async def extended() -> bool:
+            await lease.extend()
+            return repair.is_set()
+
+        await stage.until(extended, "a repair")
+
+        async def all_back() -> bool:
+            assert await (await locks.lock("y").take()).release()
+            return not any(member.absent for member in _backend(locks)._crew.members)
+
+        await stage.until(all_back, "all servers")
         assert await lease.release()
         before = _scripts_run(self.quorum, 2)
         self.quorum.proxies[2].let_pass()

@@ -21,6 +21,7 @@ from holdfast.backends.quorum_votes import REMEMBERED, Node, Votes
 from holdfast.drivers.redis_quorum import PENDING, Ask, Crew, has_answered
 from holdfast.errors import BackendUnavailable, Unsupported
 
+PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
@@ -40,13 +41,17 @@ class QuorumBackend(Votes):
         super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
         self._sights: dict[str, Sights] = {}  # by claim that observes
         self._renewing = 0  # renewals under way
+        self._renewals = 0  # that there were
         self._ended: set[str] = set()  # claims that were let go of meanwhile
 
     # What is held
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        self._renewals += 1
+        wanted = len(self._nodes) if self._renewals % PATIENTLY == 0 else self._majority
+
         def enough(heard: Sequence[Any]) -> bool:
-            return answers(heard) >= self._majority and None not in self._kept(heard, len(batch))
+            return answers(heard) >= wanted and None not in self._kept(heard, len(batch))
 
         self._renewing += 1
         try:
@@ -79,7 +84,11 @@ class QuorumBackend(Votes):
     async def _vote_again(self, node: Node, claim: Claim, fence: int, within: float) -> None:
         if claim.id in self._ended:
             return
-        answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+        try:
+            answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+        except BaseException:
+            node.doubt(claim.id)  # it may still arrive, after the release
+            raise
         if isinstance(answer, Grant) and answer.fence != fence:
             await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
@@ -93,7 +102,7 @@ class QuorumBackend(Votes):
             request = self._nodes[0].quick_release(claim)
             heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
             if heard.count(1) >= self._majority and all(map(_is_over, heard)):
-                self._clean_up_where_gone(claim, heard)
+                self._clean_up_where_needed(claim, heard)
                 self._past.pop(claim.id, None)
                 return True
             freed = [node for node, one in enumerate(heard) if one == 1]
@@ -117,7 +126,7 @@ class QuorumBackend(Votes):
         heard = await self._crew.ask(
             asks, lambda heard: yes(heard) >= self._majority, within=within, finish=True, claim=claim.id
         )
-        self._clean_up_where_gone(claim, heard)
+        self._clean_up_where_needed(claim, heard)
         answered = len(freed) + answers(heard)
         if answered < self._majority:
             raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
@@ -137,7 +146,7 @@ class QuorumBackend(Votes):
             heard = await self._crew.ask(
                 asks, lambda heard: answers(heard) == len(heard), within=within, finish=True, claim=claim.id
             )
-            self._clean_up_where_gone(claim, heard)
+            self._clean_up_where_needed(claim, heard)
             if answers(heard) < self._majority:
                 raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
         finally:
@@ -151,9 +160,10 @@ class QuorumBackend(Votes):
             self._clean_up_later(claim, number)
             raise
 
-    def _clean_up_where_gone(self, claim: Claim, heard: Sequence[Any]) -> None:
-        for number, answer in enumerate(heard):
-            if answer.__class__ is BackendUnavailable:
+    def _clean_up_where_needed(self, claim: Claim, heard: Sequence[Any]) -> None:
+        """Where it was not heard of, or where a request may have been overtaken."""
+        for number, (answer, node) in enumerate(zip(heard, self._nodes, strict=True)):
+            if answer.__class__ is BackendUnavailable or node.doubts(claim.id):
                 self._clean_up_later(claim, number)
 
     # What can be seen
@@ -219,6 +229,7 @@ class QuorumBackend(Votes):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
+            self._renewing, self._ended = 0, set()  # who renewed is not there any more
             self._crew.after_fork()
 
 
