@@ -104,6 +104,13 @@ def test_a_replica_is_refused(quorum: Quorum) -> None:
         assert not error.transient
 
 
+def test_a_server_that_does_not_say_who_it_is_is_refused(quorum: Quorum) -> None:
+    quorum.servers[2].command("ACL", "SETUSER", "default", "-info")
+    for error in in_both_worlds(quorum.url()):
+        assert f":{quorum.proxies[2].port} does not tell this user" in str(error)
+        assert not error.transient
+
+
 def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
     with holdfast.connect(quorum.url("")) as locks:
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):

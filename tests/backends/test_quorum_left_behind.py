@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast import BackendUnavailable
 from holdfast._model import Claim, Grant, LockInfo, Terms
 from holdfast._time import boot_now
+from holdfast._worlds import drive
 from holdfast.backends.redis_requests import script
+from holdfast.drivers import redis_quorum_blocking
 from holdfast.drivers.redis_quorum_fan import Fan
 from holdfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
@@ -165,3 +170,44 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
 
 def _crew(locks: holdfast.Locks):  # type: ignore[no-untyped-def]
     return locks._logic.engine.backend._crew
+
+
+def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
+    locks = holdfast.connect("redlock://h1,h2,h3")
+    backend: Any = locks._logic.engine.backend
+    backend._renewing = 1  # in a thread that the child has not
+    backend.after_fork(child=True)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.release(Claim("c" * 32, Terms("x", "x", "me", 60.0)), linger=0.0, within=0.1))
+    assert not backend._ended
+    locks.close()
+
+
+def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_others_are_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
+    with holdfast.connect("redlock://h1,h2,h3") as locks:
+        crew, doubted = _crew(locks), []
+        crew.doubt = lambda node, claim: doubted.append((node, claim))
+        for claim in ("a", "b", "c"):
+            crew._is_late(claim, Fan(crew))
+        assert list(crew._late) == ["b", "c"]
+        assert doubted == [(0, "a"), (1, "a"), (2, "a")]
+
+
+def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+
+    def breaks(*_: object) -> None:
+        raise ValueError("a server that answers nonsense")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+    with holdfast.connect("redlock://h1,h2,h3") as locks:
+        janitor = _crew(locks)._janitor
+        janitor.asked_at = boot_now()
+        janitor._members[0].failures = 1
+        monkeypatch.setattr(janitor, "_reach", breaks)
+        janitor.see_to()
+        assert died.wait(20)
+        _until(lambda: janitor._thread is None)

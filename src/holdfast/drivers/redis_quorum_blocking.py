@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from holdfast._model import Health
@@ -27,6 +28,7 @@ from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
 _IDLE: Final = 16  # fans that are kept for later
+_LATE: Final = 1000  # claims of which is known by which fan a vote is under way
 
 
 class BlockingCrew:
@@ -74,7 +76,7 @@ class BlockingCrew:
             raise
         if shout.left:
             shout.drop()
-            self._late[claim] = fan
+            self._is_late(claim, fan)
         self._put_back(fan)
         return shout.heard
 
@@ -106,7 +108,7 @@ class BlockingCrew:
             else:
                 round.drop()
                 if claim:
-                    self._late[claim] = fan
+                    self._is_late(claim, fan)
         self._put_back(fan)
         return round.heard
 
@@ -154,13 +156,23 @@ class BlockingCrew:
                 self._idle.remove(late)
                 return late
             except ValueError:  # another thread uses it: what it still carries may arrive after what we send
-                for node, line in enumerate(late.lines):
-                    if line is None or any(owed.claim == claim for owed in list(line.owed)):
-                        self.doubt(node, claim)
+                self._doubt_late(claim, late)
         try:
             return self._idle.pop()
         except IndexError:
             return Fan(self)
+
+    def _is_late(self, claim: str, fan: Fan) -> None:
+        if len(self._late) >= _LATE:
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread may be about it too
+                oldest = next(iter(self._late))
+                self._doubt_late(oldest, self._late.pop(oldest))
+        self._late[claim] = fan
+
+    def _doubt_late(self, claim: str, fan: Fan) -> None:
+        for node, line in enumerate(fan.lines):
+            if line is None or any(owed.claim == claim for owed in list(line.owed)):
+                self.doubt(node, claim)
 
     def _put_back(self, fan: Fan) -> None:
         if len(self._idle) < _IDLE and not self._closed:
