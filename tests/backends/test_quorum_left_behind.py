@@ -168,8 +168,9 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
             ours.close()
 
 
-def _crew(locks: holdfast.Locks):  # type: ignore[no-untyped-def]
-    return locks._logic.engine.backend._crew
+def _crew(locks: holdfast.Locks) -> Any:
+    backend: Any = locks._logic.engine.backend
+    return backend._crew
 
 
 def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
