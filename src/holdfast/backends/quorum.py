@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from holdfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
-from holdfast._time import first_fence
+from holdfast._time import boot_now, first_fence
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends.quorum_sights import Sights
 from holdfast.backends.quorum_tally import answers, by_lease, kept, merged
@@ -22,6 +22,7 @@ from holdfast.drivers.redis_quorum import PENDING, Ask, Crew, has_answered
 from holdfast.errors import BackendUnavailable, Unsupported
 
 PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
+REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
@@ -60,9 +61,13 @@ class QuorumBackend(Votes):
             if not any(map(has_answered, heard)):
                 raise self._too_few(heard, "leases cannot be renewed")
             answered = self._kept(heard, len(batch))
+            lost: dict[int, builtins.list[Renewal]] = {}  # by node
             for renewal, answer, votes in zip(batch, answered, by_lease(heard, len(batch)), strict=True):
-                if answer and False in votes:
-                    await self._repair(renewal, [node for node, vote in enumerate(votes) if vote is False], within)
+                for number, vote in enumerate(votes):
+                    if answer and vote is False:
+                        lost.setdefault(number, []).append(renewal)
+            if lost:
+                await self._repair(lost, within)
             return answered
         finally:
             self._renewing -= 1
@@ -72,16 +77,23 @@ class QuorumBackend(Votes):
     def _kept(self, heard: Sequence[Any], leases: int) -> builtins.list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(heard, leases)]
 
-    async def _repair(self, renewal: Renewal, nodes: Sequence[int], within: float) -> None:
-        """A node lost the hold that a majority still has, or never had it: then it may have it again, if it is free."""
-        claim = Claim(renewal.claim.id, renewal.claim.terms._replace(ttl=renewal.ttl))
+    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> None:
+        """A node lost holds that a majority still has, or never had them: it may have them again, where it is free."""
+        until = boot_now() + REPAIR
         asks = [
-            self._vote_again(node, claim, renewal.fence, within) if number in nodes else None
+            self._vote_again(node, lost[number], until, within) if number in lost else None
             for number, node in enumerate(self._nodes)
         ]
-        await self._crew.ask(asks, lambda heard: answers(heard) >= len(nodes), within=within, finish=True)
+        await self._crew.ask(asks, lambda heard: answers(heard) >= len(lost), within=within, finish=True)
 
-    async def _vote_again(self, node: Node, claim: Claim, fence: int, within: float) -> None:
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
+        """As often as there is time for; the rest comes with the next renewal."""
+        for number, (claim, ttl, fence) in enumerate(lost):
+            if number and boot_now() >= until:
+                return
+            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
+
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
         if claim.id in self._ended:
             return
         try:
