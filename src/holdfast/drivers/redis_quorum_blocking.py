@@ -214,7 +214,8 @@ class BlockingCrew:
                 mailbox = self._open_mailbox()
                 mailbox.subscribe(node, _Line(member, None, within), within)
             except BackendUnavailable as error:
-                member.failed()
+                if within >= self.node_timeout:  # else it was given less time than it may take
+                    member.failed()
                 return error
             wakes.subscribed = True
         return None
