@@ -16,7 +16,7 @@ from holdfast.drivers.redis_quorum import PENDING, Asks, Enough, Turn, has_answe
 from holdfast.drivers.redis_quorum_members import Member
 from holdfast.errors import BackendUnavailable
 
-LINGER: Final = 0.002  # seconds after a majority in which the others are likely to answer too
+LINGER: Final = 0.01  # seconds after a majority in which the others are likely to answer too, on a busy machine as well
 
 
 def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
