@@ -104,6 +104,13 @@ def test_a_replica_is_refused(quorum: Quorum) -> None:
         assert not error.transient
 
 
+def test_a_server_that_does_not_say_who_it_is_is_refused(quorum: Quorum) -> None:
+    quorum.servers[2].command("ACL", "SETUSER", "default", "-info")
+    for error in in_both_worlds(quorum.url()):
+        assert f":{quorum.proxies[2].port} does not tell this user" in str(error)
+        assert not error.transient
+
+
 def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
     with holdfast.connect(quorum.url("")) as locks:
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
@@ -348,6 +355,22 @@ class TestWaiting(OnAQuorum):
         assert isinstance(await ask("c", "vote", fence=100, place=10), Grant), "the others come first, this once"
         assert (await ask("b", "vote", fence=100, place=50)).position == 1, "it is still in line, without having asked"
         assert (await ask("a", "vote", fence=100, place=5)).position == 0
+
+    @pytest.mark.parametrize("away", range(3))
+    async def test_any_server_wakes_whoever_waits(self, stage: Stage, away: int) -> None:
+        holder, locks = await self.ready(stage), await self.ready(stage)
+        self.quorum.proxies[away].refuse()
+        best = 10.0
+        for _ in range(3):  # this machine may stand still, but not each time
+            held = await holder.lock("x").take()
+            waiter = stage.start(locks.lock("x").take())
+            await stage.queue("x", 1)
+            started = boot_now()
+            assert await held.release()
+            granted = await waiter.result()
+            best = min(best, boot_now() - started)
+            assert await granted.release()
+        assert best < 0.4, "without being woken it would look after a second or more"
 
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(self, stage: Stage) -> None:
         locks, each = stage.locks(), []

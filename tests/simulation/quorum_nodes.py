@@ -121,6 +121,9 @@ class SimulatedNode(RemoteBackend):
     def doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""
 
+    def doubts(self, id: str) -> bool:
+        return False
+
     def is_crowded(self, key: str) -> bool:
         return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from holdfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
@@ -20,6 +21,8 @@ from holdfast.backends.quorum_votes import REMEMBERED, Node, Votes
 from holdfast.drivers.redis_quorum import PENDING, Ask, Crew, has_answered
 from holdfast.errors import BackendUnavailable, Unsupported
 
+PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
+REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
@@ -39,13 +42,17 @@ class QuorumBackend(Votes):
         super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
         self._sights: dict[str, Sights] = {}  # by claim that observes
         self._renewing = 0  # renewals under way
+        self._renewals = 0  # that there were
         self._ended: set[str] = set()  # claims that were let go of meanwhile
 
     # What is held
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        self._renewals += 1
+        wanted = len(self._nodes) if self._renewals % PATIENTLY == 0 else self._majority
+
         def enough(heard: Sequence[Any]) -> bool:
-            return answers(heard) >= self._majority and None not in self._kept(heard, len(batch))
+            return answers(heard) >= wanted and None not in self._kept(heard, len(batch))
 
         self._renewing += 1
         try:
@@ -54,9 +61,13 @@ class QuorumBackend(Votes):
             if not any(map(has_answered, heard)):
                 raise self._too_few(heard, "leases cannot be renewed")
             answered = self._kept(heard, len(batch))
+            lost: dict[int, builtins.list[Renewal]] = {}  # by node
             for renewal, answer, votes in zip(batch, answered, by_lease(heard, len(batch)), strict=True):
-                if answer and False in votes:
-                    await self._repair(renewal, [node for node, vote in enumerate(votes) if vote is False], within)
+                for number, vote in enumerate(votes):
+                    if answer and vote is False:
+                        lost.setdefault(number, []).append(renewal)
+            if lost:
+                await self._repair(lost, within)
             return answered
         finally:
             self._renewing -= 1
@@ -66,19 +77,30 @@ class QuorumBackend(Votes):
     def _kept(self, heard: Sequence[Any], leases: int) -> builtins.list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(heard, leases)]
 
-    async def _repair(self, renewal: Renewal, nodes: Sequence[int], within: float) -> None:
-        """A node lost the hold that a majority still has, or never had it: then it may have it again, if it is free."""
-        claim = Claim(renewal.claim.id, renewal.claim.terms._replace(ttl=renewal.ttl))
+    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> None:
+        """A node lost holds that a majority still has, or never had them: it may have them again, where it is free."""
+        until = boot_now() + REPAIR
         asks = [
-            self._vote_again(node, claim, renewal.fence, within) if number in nodes else None
+            self._vote_again(node, lost[number], until, within) if number in lost else None
             for number, node in enumerate(self._nodes)
         ]
-        await self._crew.ask(asks, lambda heard: answers(heard) >= len(nodes), within=within, finish=True)
+        await self._crew.ask(asks, lambda heard: answers(heard) >= len(lost), within=within, finish=True)
 
-    async def _vote_again(self, node: Node, claim: Claim, fence: int, within: float) -> None:
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
+        """As often as there is time for; the rest comes with the next renewal."""
+        for number, (claim, ttl, fence) in enumerate(lost):
+            if number and boot_now() >= until:
+                return
+            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
+
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
         if claim.id in self._ended:
             return
-        answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+        try:
+            answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+        except BaseException:
+            node.doubt(claim.id)  # it may still arrive, after the release
+            raise
         if isinstance(answer, Grant) and answer.fence != fence:
             await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
@@ -92,7 +114,7 @@ class QuorumBackend(Votes):
             request = self._nodes[0].quick_release(claim)
             heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
             if heard.count(1) >= self._majority and all(map(_is_over, heard)):
-                self._clean_up_later(claim, heard)
+                self._clean_up_where_needed(claim, heard)
                 self._past.pop(claim.id, None)
                 return True
             freed = [node for node, one in enumerate(heard) if one == 1]
@@ -104,9 +126,9 @@ class QuorumBackend(Votes):
         asks: builtins.list[Ask | None] = [
             None
             if number in freed
-            else node.release(claim, linger=linger, within=within, heir=heir)
+            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, heir=heir))
             if stood is None or number in stood
-            else node.abandon(claim, within=within)  # it may stand in line there
+            else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
@@ -116,7 +138,7 @@ class QuorumBackend(Votes):
         heard = await self._crew.ask(
             asks, lambda heard: yes(heard) >= self._majority, within=within, finish=True, claim=claim.id
         )
-        self._clean_up_later(claim, heard)
+        self._clean_up_where_needed(claim, heard)
         answered = len(freed) + answers(heard)
         if answered < self._majority:
             raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
@@ -129,23 +151,32 @@ class QuorumBackend(Votes):
         self._past.pop(claim.id, None)
         self._sights.pop(claim.id, None)
         try:
-            asks = [node.abandon(claim, within=within) for node in self._nodes]
+            asks = [
+                self._or_later(number, claim, partial(node.abandon, within=within))
+                for number, node in enumerate(self._nodes)
+            ]
             heard = await self._crew.ask(
                 asks, lambda heard: answers(heard) == len(heard), within=within, finish=True, claim=claim.id
             )
-            self._clean_up_later(claim, heard)
+            self._clean_up_where_needed(claim, heard)
             if answers(heard) < self._majority:
                 raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
         finally:
             self._crew.wakes.forget(claim)
 
-    def _clean_up_later(self, claim: Claim, heard: Sequence[Any]) -> None:
-        """A server that is gone has nothing of the claim to keep when it is back, should that be before it expires."""
-        for number, answer in enumerate(heard):
-            if answer.__class__ is BackendUnavailable:
-                node = self._nodes[number]
-                until = boot_now() + claim.terms.ttl
-                self._crew.later(number, claim.id, lambda node=node: node.abandon(claim, within=1.0), until)  # type: ignore[misc]
+    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Ask]) -> Any:
+        """Also if it fails when nobody waits for it any more."""
+        try:
+            return await verb(claim)
+        except BackendUnavailable:
+            self._clean_up_later(claim, number)
+            raise
+
+    def _clean_up_where_needed(self, claim: Claim, heard: Sequence[Any]) -> None:
+        """Where it was not heard of, or where a request may have been overtaken."""
+        for number, (answer, node) in enumerate(zip(heard, self._nodes, strict=True)):
+            if answer.__class__ is BackendUnavailable or node.doubts(claim.id):
+                self._clean_up_later(claim, number)
 
     # What can be seen
 
@@ -210,12 +241,13 @@ class QuorumBackend(Votes):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
+            self._renewing, self._ended = 0, set()  # who renewed is not there any more
             self._crew.after_fork()
 
 
 def _is_over(answer: Any) -> bool:
     """Nothing is left to be said to that server, or it cannot be said now."""
-    return answer in (0, 1) or answer is PENDING or answer.__class__ is BackendUnavailable
+    return answer in (0, 1) or answer.__class__ is BackendUnavailable
 
 
 def _all_answered(heard: Sequence[Any]) -> bool:

@@ -60,6 +60,9 @@ class RedisNode(RedisBackend):
         """A request of this claim may still arrive, after whatever is asked next."""
         self._doubt(id)
 
+    def doubts(self, id: str) -> bool:
+        return id in self._doubtful
+
     def is_crowded(self, key: str) -> bool:
         """Whether a vote would put the claim in line at once."""
         return key in self._crowded

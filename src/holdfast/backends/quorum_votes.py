@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
-from holdfast._time import full_jitter
+from holdfast._time import boot_now, full_jitter
 from holdfast.backends.quorum_tally import Tally, agreed_fence, answers, busy_of, is_next, tally
 from holdfast.drivers.redis_quorum import PENDING, Crew
 from holdfast.errors import BackendUnavailable
@@ -28,6 +28,7 @@ class Node(Protocol):
     def name(self) -> str: ...
     def age(self) -> float: ...
     def doubt(self, id: str) -> None: ...
+    def doubts(self, id: str) -> bool: ...
     def is_crowded(self, key: str) -> bool: ...
     def is_plain(self, claim: Claim) -> bool: ...
     def quick_vote(self, claim: Claim, fence: int) -> bytes: ...
@@ -47,7 +48,7 @@ class Node(Protocol):
 class Past:
     """What a client remembers of a claim of its own."""
 
-    __slots__ = ("fence", "place", "splits", "stood", "void", "woken")
+    __slots__ = ("fence", "place", "splits", "stood", "unheard", "void", "woken")
 
     def __init__(self, fence: int = 0) -> None:
         self.fence = fence  # that it was granted with: asked for again, it is to have the same
@@ -55,6 +56,7 @@ class Past:
         self.place = 0  # in line, the same at every server; 0 if it never had to wait
         self.stood: frozenset[int] | None = None  # the nodes that granted it after it stood in line
         self.splits = 0  # rounds in a row in which it got some votes and not enough
+        self.unheard: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still, unheard of
         self.woken = False  # it is about to ask because a server woke it
 
     @property
@@ -99,6 +101,10 @@ class Votes:
             answer, again = await self._votes(claim, enqueue, within)
         if enqueue:
             self._recall(claim).woken = False
+        elif answer.__class__ is Busy:
+            for node in self._recall(claim).unheard:  # whoever only tries does not come back to see to it
+                self._nodes[node].doubt(claim.id)
+                self._clean_up_later(claim, node)
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
@@ -121,7 +127,8 @@ class Votes:
         fence = past.fence if past is not None and past.fence else self._propose(0)
         wanted = b"%016d" % fence
         heard = await self._crew.shout(self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id)
-        self._remember(claim.id, Past(fence))  # if it is asked for again, it is for the same
+        past = self._remember(claim.id, Past(fence))  # if it is asked for again, it is for the same
+        past.unheard = _failed(heard)
         votes, until = heard.count(wanted), self._kept_out_for(claim)
         if votes >= self._majority and until > 0:
             votes = sum([answer == wanted and self._nodes[node].age() >= until for node, answer in enumerate(heard)])
@@ -147,6 +154,7 @@ class Votes:
         ]
         heard = await self._crew.ask(asks, enough, within=within, claim=claim.id)
         votes = self._tally(heard, claim)
+        past.unheard |= _failed(heard) | {node for node, one in enumerate(heard) if one is PENDING}
         if len(votes.counted) >= self._majority:
             if stands or votes.busy or past.splits or past.stood is not None:
                 past.stood = frozenset(votes.granted)
@@ -237,6 +245,11 @@ class Votes:
             asks, lambda heard: answers(heard) >= len(granted), within=within, finish=True, claim=claim.id
         )
 
+    def _clean_up_later(self, claim: Claim, number: int) -> None:
+        """A server that is gone has nothing of the claim to keep when it is back, should that be before it expires."""
+        node, until = self._nodes[number], boot_now() + claim.terms.ttl
+        self._crew.later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
+
     # What is remembered, and what is wrong
 
     def _recall(self, claim: Claim) -> Past:
@@ -269,3 +282,8 @@ class Votes:
 
     def __repr__(self) -> str:
         return f"redlock of {', '.join(sorted(node.name for node in self._nodes))}"
+
+
+def _failed(heard: Sequence[Any]) -> frozenset[int]:
+    """The nodes that were asked, and of which it is not known what they did."""
+    return frozenset(node for node, one in enumerate(heard) if one.__class__ is BackendUnavailable)

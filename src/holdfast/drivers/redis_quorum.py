@@ -46,7 +46,8 @@ class Crew(Protocol):
     ) -> list[Any]:
         """One and the same request to all, until a majority gave the answer that is `wanted`, or none can any more.
 
-        With `every` all are waited for, but not those that are known to be gone. The rest is dropped, as in `ask`.
+        With `every` all are waited for, but not those that are known to be gone, and after a majority nobody for much
+        longer than that took. The rest is dropped, as in `ask`.
         """
         ...
 

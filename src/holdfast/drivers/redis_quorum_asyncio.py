@@ -8,6 +8,7 @@ Leaves to `redis_asyncio`: how requests share a connection. Leaves to `redis_quo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
 _CLEAN_UPS = 1000  # that are kept for a server that is gone
+_SOON = 0.1  # seconds after which it is tried to tell it
 
 
 class _Reply:
@@ -114,6 +116,7 @@ class AsyncioCrew:
         self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._strangers = True  # nobody has been connected to yet
+        self._retries: dict[int, asyncio.TimerHandle] = {}  # by node that has something to be told
         for wires in self.wires:
             wires.node_wakes.subscribed = False
 
@@ -176,14 +179,30 @@ class AsyncioCrew:
 
     async def _decision(self, round: Round | Shout) -> None:
         assert self._loop is not None
-        decision = self._loop.create_future()
+        loop, decision = self._loop, self._loop.create_future()
+
+        late: asyncio.TimerHandle | None = None
 
         def told() -> None:
-            if not decision.done() and round.decided():
+            nonlocal late
+            if decision.done():
+                return
+            if round.decided():
                 decision.set_result(None)
+            elif late is None and round.over_at < math.inf:
+                late = loop.call_later(round.over_at - boot_now(), not_yet)
+
+        def not_yet() -> None:
+            nonlocal late
+            late = None
+            told()
 
         round.told = told
-        await decision
+        try:
+            await decision
+        finally:
+            if late is not None:
+                late.cancel()
 
     def _begin(self, round: Round, node: int, turn: Turn) -> None:
         """A verb has stopped: send what it asks, as soon as there is a connection."""
@@ -278,17 +297,41 @@ class AsyncioCrew:
     # What could not be said while a server was gone
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        if len(self._clean_ups[node]) < _CLEAN_UPS:
-            self._clean_ups[node][claim] = ask, until
+        left = self._clean_ups[node]
+        if len(left) >= _CLEAN_UPS:
+            del left[next(iter(left))]
+        left[claim] = ask, until
+        if node not in self._retries and self._loop is not None:
+            pause = max(_SOON, self.members[node].try_at - boot_now())
+            self._retries[node] = self._loop.call_later(pause, self._retry, node)
+
+    def _retry(self, node: int) -> None:
+        """Whether anybody asks anything meanwhile or not."""
+        self._retries.pop(node, None)
+        line = self._lines[node]
+        if self._closed or not self._clean_ups[node]:
+            return
+        if line is not None and line.alive:
+            self._clean_up(node)
+            return
+        self._dialling(node)  # which cleans up
+        pause = max(_SOON, self.members[node].try_at - boot_now())
+        self._retries[node] = asyncio.get_running_loop().call_later(pause, self._retry, node)
 
     def _clean_up(self, node: int) -> None:
         while self._clean_ups[node]:
-            _, (ask, until) = self._clean_ups[node].popitem()
+            claim, (ask, until) = self._clean_ups[node].popitem()
             if until > boot_now():
                 asks = [ask() if each == node else None for each in range(len(self.members))]
                 round = Round(asks, lambda heard: False, self.members, max(1.0, self.node_timeout), "")
                 round.begin = self._begin
+                round.told = partial(self._said, round, node, claim, ask, until)
                 round.start()
+
+    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        answer = round.heard[node]
+        if answer.__class__ is BackendUnavailable and answer.transient and not self._closed:
+            self.later(node, claim, ask, until)
 
     # The end
 
@@ -302,9 +345,13 @@ class AsyncioCrew:
     async def close(self) -> None:
         self._closed = True
         self.wakes.close()
-        for line in (*self._lines, *self._wake_lines):
-            if line is not None:
-                line.close()
+        for retry in self._retries.values():
+            retry.cancel()
+        lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
+        for line in lines:
+            line.close()
+        for line in lines:
+            await line.gone()
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""

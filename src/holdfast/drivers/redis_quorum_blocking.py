@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from holdfast._model import Health
@@ -20,13 +21,14 @@ from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires
 from holdfast.drivers.redis_quorum_fan import Fan, Line
 from holdfast.drivers.redis_quorum_janitor import Janitor
 from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
-from holdfast.drivers.redis_quorum_rounds import Round, Shout
+from holdfast.drivers.redis_quorum_rounds import LINGER, Round, Shout
 from holdfast.drivers.redis_quorum_wakes import WakeFan
 from holdfast.drivers.redis_wire import new_channel, unavailable
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
 _IDLE: Final = 16  # fans that are kept for later
+_LATE: Final = 1000  # claims of which is known by which fan a vote is under way
 
 
 class BlockingCrew:
@@ -59,20 +61,22 @@ class BlockingCrew:
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
         fan = self._take(claim)
-        shout = Shout(wanted, self.members, claim, every)
+        shout = None
         try:
             if None in fan.lines:
                 fan.fill(timeout)
             refuse_wrong(self.members)
+            shout = Shout(wanted, self.members, claim, every)  # its time begins now: others may have been connected to
             fan.shout(shout, request)
             self._listen(fan, shout, shout.since + timeout)
         except BaseException:
-            shout.drop()
+            if shout is not None:
+                shout.drop()
             fan.close()  # an answer must never be taken for another's
             raise
         if shout.left:
             shout.drop()
-            self._late[claim] = fan
+            self._is_late(claim, fan)
         self._put_back(fan)
         return shout.heard
 
@@ -104,7 +108,7 @@ class BlockingCrew:
             else:
                 round.drop()
                 if claim:
-                    self._late[claim] = fan
+                    self._is_late(claim, fan)
         self._put_back(fan)
         return round.heard
 
@@ -119,11 +123,11 @@ class BlockingCrew:
                     round.hear(node, unavailable(self.members[node].name, "did not answer in time"))
                 fan.give_up_silent(now, self.node_timeout)
                 return
-            fan.listen(until - now)
+            fan.listen(max(0.0, min(until, round.over_at) - now))
 
     def _linger(self, fan: Fan, round: Round) -> None:
         """Others are likely to answer in a moment, and then nobody has to see to it later."""
-        until = min(round.since + 0.002, boot_now() + round.node_timeout)
+        until = min(round.since + LINGER, boot_now() + round.node_timeout)
         until = max(until, boot_now() + (boot_now() - round.since))
         while any(not self.members[node].absent for node in round.pending):
             now = boot_now()
@@ -132,10 +136,13 @@ class BlockingCrew:
             fan.listen(until - now)
 
     def _leave_behind(self, fan: Fan, round: Round) -> None:
-        for node in list(round.pending):
-            line = fan.take_out(node)
-            if line is not None:
-                self._janitor.leave(line)
+        taken = [line for node in list(round.pending) if (line := fan.take_out(node)) is not None]
+        behind = Fan(self)  # where its verbs go on
+        for line in taken:
+            behind.add(line)
+        round.begin = behind.begin
+        for line in taken:
+            self._janitor.leave(line)
         self._janitor.see_to()
 
     def _take(self, claim: str) -> Fan:
@@ -149,13 +156,23 @@ class BlockingCrew:
                 self._idle.remove(late)
                 return late
             except ValueError:  # another thread uses it: what it still carries may arrive after what we send
-                for node, line in enumerate(late.lines):
-                    if line is None or any(owed.claim == claim for owed in list(line.owed)):
-                        self.doubt(node, claim)
+                self._doubt_late(claim, late)
         try:
             return self._idle.pop()
         except IndexError:
             return Fan(self)
+
+    def _is_late(self, claim: str, fan: Fan) -> None:
+        if len(self._late) >= _LATE:
+            with suppress(StopIteration, RuntimeError, KeyError):  # another thread may be about it too
+                oldest = next(iter(self._late))
+                self._doubt_late(oldest, self._late.pop(oldest))
+        self._late[claim] = fan
+
+    def _doubt_late(self, claim: str, fan: Fan) -> None:
+        for node, line in enumerate(fan.lines):
+            if line is None or any(owed.claim == claim for owed in list(line.owed)):
+                self.doubt(node, claim)
 
     def _put_back(self, fan: Fan) -> None:
         if len(self._idle) < _IDLE and not self._closed:
@@ -191,10 +208,14 @@ class BlockingCrew:
         with self._subscribing:
             if wakes.subscribed:
                 return None
+            if member.absent:  # nobody waits for it until it is back
+                return unavailable(member.name, "cannot be reached just now")
             try:
                 mailbox = self._open_mailbox()
                 mailbox.subscribe(node, _Line(member, None, within), within)
             except BackendUnavailable as error:
+                if within >= self.node_timeout:  # else it was given less time than it may take
+                    member.failed()
                 return error
             wakes.subscribed = True
         return None

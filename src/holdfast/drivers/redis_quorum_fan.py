@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import select
 import ssl
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -95,11 +96,30 @@ class Fan:
         self._by_number: dict[int, Line] = {}
 
     def fill(self, within: float) -> None:
-        for node, line in enumerate(self.lines):
-            if line is None:
-                found = self._crew.line_to(node, within)
-                if found is not None:
-                    self.add(found)
+        """Connect to whom there is no connection, all at once: those that hang take their time together."""
+        found: dict[int, Line | None] = {}
+
+        def dial(node: int) -> None:
+            found[node] = self._crew.line_to(node, within)
+
+        missing = [node for node, line in enumerate(self.lines) if line is None]
+        missing.sort(key=lambda node: not self._crew.members[node].absent)  # to those that are, nobody connects now
+        threads = []
+        for node in missing:
+            if node == missing[-1] or self._crew.members[node].absent:
+                dial(node)
+                continue
+            thread = threading.Thread(target=dial, args=(node,), name="holdfast-dial", daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # no thread to be had just now
+                dial(node)
+        for thread in threads:
+            thread.join()
+        for line in found.values():
+            if line is not None:
+                self.add(line)
 
     def add(self, line: Line) -> None:
         self.lines[line.node] = self._by_number[line.number] = line

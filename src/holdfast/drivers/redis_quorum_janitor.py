@@ -62,8 +62,12 @@ class Janitor:
         self._straggling.append(line)
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        if len(self._clean_ups[node]) < _CLEAN_UPS:
-            self._clean_ups[node][claim] = ask, until
+        left = self._clean_ups[node]
+        with self._mutex:
+            if len(left) >= _CLEAN_UPS:
+                del left[next(iter(left))]
+            left[claim] = ask, until
+        self.see_to()
 
     def see_to(self) -> None:
         with self._mutex:
@@ -76,19 +80,26 @@ class Janitor:
                 self._thread = None
 
     def _work(self) -> None:
-        while True:
-            self._hear_stragglers()
-            for node, member in enumerate(self._members):
-                if member.absent and member.try_at <= boot_now():
-                    self._reach(node, member)
-            with self._mutex:
-                idle = boot_now() - self.asked_at > _RARE
-                busy = bool(self._straggling) or (any(member.absent for member in self._members) and not idle)
-                if self._closed or not busy:
-                    self._thread = None
-                    return
-            if not self._straggling:
-                time.sleep(0.02)
+        try:
+            while not self._is_done():
+                self._hear_stragglers()
+                for node, member in enumerate(self._members):
+                    if (member.absent or self._clean_ups[node]) and member.try_at <= boot_now():
+                        self._reach(node, member)
+                if not self._straggling:
+                    time.sleep(0.02)
+        except BaseException:
+            self._thread = None  # whoever has something to see to starts another
+            raise
+
+    def _is_done(self) -> bool:
+        with self._mutex:
+            idle = boot_now() - self.asked_at > _RARE
+            missing = any(member.absent for member in self._members) or any(self._clean_ups)
+            if not self._closed and (self._straggling or (missing and not idle)):
+                return False
+            self._thread = None
+            return True
 
     def _hear_stragglers(self) -> None:
         straggling = list(self._straggling)
@@ -111,7 +122,7 @@ class Janitor:
 
     def _reach(self, node: int, member: Member) -> None:
         try:
-            line = Line(node, member, self._patience)
+            line = self._spare[node].pop() if self._spare[node] else Line(node, member, self._patience)
         except BackendUnavailable:
             member.failed()
             return
@@ -127,11 +138,15 @@ class Janitor:
     def _clean_up(self, line: Line) -> bool:
         """Say what could not be said while it was gone; False if it is gone again."""
         left = self._clean_ups[line.node]
-        while left:
-            _, (ask, until) = left.popitem()
+        while True:
+            with self._mutex:
+                if not left:
+                    return True
+                claim, (ask, until) = left.popitem()
             if until > boot_now() and not self._say(line, ask()):
+                with self._mutex:
+                    left.setdefault(claim, (ask, until))
                 return False
-        return True
 
     def close(self) -> None:
         self._closed = True

@@ -1,7 +1,7 @@
 """One server of a quorum as one client sees it: where it is, and what is known of it.
 
-Decides: what is looked at when a server is connected to, and which ones are refused: replicas, and one server under two
-names. When one that is gone is tried again.
+Decides: what is looked at when a server is connected to, and which ones are refused: replicas, one server under two
+names, and those that do not tell. When one that is gone is tried again.
 """
 
 from __future__ import annotations
@@ -135,17 +135,23 @@ class Member(Place):
         *told, fsync = answers[:_ANSWERS]
         facts: dict[str, str] = {}
         for answer in told:
-            if isinstance(answer, bytes):  # to some users it is not told
+            if isinstance(answer, bytes):
                 facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
-        if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
-            _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
+        if not self.facts and facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
+            _logger.warning(EVICTS, self.name, facts.get("maxmemory_policy"))
         self.facts = facts
         self.run_id = facts.get("run_id", "")
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
-        self._born_at = 0.0 if keeps_all or not facts else boot_now() - age
+        self._born_at = 0.0 if keeps_all else boot_now() - age
         self.wrong = None
+        if not self.run_id:
+            self.wrong = unavailable(
+                self.name,
+                "does not tell this user who it is, nor since when (INFO): so its vote cannot count",
+                transient=False,
+            )
         if facts.get("role") == "slave":
             self.wrong = unavailable(
                 self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False

@@ -7,13 +7,16 @@ of what is waited for no longer by `hear`, and ask whether that is enough by `de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast._time import boot_now
 from holdfast.drivers.redis_quorum import PENDING, Asks, Enough, Turn, has_answered
 from holdfast.drivers.redis_quorum_members import Member
 from holdfast.errors import BackendUnavailable
+
+LINGER: Final = 0.01  # seconds after a majority in which the others are likely to answer too, on a busy machine as well
 
 
 def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
@@ -27,7 +30,19 @@ def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
 class Shout:
     """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
 
-    __slots__ = ("_every", "_members", "_needed", "_spare", "_wanted", "claim", "heard", "left", "since", "told")
+    __slots__ = (
+        "_every",
+        "_members",
+        "_needed",
+        "_spare",
+        "_wanted",
+        "claim",
+        "heard",
+        "left",
+        "over_at",
+        "since",
+        "told",
+    )
 
     replies = 0  # one, and not in a list
     answers: list[Any] = []  # noqa: RUF012 (so nothing is collected)
@@ -37,6 +52,7 @@ class Shout:
         self.heard: list[Any] = [PENDING] * len(members)
         self.left = len(members)  # whose answers are waited for; 0 when it is over
         self.since = boot_now()
+        self.over_at = math.inf  # nobody is waited for after that
         self.told: Callable[[], None] | None = None  # called with each answer
         self._wanted = wanted
         self._members = members
@@ -51,6 +67,9 @@ class Shout:
         self.left -= 1
         if reply == self._wanted:
             self._needed -= 1
+            if self._every and not self._needed:
+                now = boot_now()
+                self.over_at = now + max(LINGER, now - self.since)
         else:
             self._spare -= 1
         if self.told is not None:
@@ -61,7 +80,7 @@ class Shout:
     def decided(self) -> bool:
         if not self.left or (not self._every and (self._needed <= 0 or self._spare < 0)):
             return True
-        return is_left_to_absent(self.heard, self._members)
+        return is_left_to_absent(self.heard, self._members) or boot_now() >= self.over_at
 
     def waits_for(self) -> list[int]:
         return [node for node, answer in enumerate(self.heard) if answer is PENDING] if self.left else []
@@ -72,6 +91,8 @@ class Shout:
 
 class Round:
     """A verb for each node, which stops where its request is under way and goes on with the answer."""
+
+    over_at = math.inf
 
     def __init__(self, asks: Asks, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str) -> None:
         self.claim = claim
@@ -86,6 +107,7 @@ class Round:
         self._is_enough = False
 
     def start(self) -> None:
+        self._is_enough = self._enough(self.heard)  # what is known already may be
         for node in list(self.pending):
             self.answer(node, None)
 
