@@ -157,6 +157,19 @@ def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
     assert in_a_thread(quorum.url()).works, "two of three"
 
 
+def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Quorum) -> None:
+    async def complaints() -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        async with holdfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
+            quorum.proxies[1].black_hole()
+            assert [info.name for info in await locks.list()] == ["x"]
+            quorum.proxies[1].heal()
+        return told
+
+    assert asyncio.run(complaints()) == []
+
+
 class OnAQuorum(Promise):
     """The base of each chapter: both worlds, in real time."""
 
