@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,17 @@ class TestMinorities(OnAQuorum):
         assert await lease.release()
         self.quorum.servers[2].go_on()  # now it does all that it was asked
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the late vote to be taken back")
+
+    async def test_a_release_whose_answers_come_too_late_is_no_loss(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: all(self.at(stage, node, "x").locked for node in range(3)), "all votes")
+        slow = self.quorum.proxies[:2]
+        for proxy in slow:
+            proxy.delay = 0.6  # longer than the servers may take; only what is said first is late
+            threading.Timer(0.2, setattr, (proxy, "delay", 0.0)).start()
+        assert await lease.release()
+        await stage.until(lambda: self.at(stage, 0, "x") == LockInfo("x"), "the release")
 
     async def test_what_a_server_missed_is_said_when_it_is_back(self, stage: Stage) -> None:
         locks = await self.ready(stage)
