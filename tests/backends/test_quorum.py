@@ -105,6 +105,14 @@ def test_a_replica_is_refused(quorum: Quorum) -> None:
         assert not error.transient
 
 
+def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
+    for server in quorum.servers[:2]:
+        server.command("CONFIG", "SET", "requirepass", "secret")
+    for error in in_both_worlds(quorum.url()):
+        assert str(error).count("Authentication required") == 2
+        assert not error.transient, "it stays so, however often it is tried"
+
+
 def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
     with holdfast.connect(quorum.url("")) as locks:
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):

@@ -165,7 +165,7 @@ class AsyncioCrew:
                 line.put(_Reply(self, shout, node, 0), turn, within)
             else:  # nobody who is asked in the same words as all others waits for a connection
                 self._dialling(node)
-                shout.fail(node, unavailable(self.members[node].name, "cannot be reached just now"))
+                shout.fail(node, self.members[node].out_of_reach())
 
     async def _meet(self, within: float) -> None:
         """Before the first question, so that nobody is asked for a vote who turns out to have none."""
@@ -205,7 +205,7 @@ class AsyncioCrew:
         member, task = self.members[node], self._task(what, node, make)
         assert self._loop is not None
         if task is None or member.absent:
-            round.fail(node, unavailable(member.name, "cannot be reached just now"))
+            round.fail(node, member.out_of_reach())
             return
         late = self._loop.call_later(round.node_timeout, self._too_late, round, node)
 

@@ -39,6 +39,7 @@ class Member(Place):
         self._preload = preload  # said with every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
+        self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless nobody waits for it
@@ -59,7 +60,22 @@ class Member(Place):
     def age(self) -> float:
         return boot_now() - self._born_at
 
+    def out_of_reach(self) -> BackendUnavailable:
+        """What whoever needs it is told while nobody tries to connect to it."""
+        if self._trouble is None:
+            return unavailable(self.name, "cannot be reached just now")
+        return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
+
     def dial(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = self._dial_and_greet(address, within)
+        except BackendUnavailable as error:
+            self._trouble = error.with_traceback(None)
+            raise
+        self._trouble = None
+        return connection
+
+    def _dial_and_greet(self, address: Address | None, within: float) -> Any:
         connection = super().dial(address, within)
         try:
             connection.send_packed_command([_questions(), *self._preload])
@@ -73,6 +89,15 @@ class Member(Place):
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = await self._dial_and_greet_async(address, within)
+        except BackendUnavailable as error:
+            self._trouble = error.with_traceback(None)
+            raise
+        self._trouble = None
+        return connection
+
+    async def _dial_and_greet_async(self, address: Address | None, within: float) -> Any:
         connection = await super().dial_async(address, within)
         try:
             await connection.send_packed_command([_questions(), *self._preload])
