@@ -179,6 +179,20 @@ def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Q
     assert asyncio.run(complaints()) == []
 
 
+def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
+    async def use() -> None:
+        locks = holdfast.aio.connect(quorum.url())
+        async with locks.lock("x", wait=5):
+            backend: Any = locks._logic.engine.backend
+            lines = list(filter(None, backend._crew._lines))
+        await locks.close()
+        assert len(lines) > 1
+        assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
+        assert not any(backend._crew._lines), "if they are another loop's, they end when they are forgotten"
+
+    asyncio.run(use())
+
+
 class OnAQuorum(Promise):
     """The base of each chapter: both worlds, in real time."""
 
@@ -274,6 +288,15 @@ class TestMinorities(OnAQuorum):
             return self.at(stage, 2, "x") == LockInfo("x")
 
         await stage.until(works_on, "the server to hear of the release")
+
+    async def test_what_a_server_missed_is_said_though_nobody_asks_for_anything_else(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
+        self.quorum.proxies[2].refuse()
+        assert await lease.release()
+        self.quorum.proxies[2].heal()
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the server to be told")
 
     async def test_a_server_that_forgot_a_hold_is_given_it_again(self, stage: Stage) -> None:
         locks = await self.ready(stage)

@@ -18,7 +18,7 @@ from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_asyncio import _Line, _WakeLine
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
-from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
+from holdfast.drivers.redis_quorum_members import SOONEST, Member, refuse_wrong
 from holdfast.drivers.redis_quorum_rounds import Round, Shout
 from holdfast.drivers.redis_wire import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
@@ -113,6 +113,7 @@ class AsyncioCrew:
         self._lines: list[_NodeLine | None] = [None] * len(self.members)
         self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
         self._strangers = True  # nobody has been connected to yet
         for wires in self.wires:
             wires.node_wakes.subscribed = False
@@ -278,17 +279,44 @@ class AsyncioCrew:
     # What could not be said while a server was gone
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        if len(self._clean_ups[node]) < _CLEAN_UPS:
-            self._clean_ups[node][claim] = ask, until
+        if len(self._clean_ups[node]) >= _CLEAN_UPS:
+            del self._clean_ups[node][next(iter(self._clean_ups[node]))]
+        self._clean_ups[node][claim] = ask, until
+        self._look_later(node)
+
+    def _look_later(self, node: int) -> None:
+        """Though nobody else may ask it anything: others may want what it keeps."""
+        assert self._loop is not None
+        if node not in self._looks and not self._closed:
+            seconds = max(SOONEST, self.members[node].try_at - boot_now())
+            self._looks[node] = self._loop.call_later(seconds, self._look_for, node)
+
+    def _look_for(self, node: int) -> None:
+        del self._looks[node]
+        line, now = self._lines[node], boot_now()
+        self._clean_ups[node] = {claim: one for claim, one in self._clean_ups[node].items() if one[1] > now}
+        if not self._clean_ups[node] or self._closed:
+            return
+        if line is not None and line.alive:
+            self._clean_up(node)
+        else:
+            self._dialling(node)
+            self._look_later(node)
 
     def _clean_up(self, node: int) -> None:
-        while self._clean_ups[node]:
-            _, (ask, until) = self._clean_ups[node].popitem()
+        left, self._clean_ups[node] = self._clean_ups[node], {}
+        for claim, (ask, until) in left.items():
             if until > boot_now():
                 asks = [ask() if each == node else None for each in range(len(self.members))]
                 round = Round(asks, lambda heard: False, self.members, max(1.0, self.node_timeout), "")
                 round.begin = self._begin
+                round.told = partial(self._said, round, node, claim, ask, until)
                 round.start()
+
+    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        answer = round.heard[node]
+        if isinstance(answer, BackendUnavailable) and answer.transient:
+            self.later(node, claim, ask, until)
 
     # The end
 
@@ -302,9 +330,14 @@ class AsyncioCrew:
     async def close(self) -> None:
         self._closed = True
         self.wakes.close()
-        for line in (*self._lines, *self._wake_lines):
-            if line is not None:
-                line.close()
+        lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
+        for look in self._looks.values():
+            look.cancel()
+        self._forget()
+        for line in lines:
+            line.close()
+        for line in lines:
+            await line.gone()
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""

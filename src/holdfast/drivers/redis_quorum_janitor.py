@@ -62,8 +62,12 @@ class Janitor:
         self._straggling.append(line)
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        if len(self._clean_ups[node]) < _CLEAN_UPS:
-            self._clean_ups[node][claim] = ask, until
+        left = self._clean_ups[node]
+        if len(left) >= _CLEAN_UPS:
+            with suppress(StopIteration, KeyError, RuntimeError):  # another thread was quicker
+                del left[next(iter(left))]  # the oldest: its time is over first
+        left[claim] = ask, until
+        self.see_to()
 
     def see_to(self) -> None:
         with self._mutex:
