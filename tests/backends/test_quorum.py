@@ -298,6 +298,23 @@ class TestMinorities(OnAQuorum):
         self.quorum.proxies[2].heal()
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the server to be told")
 
+    async def test_a_server_that_becomes_a_replica_takes_nothing_from_those_who_hold(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        self.quorum.servers[2].command("REPLICAOF", HOST, self.quorum.servers[0].port)
+        self.quorum.proxies[2].cut()
+
+        async def is_known() -> bool:
+            try:
+                await (await locks.lock("y", wait=5).take()).release()
+            except BackendUnavailable as error:
+                return "is a replica" in str(error)
+            return False
+
+        await stage.until(is_known, "the replica to be refused")
+        assert await lease.extend()
+        assert await lease.release()
+
     async def test_a_server_that_forgot_a_hold_is_given_it_again(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=3).take()

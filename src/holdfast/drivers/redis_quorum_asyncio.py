@@ -131,7 +131,7 @@ class AsyncioCrew:
         self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         shout = Shout(wanted, self.members, claim, every)
-        await self._ask(shout, within, lambda within: self._say(shout, request, within), finish=False)
+        await self._ask(shout, within, lambda within: self._say(shout, request, within), False, not every)
         return shout.heard
 
     async def ask(
@@ -139,16 +139,18 @@ class AsyncioCrew:
     ) -> list[Any]:
         round = Round(asks, enough, self.members, min(within, self.node_timeout), claim)
         round.begin = self._begin
-        await self._ask(round, within, lambda within: round.start(), finish)
+        await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
         return list(round.heard)
 
-    async def _ask(self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool) -> None:
+    async def _ask(
+        self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool, new: bool
+    ) -> None:
         timeout = min(within, self.node_timeout)
         try:
             self._belong_to(asyncio.get_running_loop())
             if self._strangers:
                 await self._meet(timeout)
-            if not finish:  # what was granted before is let go of all the same
+            if new:  # what was granted before is renewed and let go of all the same
                 refuse_wrong(self.members)
             start(timeout)
             if not round.decided():
