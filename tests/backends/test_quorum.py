@@ -105,6 +105,14 @@ def test_a_replica_is_refused(quorum: Quorum) -> None:
         assert not error.transient
 
 
+def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> None:
+    for server in quorum.servers:
+        server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-info")
+    for error in in_both_worlds(quorum.url().replace("://", "://app:secret@")):
+        assert "a quorum needs +info" in str(error)
+        assert not error.transient
+
+
 def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
     for server in quorum.servers[:2]:
         server.command("CONFIG", "SET", "requirepass", "secret")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import redis
@@ -160,28 +159,39 @@ class Member(Place):
         *told, fsync = answers[:_ANSWERS]
         facts: dict[str, str] = {}
         for answer in told:
-            if isinstance(answer, bytes):  # to some users it is not told
+            if isinstance(answer, bytes):
                 facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        if "run_id" not in facts:
+            raise self._untold(told[0])
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
             _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
         self.facts = facts
-        self.run_id = facts.get("run_id", "")
+        self.run_id = facts["run_id"]
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
-        self._born_at = 0.0 if keeps_all or not facts else boot_now() - age
+        self._born_at = 0.0 if keeps_all else boot_now() - age
         self.wrong = None
         if facts.get("role") == "slave":
             self.wrong = unavailable(
                 self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False
             )
         for other in self._members:
-            if other is not self and self.run_id and other.run_id == self.run_id:
+            if other is not self and other.run_id == self.run_id:
                 self.wrong = unavailable(
                     self.name, f"is the same server as {other.name}: its vote would count twice", transient=False
                 )
         if self.wrong is not None:
             raise self.wrong
+
+    def _untold(self, error: object) -> BackendUnavailable:
+        """Of a server that does not say what it is nobody knows whether its vote may count."""
+        if not isinstance(error, redis.exceptions.NoPermissionError):
+            return unavailable(self.name, f"does not say what it is: {error}")
+        self.wrong = unavailable(
+            self.name, f"does not tell this user what it is: {error}; a quorum needs +info", transient=False
+        )
+        return self.wrong
 
 
 def _questions() -> bytes:
@@ -189,13 +199,17 @@ def _questions() -> bytes:
 
 
 def _reply(connection: Any) -> Any:
-    with suppress(redis.ResponseError):  # not everybody may ask for everything
+    try:
         return connection.read_response()
+    except redis.ResponseError as error:  # not everybody may ask for everything
+        return error
 
 
 async def _reply_async(connection: Any) -> Any:
-    with suppress(redis.ResponseError):
+    try:
         return await connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[Member]:
