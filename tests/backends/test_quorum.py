@@ -48,6 +48,13 @@ def test_an_option_that_is_no_time_is_refused(option: str) -> None:
         holdfast.connect(f"redlock://h1,h2,h3?{option}")
 
 
+@pytest.mark.parametrize("hosts", [":secret@h1,:secret@h2,:secret@h3", "h1,h2,:secret@h3"])
+def test_a_login_for_each_server_is_refused_with_a_way_out(hosts: str) -> None:
+    with pytest.raises(ValueError, match="list of URLs") as refused:
+        holdfast.connect(f"redlock://{hosts}")
+    assert "secret" not in str(refused.value)
+
+
 def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
     with holdfast.connect("redlock://h1,h2,h3") as locks:
         for make in (
