@@ -263,6 +263,11 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
     options, query = _of_the_quorum(parts)
     _refuse_replicas(wishes)
     login, at, hosts = parts.netloc.rpartition("@")
+    if "@" in login or ("," in login and "," not in hosts):
+        raise ValueError(
+            f"a login in a {parts.scheme}:// URL is for all servers and stands before the first of them; "
+            "where they differ give connect() a list of URLs"
+        )
     one = parts._replace(scheme="rediss" if parts.scheme == "redlocks" else "redis", query=query)
     places = [place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",") if host]
     return lambda world, clock: open_quorum(places, world, clock, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def test_the_same_address_twice_is_refused() -> None:
 def test_an_option_that_is_no_time_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match="is a number of seconds"):
         holdfast.connect(f"redlock://h1,h2,h3?{option}")
+
+
+@pytest.mark.parametrize("hosts", [":secret@h1,:secret@h2,:secret@h3", "h1,h2,:secret@h3"])
+def test_a_login_for_each_server_is_refused_with_a_way_out(hosts: str) -> None:
+    with pytest.raises(ValueError, match="list of URLs") as refused:
+        holdfast.connect(f"redlock://{hosts}")
+    assert "secret" not in str(refused.value)
 
 
 def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
@@ -104,11 +112,20 @@ def test_a_replica_is_refused(quorum: Quorum) -> None:
         assert not error.transient
 
 
-def test_a_server_that_does_not_say_who_it_is_is_refused(quorum: Quorum) -> None:
-    quorum.servers[2].command("ACL", "SETUSER", "default", "-info")
-    for error in in_both_worlds(quorum.url()):
-        assert f":{quorum.proxies[2].port} does not tell this user" in str(error)
+def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> None:
+    for server in quorum.servers:
+        server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-info")
+    for error in in_both_worlds(quorum.url().replace("://", "://app:secret@")):
+        assert "a quorum needs +info" in str(error)
         assert not error.transient
+
+
+def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
+    for server in quorum.servers[:2]:
+        server.command("CONFIG", "SET", "requirepass", "secret")
+    for error in in_both_worlds(quorum.url()):
+        assert str(error).count("Authentication required") == 2
+        assert not error.transient, "it stays so, however often it is tried"
 
 
 def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
@@ -162,6 +179,33 @@ def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
         assert not diagnosis.works
     quorum.proxies[0].heal()
     assert in_a_thread(quorum.url()).works, "two of three"
+
+
+def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Quorum) -> None:
+    async def complaints() -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        async with holdfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
+            quorum.proxies[1].black_hole()
+            assert [info.name for info in await locks.list()] == ["x"]
+            quorum.proxies[1].heal()
+        return told
+
+    assert asyncio.run(complaints()) == []
+
+
+def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
+    async def use() -> None:
+        locks = holdfast.aio.connect(quorum.url())
+        async with locks.lock("x", wait=5):
+            backend: Any = locks._logic.engine.backend
+            lines = list(filter(None, backend._crew._lines))
+        await locks.close()
+        assert len(lines) > 1
+        assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
+        assert not any(backend._crew._lines), "if they are another loop's, they end when they are forgotten"
+
+    asyncio.run(use())
 
 
 class OnAQuorum(Promise):
@@ -234,6 +278,17 @@ class TestMinorities(OnAQuorum):
         self.quorum.servers[2].go_on()  # now it does all that it was asked
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the late vote to be taken back")
 
+    async def test_a_release_whose_answers_come_too_late_is_no_loss(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: all(self.at(stage, node, "x").locked for node in range(3)), "all votes")
+        slow = self.quorum.proxies[:2]
+        for proxy in slow:
+            proxy.delay = 0.6  # longer than the servers may take; only what is said first is late
+            threading.Timer(0.2, setattr, (proxy, "delay", 0.0)).start()
+        assert await lease.release()
+        await stage.until(lambda: self.at(stage, 0, "x") == LockInfo("x"), "the release")
+
     async def test_what_a_server_missed_is_said_when_it_is_back(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=600).take()
@@ -248,6 +303,32 @@ class TestMinorities(OnAQuorum):
             return self.at(stage, 2, "x") == LockInfo("x")
 
         await stage.until(works_on, "the server to hear of the release")
+
+    async def test_what_a_server_missed_is_said_though_nobody_asks_for_anything_else(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
+        self.quorum.proxies[2].refuse()
+        assert await lease.release()
+        self.quorum.proxies[2].heal()
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the server to be told")
+
+    async def test_a_server_that_becomes_a_replica_takes_nothing_from_those_who_hold(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        self.quorum.servers[2].command("REPLICAOF", HOST, self.quorum.servers[0].port)
+        self.quorum.proxies[2].cut()
+
+        async def is_known() -> bool:
+            try:
+                await (await locks.lock("y", wait=5).take()).release()
+            except BackendUnavailable as error:
+                return "is a replica" in str(error)
+            return False
+
+        await stage.until(is_known, "the replica to be refused")
+        assert await lease.extend()
+        assert await lease.release()
 
     async def test_a_server_that_forgot_a_hold_is_given_it_again(self, stage: Stage) -> None:
         locks = await self.ready(stage)

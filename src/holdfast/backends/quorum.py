@@ -109,19 +109,24 @@ class QuorumBackend(Votes):
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         if self._renewing:
             self._ended.add(claim.id)
-        freed: Sequence[int] = ()
+        heard: Sequence[Any] = ()
         if not linger and self._is_plain(claim):
             request = self._nodes[0].quick_release(claim)
             heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
-            if heard.count(1) >= self._majority and all(map(_is_over, heard)):
+            if heard.count(1) >= self._majority and all(map(_is_over, heard)) and not self._may_come_late(claim, heard):
                 self._clean_up_where_needed(claim, heard)
                 self._past.pop(claim.id, None)
                 return True
-            freed = [node for node, one in enumerate(heard) if one == 1]
-        return await self._release(claim, freed, linger, within, heir)
+        return await self._release(claim, heard, linger, within, heir)
 
-    async def _release(self, claim: Claim, freed: Sequence[int], linger: float, within: float, heir: str) -> bool:
-        """Of the nodes that are not `freed` yet."""
+    def _may_come_late(self, claim: Claim, heard: Sequence[Any]) -> bool:
+        """Some server has nothing to release, and that may be because the vote is still on its way there."""
+        return 0 in heard and any(one == 0 and not self._nodes[node].is_plain(claim) for node, one in enumerate(heard))
+
+    async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, heir: str) -> bool:
+        """Of the nodes that are not free yet, by what they said when they were `first` told."""
+        freed = [node for node, one in enumerate(first) if one == 1]
+        unheard = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
         stood = self._recall(claim).stood
         asks: builtins.list[Ask | None] = [
             None
@@ -143,7 +148,8 @@ class QuorumBackend(Votes):
         if answered < self._majority:
             raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
         self._past.pop(claim.id, None)
-        return yes(heard) > 0 and yes(heard) + len(heard) - answered >= self._majority
+        maybe = len(heard) - answered + sum([heard[node] is False for node in unheard])
+        return yes(heard) + maybe >= self._majority
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         if self._renewing:

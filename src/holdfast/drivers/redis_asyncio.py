@@ -146,7 +146,7 @@ class _Line(asyncio.Protocol):
         now = self._time()
         self._timer, self._look_at = None, _NEVER
         next_look = _NEVER
-        for answer, _, late_at in self._unanswered:
+        for answer, _, late_at in list(self._unanswered):  # whoever is told may ask again at once
             if late_at > now:
                 next_look = min(next_look, late_at)
             elif not answer.done():
@@ -156,7 +156,7 @@ class _Line(asyncio.Protocol):
                 self.close()
                 return
             next_look = min(next_look, oldest + _SILENT)
-        if next_look < _NEVER:
+        if next_look < self._look_at:
             self._watch(next_look)
 
     # What asyncio tells

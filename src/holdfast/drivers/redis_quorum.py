@@ -58,7 +58,8 @@ class Crew(Protocol):
 
         The rest is dropped: a request that is under way takes its effect, and nobody hears the answer; whatever is
         asked for the same `claim` later comes after it. Or, with `finish`, the rest goes on in the background.
-        Raises BackendUnavailable only for what is wrong with the quorum as a whole.
+        Raises BackendUnavailable only for what is wrong with the quorum as a whole, and only to a `claim` that asks
+        for something new.
         """
         ...
 

@@ -19,14 +19,13 @@ from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_asyncio import _Line, _WakeLine
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
-from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
+from holdfast.drivers.redis_quorum_members import SOONEST, Member, refuse_wrong
 from holdfast.drivers.redis_quorum_rounds import Round, Shout
 from holdfast.drivers.redis_wire import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
 _CLEAN_UPS = 1000  # that are kept for a server that is gone
-_SOON = 0.1  # seconds after which it is tried to tell it
 
 
 class _Reply:
@@ -115,8 +114,8 @@ class AsyncioCrew:
         self._lines: list[_NodeLine | None] = [None] * len(self.members)
         self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
         self._strangers = True  # nobody has been connected to yet
-        self._retries: dict[int, asyncio.TimerHandle] = {}  # by node that has something to be told
         for wires in self.wires:
             wires.node_wakes.subscribed = False
 
@@ -133,7 +132,7 @@ class AsyncioCrew:
         self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         shout = Shout(wanted, self.members, claim, every)
-        await self._ask(shout, within, lambda within: self._say(shout, request, within), finish=False)
+        await self._ask(shout, within, lambda within: self._say(shout, request, within), False, not every)
         return shout.heard
 
     async def ask(
@@ -141,16 +140,18 @@ class AsyncioCrew:
     ) -> list[Any]:
         round = Round(asks, enough, self.members, min(within, self.node_timeout), claim)
         round.begin = self._begin
-        await self._ask(round, within, lambda within: round.start(), finish)
+        await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
         return list(round.heard)
 
-    async def _ask(self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool) -> None:
+    async def _ask(
+        self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool, new: bool
+    ) -> None:
         timeout = min(within, self.node_timeout)
         try:
             self._belong_to(asyncio.get_running_loop())
             if self._strangers:
                 await self._meet(timeout)
-            if not finish:  # what was granted before is let go of all the same
+            if new:  # what was granted before is renewed and let go of all the same
                 refuse_wrong(self.members)
             start(timeout)
             if not round.decided():
@@ -168,7 +169,7 @@ class AsyncioCrew:
                 line.put(_Reply(self, shout, node, 0), turn, within)
             else:  # nobody who is asked in the same words as all others waits for a connection
                 self._dialling(node)
-                shout.fail(node, unavailable(self.members[node].name, "cannot be reached just now"))
+                shout.fail(node, self.members[node].out_of_reach())
 
     async def _meet(self, within: float) -> None:
         """Before the first question, so that nobody is asked for a vote who turns out to have none."""
@@ -224,7 +225,7 @@ class AsyncioCrew:
         member, task = self.members[node], self._task(what, node, make)
         assert self._loop is not None
         if task is None or member.absent:
-            round.fail(node, unavailable(member.name, "cannot be reached just now"))
+            round.fail(node, member.out_of_reach())
             return
         late = self._loop.call_later(round.node_timeout, self._too_late, round, node)
 
@@ -297,30 +298,33 @@ class AsyncioCrew:
     # What could not be said while a server was gone
 
     def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        left = self._clean_ups[node]
-        if len(left) >= _CLEAN_UPS:
-            del left[next(iter(left))]
-        left[claim] = ask, until
-        if node not in self._retries and self._loop is not None:
-            pause = max(_SOON, self.members[node].try_at - boot_now())
-            self._retries[node] = self._loop.call_later(pause, self._retry, node)
+        if len(self._clean_ups[node]) >= _CLEAN_UPS:
+            del self._clean_ups[node][next(iter(self._clean_ups[node]))]
+        self._clean_ups[node][claim] = ask, until
+        self._look_later(node)
 
-    def _retry(self, node: int) -> None:
-        """Whether anybody asks anything meanwhile or not."""
-        self._retries.pop(node, None)
-        line = self._lines[node]
-        if self._closed or not self._clean_ups[node]:
+    def _look_later(self, node: int) -> None:
+        """Though nobody else may ask it anything: others may want what it keeps."""
+        assert self._loop is not None
+        if node not in self._looks and not self._closed:
+            seconds = max(SOONEST, self.members[node].try_at - boot_now())
+            self._looks[node] = self._loop.call_later(seconds, self._look_for, node)
+
+    def _look_for(self, node: int) -> None:
+        del self._looks[node]
+        line, now = self._lines[node], boot_now()
+        self._clean_ups[node] = {claim: one for claim, one in self._clean_ups[node].items() if one[1] > now}
+        if not self._clean_ups[node] or self._closed:
             return
         if line is not None and line.alive:
             self._clean_up(node)
-            return
-        self._dialling(node)  # which cleans up
-        pause = max(_SOON, self.members[node].try_at - boot_now())
-        self._retries[node] = asyncio.get_running_loop().call_later(pause, self._retry, node)
+        else:
+            self._dialling(node)
+            self._look_later(node)
 
     def _clean_up(self, node: int) -> None:
-        while self._clean_ups[node]:
-            claim, (ask, until) = self._clean_ups[node].popitem()
+        left, self._clean_ups[node] = self._clean_ups[node], {}
+        for claim, (ask, until) in left.items():
             if until > boot_now():
                 asks = [ask() if each == node else None for each in range(len(self.members))]
                 round = Round(asks, lambda heard: False, self.members, max(1.0, self.node_timeout), "")
@@ -330,7 +334,7 @@ class AsyncioCrew:
 
     def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
         answer = round.heard[node]
-        if answer.__class__ is BackendUnavailable and answer.transient and not self._closed:
+        if answer.__class__ is BackendUnavailable and answer.transient:
             self.later(node, claim, ask, until)
 
     # The end
@@ -345,9 +349,10 @@ class AsyncioCrew:
     async def close(self) -> None:
         self._closed = True
         self.wakes.close()
-        for retry in self._retries.values():
-            retry.cancel()
         lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
+        for look in self._looks.values():
+            look.cancel()
+        self._forget()
         for line in lines:
             line.close()
         for line in lines:

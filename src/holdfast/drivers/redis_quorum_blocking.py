@@ -65,7 +65,8 @@ class BlockingCrew:
         try:
             if None in fan.lines:
                 fan.fill(timeout)
-            refuse_wrong(self.members)
+            if not every:  # a release is for what was granted before
+                refuse_wrong(self.members)
             shout = Shout(wanted, self.members, claim, every)  # its time begins now: others may have been connected to
             fan.shout(shout, request)
             self._listen(fan, shout, shout.since + timeout)
@@ -90,7 +91,7 @@ class BlockingCrew:
             fan = self._take(claim)
             if None in fan.lines:
                 fan.fill(timeout)
-            if not finish:  # what was granted before is let go of all the same
+            if claim and not finish:  # what was granted before is renewed and let go of all the same
                 refuse_wrong(self.members)
             round.begin = fan.begin
             round.start()

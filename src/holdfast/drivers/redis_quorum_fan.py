@@ -163,7 +163,7 @@ class Fan:
 
     def _put(self, node: int, line: Line | None, owed: Owed | Shout, request: bytes) -> None:
         if line is None:
-            owed.fail(node, unavailable(self._crew.members[node].name, "cannot be reached just now"))
+            owed.fail(node, self._crew.members[node].out_of_reach())
             return
         try:
             line.put(owed, request)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import redis
@@ -39,6 +38,7 @@ class Member(Place):
         self._preload = preload  # said with every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
+        self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless nobody waits for it
@@ -59,7 +59,22 @@ class Member(Place):
     def age(self) -> float:
         return boot_now() - self._born_at
 
+    def out_of_reach(self) -> BackendUnavailable:
+        """What whoever needs it is told while nobody tries to connect to it."""
+        if self._trouble is None:
+            return unavailable(self.name, "cannot be reached just now")
+        return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
+
     def dial(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = self._dial_and_greet(address, within)
+        except BackendUnavailable as error:
+            self._trouble = error.with_traceback(None)
+            raise
+        self._trouble = None
+        return connection
+
+    def _dial_and_greet(self, address: Address | None, within: float) -> Any:
         connection = super().dial(address, within)
         try:
             connection.send_packed_command([_questions(), *self._preload])
@@ -73,6 +88,15 @@ class Member(Place):
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = await self._dial_and_greet_async(address, within)
+        except BackendUnavailable as error:
+            self._trouble = error.with_traceback(None)
+            raise
+        self._trouble = None
+        return connection
+
+    async def _dial_and_greet_async(self, address: Address | None, within: float) -> Any:
         connection = await super().dial_async(address, within)
         try:
             await connection.send_packed_command([_questions(), *self._preload])
@@ -137,10 +161,12 @@ class Member(Place):
         for answer in told:
             if isinstance(answer, bytes):
                 facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
-        if not self.facts and facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
-            _logger.warning(EVICTS, self.name, facts.get("maxmemory_policy"))
+        if "run_id" not in facts:
+            raise self._untold(told[0])
+        if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
+            _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
         self.facts = facts
-        self.run_id = facts.get("run_id", "")
+        self.run_id = facts["run_id"]
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
@@ -157,12 +183,21 @@ class Member(Place):
                 self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False
             )
         for other in self._members:
-            if other is not self and self.run_id and other.run_id == self.run_id:
+            if other is not self and other.run_id == self.run_id:
                 self.wrong = unavailable(
                     self.name, f"is the same server as {other.name}: its vote would count twice", transient=False
                 )
         if self.wrong is not None:
             raise self.wrong
+
+    def _untold(self, error: object) -> BackendUnavailable:
+        """Of a server that does not say what it is nobody knows whether its vote may count."""
+        if not isinstance(error, redis.exceptions.NoPermissionError):
+            return unavailable(self.name, f"does not say what it is: {error}")
+        self.wrong = unavailable(
+            self.name, f"does not tell this user what it is: {error}; a quorum needs +info", transient=False
+        )
+        return self.wrong
 
 
 def _questions() -> bytes:
@@ -170,13 +205,17 @@ def _questions() -> bytes:
 
 
 def _reply(connection: Any) -> Any:
-    with suppress(redis.ResponseError):  # not everybody may ask for everything
+    try:
         return connection.read_response()
+    except redis.ResponseError as error:  # not everybody may ask for everything
+        return error
 
 
 async def _reply_async(connection: Any) -> Any:
-    with suppress(redis.ResponseError):
+    try:
         return await connection.read_response()
+    except redis.ResponseError as error:
+        return error
 
 
 def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[Member]:
