@@ -269,7 +269,9 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
             "where they differ give connect() a list of URLs"
         )
     one = parts._replace(scheme="rediss" if parts.scheme == "redlocks" else "redis", query=query)
-    places = [place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",") if host]
+    places = [
+        place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
+    ]
     return lambda world, clock: open_quorum(places, world, clock, **options)
 
 

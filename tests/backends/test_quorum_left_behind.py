@@ -19,7 +19,7 @@ from holdfast.drivers import redis_quorum_blocking
 from holdfast.drivers.redis_quorum_fan import Fan
 from holdfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
-from tests.backends.test_quorum import OnAQuorum, _backend
+from tests.backends.quorum_stage import OnAQuorum, backend_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ class TestServersThatMissSomething(OnAQuorum):
     async def test_a_server_that_hangs_when_it_is_connected_to_costs_no_vote_of_the_others(self, stage: Stage) -> None:
         self.quorum.proxies[0].black_hole()
         claim = Claim("c" * 32, Terms("x", "x", "me", 60.0))
-        answer = await _backend(stage.locks()).acquire(claim, enqueue=False, within=5.0)
+        answer = await backend_of(stage.locks()).acquire(claim, enqueue=False, within=5.0)
         assert isinstance(answer, Grant)
         assert self.quorum.held_at("x") == [False, True, True]
 
@@ -89,7 +89,7 @@ class TestServersThatMissSomething(OnAQuorum):
 
         async def all_back() -> bool:
             assert await (await locks.lock("y").take()).release()
-            return not any(member.absent for member in _backend(locks)._crew.members)
+            return not any(member.absent for member in backend_of(locks)._crew.members)
 
         await stage.until(all_back, "all servers")
         assert await lease.release()
@@ -117,7 +117,7 @@ class TestServersThatMissSomething(OnAQuorum):
         best, claim = 10.0, Claim("c" * 32, Terms(f"{stage.namespace}\x1fx", "x", "me", 60.0))
         for _ in range(6):
             started = boot_now()
-            await _backend(locks).acquire(claim, enqueue=True, within=5.0)
+            await backend_of(locks).acquire(claim, enqueue=True, within=5.0)
             best = min(best, boot_now() - started)
         assert best < 0.2, "its time is 0.4"
         assert not waiter.done

@@ -14,6 +14,7 @@ from holdfast._worlds import World
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.memory_store import Holder, MemoryStore, Resource
 from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
+from holdfast.drivers.redis_quorum_rounds import LINGER
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
@@ -209,7 +210,14 @@ class SimulatedCrew:
         raise NotImplementedError("simulated servers are asked one by one")
 
     async def ask(
-        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
     ) -> list[Any]:
         heard: list[Any] = [PENDING] * len(asks)
         changed = self._world.signal()
@@ -228,6 +236,8 @@ class SimulatedCrew:
         asked = sum(ask is not None for ask in asks)
         until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
         while not enough(heard) and sum(one is not PENDING for one in heard) < asked:
+            if settled is not None and settled(heard):
+                until = min(until, self._world.now() + LINGER)
             if not await changed.wait(until - self._world.now()):
                 break
         return list(heard)

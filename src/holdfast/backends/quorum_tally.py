@@ -59,6 +59,12 @@ def is_next(votes: Tally, majority: int) -> bool:
     return sum(1 for busy in votes.busy.values() if busy.position == 0) >= majority
 
 
+def is_held(votes: Tally, majority: int) -> bool:
+    """Whether a majority names the same holder: then nobody else can get one, and it is no split vote."""
+    holders = Counter(busy.holder for busy in votes.busy.values() if busy.holder is not None)
+    return any(nodes >= majority for nodes in holders.values())
+
+
 def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
     """Whether a lease is still held, from what the nodes that answered say."""
     majority = nodes // 2 + 1

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
 from holdfast._time import boot_now, full_jitter
-from holdfast.backends.quorum_tally import Tally, agreed_fence, answers, busy_of, is_next, tally
+from holdfast.backends.quorum_tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from holdfast.drivers.redis_quorum import PENDING, Crew
 from holdfast.errors import BackendUnavailable
 
@@ -149,10 +149,13 @@ class Votes:
             votes = self._tally(heard, claim)  # if they disagree, one that is still to come may make a majority agree
             return len(votes.counted) >= self._majority and agreed_fence(votes, self._majority, past.void)[1]
 
+        def settled(heard: Sequence[Any]) -> bool:
+            return sum([one.__class__ is Busy for one in heard]) >= self._majority
+
         asks = [
             node.vote(claim, fence=proposal, place=past.place, enqueue=enqueue, within=within) for node in self._nodes
         ]
-        heard = await self._crew.ask(asks, enough, within=within, claim=claim.id)
+        heard = await self._crew.ask(asks, enough, within=within, claim=claim.id, settled=settled)
         votes = self._tally(heard, claim)
         past.unheard |= _failed(heard) | {node for node, one in enumerate(heard) if one is PENDING}
         if len(votes.counted) >= self._majority:
@@ -225,7 +228,7 @@ class Votes:
             past.splits += 1
             pause = full_jitter(past.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP)
             busy = busy._replace(retry_after=min(busy.retry_after, pause))
-        return busy, not enqueue
+        return busy, not enqueue and not is_held(votes, self._majority)
 
     async def _give_back(self, claim: Claim, granted: dict[int, Grant], enqueue: bool, within: float) -> None:
         """Say so, though it may arrive after the next vote of the same claim.

@@ -52,9 +52,17 @@ class Crew(Protocol):
         ...
 
     async def ask(
-        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
     ) -> list[Any]:
-        """Let all run until `enough` is known, or until no node that is worth waiting for is left.
+        """Let all run until `enough` is known, or until no node that is worth waiting for is left. Once it is `settled`
+        what comes out, the others have a moment.
 
         The rest is dropped: a request that is under way takes its effect, and nobody hears the answer; whatever is
         asked for the same `claim` later comes after it. Or, with `finish`, the rest goes on in the background.

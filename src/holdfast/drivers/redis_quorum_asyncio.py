@@ -136,9 +136,16 @@ class AsyncioCrew:
         return shout.heard
 
     async def ask(
-        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
     ) -> list[Any]:
-        round = Round(asks, enough, self.members, min(within, self.node_timeout), claim)
+        round = Round(asks, enough, self.members, min(within, self.node_timeout), claim, settled)
         round.begin = self._begin
         await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
         return list(round.heard)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from holdfast._model import Health
@@ -18,7 +19,7 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.redis import _Line
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires
-from holdfast.drivers.redis_quorum_fan import Fan, Line
+from holdfast.drivers.redis_quorum_fan import Fan, Line, at_once
 from holdfast.drivers.redis_quorum_janitor import Janitor
 from holdfast.drivers.redis_quorum_members import Member, refuse_wrong
 from holdfast.drivers.redis_quorum_rounds import LINGER, Round, Shout
@@ -82,10 +83,17 @@ class BlockingCrew:
         return shout.heard
 
     async def ask(
-        self, asks: Asks, enough: Enough, *, within: float, finish: bool = False, claim: str = ""
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
-        round = Round(asks, enough, self.members, timeout, claim)
+        round = Round(asks, enough, self.members, timeout, claim, settled)
         fan = None
         try:
             fan = self._take(claim)
@@ -224,7 +232,7 @@ class BlockingCrew:
     # The rest
 
     async def check_up(self) -> list[Health]:
-        return [member.check_up(max(1.0, self.node_timeout)) for member in self.members]
+        return at_once([partial(member.check_up, max(1.0, self.node_timeout)) for member in self.members])
 
     async def pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 (nothing suspends in this world)

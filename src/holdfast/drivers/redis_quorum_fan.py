@@ -11,8 +11,9 @@ import select
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 import hiredis
 
@@ -22,6 +23,8 @@ from holdfast.drivers.redis_quorum_members import Member
 from holdfast.drivers.redis_quorum_rounds import Owed, Round, Shout
 from holdfast.drivers.redis_wire import NOTHING, unavailable
 from holdfast.errors import BackendUnavailable
+
+T = TypeVar("T")
 
 _RECEIVE: Final = 4096  # bytes: answers are short, and room for long ones costs time
 
@@ -78,6 +81,28 @@ class Line(_Line):
             each.fail(self.node, unavailable(self._member.name, what))
 
 
+def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """What all of them return; each but the last in a thread of its own, where there is one to be had."""
+    results: list[Any] = [None] * len(jobs)
+    threads = []
+
+    def work(number: int) -> None:
+        results[number] = jobs[number]()
+
+    for number in range(len(jobs) - 1):
+        thread = threading.Thread(target=work, args=(number,), name="holdfast-dial", daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # there is none
+            work(number)
+    if jobs:
+        work(len(jobs) - 1)
+    for thread in threads:
+        thread.join()
+    return results
+
+
 class Host(Protocol):
     """What a fan needs of the crew that it belongs to."""
 
@@ -97,27 +122,11 @@ class Fan:
 
     def fill(self, within: float) -> None:
         """Connect to whom there is no connection, all at once: those that hang take their time together."""
-        found: dict[int, Line | None] = {}
-
-        def dial(node: int) -> None:
-            found[node] = self._crew.line_to(node, within)
-
         missing = [node for node, line in enumerate(self.lines) if line is None]
-        missing.sort(key=lambda node: not self._crew.members[node].absent)  # to those that are, nobody connects now
-        threads = []
-        for node in missing:
-            if node == missing[-1] or self._crew.members[node].absent:
-                dial(node)
-                continue
-            thread = threading.Thread(target=dial, args=(node,), name="holdfast-dial", daemon=True)
-            try:
-                thread.start()
-                threads.append(thread)
-            except RuntimeError:  # no thread to be had just now
-                dial(node)
-        for thread in threads:
-            thread.join()
-        for line in found.values():
+        absent = [node for node in missing if self._crew.members[node].absent]  # nobody connects to those now
+        found = [self._crew.line_to(node, within) for node in absent]
+        found += at_once([partial(self._crew.line_to, node, within) for node in missing if node not in absent])
+        for line in found:
             if line is not None:
                 self.add(line)
 

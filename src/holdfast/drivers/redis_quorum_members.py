@@ -38,11 +38,13 @@ class Member(Place):
         self._preload = preload  # said with every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
+        self.accepted = False  # it was right once: if it is not any more, it is one that is gone
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless nobody waits for it
         self._born_at = 0.0  # on the boot clock, or earlier: since when it remembers everything
+        self._copied_at = 0.0  # when it was last seen as a replica, which knows what another one was told
 
     @property
     def absent(self) -> bool:
@@ -65,11 +67,16 @@ class Member(Place):
             return unavailable(self.name, "cannot be reached just now")
         return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
 
+    def _has_trouble(self, error: BackendUnavailable) -> None:
+        if not error.transient and (self._trouble is None or self._trouble.transient):
+            _logger.warning("%s; for the quorum it is one that is gone", error)
+        self._trouble = error.with_traceback(None)
+
     def dial(self, address: Address | None, within: float) -> Any:
         try:
             connection = self._dial_and_greet(address, within)
         except BackendUnavailable as error:
-            self._trouble = error.with_traceback(None)
+            self._has_trouble(error)
             raise
         self._trouble = None
         return connection
@@ -91,7 +98,7 @@ class Member(Place):
         try:
             connection = await self._dial_and_greet_async(address, within)
         except BackendUnavailable as error:
-            self._trouble = error.with_traceback(None)
+            self._has_trouble(error)
             raise
         self._trouble = None
         return connection
@@ -170,25 +177,25 @@ class Member(Place):
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
-        self._born_at = 0.0 if keeps_all else boot_now() - age
-        self.wrong = None
-        if not self.run_id:
-            self.wrong = unavailable(
-                self.name,
-                "does not tell this user who it is, nor since when (INFO): so its vote cannot count",
-                transient=False,
-            )
         if facts.get("role") == "slave":
-            self.wrong = unavailable(
-                self.name, "is a replica: a quorum is of servers that know nothing of each other", transient=False
-            )
-        for other in self._members:
-            if other is not self and other.run_id == self.run_id:
-                self.wrong = unavailable(
-                    self.name, f"is the same server as {other.name}: its vote would count twice", transient=False
-                )
+            self._copied_at = boot_now()
+        self._born_at = max(self._copied_at, 0.0 if keeps_all else boot_now() - age)
+        flaw = self._flaw(facts)
+        self.wrong = unavailable(self.name, flaw, transient=False) if flaw else None
         if self.wrong is not None:
             raise self.wrong
+        self.accepted = True
+
+    def _flaw(self, facts: dict[str, str]) -> str:
+        """Why it cannot be one of a quorum; empty if it can."""
+        for other in self._members:
+            if other is not self and other.run_id == self.run_id:
+                return f"is the same server as {other.name}: its vote would count twice"
+        if facts.get("role") == "slave":
+            return "is a replica: a quorum is of servers that know nothing of each other"
+        if "cluster" in (facts.get("redis_mode"), facts.get("server_mode")):
+            return "is a node of a cluster, which keeps a part of all names only"
+        return ""
 
     def _untold(self, error: object) -> BackendUnavailable:
         """Of a server that does not say what it is nobody knows whether its vote may count."""
@@ -238,7 +245,7 @@ def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[M
 
 
 def refuse_wrong(members: Sequence[Member]) -> None:
-    """Raises BackendUnavailable if one of them cannot be one of a quorum."""
+    """Raises BackendUnavailable if one of them could never be one of a quorum."""
     for member in members:
-        if member.wrong is not None:
+        if member.wrong is not None and not member.accepted:
             raise member.wrong

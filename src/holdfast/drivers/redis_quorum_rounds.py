@@ -27,6 +27,12 @@ def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
     return 2 * sum(map(has_answered, heard)) > len(heard)
 
 
+def a_moment_after(since: float) -> float:
+    """When those are given up who have not answered a question of that moment, though a majority has by now."""
+    now = boot_now()
+    return now + max(LINGER, now - since)
+
+
 class Shout:
     """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
 
@@ -68,8 +74,7 @@ class Shout:
         if reply == self._wanted:
             self._needed -= 1
             if self._every and not self._needed:
-                now = boot_now()
-                self.over_at = now + max(LINGER, now - self.since)
+                self.over_at = a_moment_after(self.since)
         else:
             self._spare -= 1
         if self.told is not None:
@@ -92,9 +97,15 @@ class Shout:
 class Round:
     """A verb for each node, which stops where its request is under way and goes on with the answer."""
 
-    over_at = math.inf
-
-    def __init__(self, asks: Asks, enough: Enough, members: Sequence[Member], node_timeout: float, claim: str) -> None:
+    def __init__(
+        self,
+        asks: Asks,
+        enough: Enough,
+        members: Sequence[Member],
+        node_timeout: float,
+        claim: str,
+        settled: Enough | None = None,
+    ) -> None:
         self.claim = claim
         self.node_timeout = node_timeout
         self.heard: list[Any] = [PENDING] * len(asks)
@@ -102,7 +113,9 @@ class Round:
         self.begin: Callable[[Round, int, Turn], None] = lambda round, node, turn: None
         self.told: Callable[[], None] | None = None  # called with each answer
         self.since = boot_now()
+        self.over_at = math.inf  # nobody is waited for after that
         self._enough = enough
+        self._settled = settled
         self._members = members
         self._is_enough = False
 
@@ -140,12 +153,14 @@ class Round:
         self.heard[node] = answer
         if not self._is_enough:
             self._is_enough = self._enough(self.heard)
+        if self._settled is not None and self.over_at == math.inf and self._settled(self.heard):
+            self.over_at = a_moment_after(self.since)
         if self.told is not None:
             self.told()
 
     def decided(self) -> bool:
         """Enough is known, or all have answered but those that nobody waits for."""
-        if self._is_enough or not self.pending:
+        if self._is_enough or not self.pending or boot_now() >= self.over_at:
             return True
         if any(not self._members[node].absent for node in self.pending):
             return False
