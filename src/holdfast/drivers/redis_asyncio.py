@@ -151,11 +151,12 @@ class _Line(asyncio.Protocol):
                 next_look = min(next_look, late_at)
             elif not answer.done():
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
-        if self._unanswered and self._heard_at < (oldest := self._unanswered[0][1]):
-            if now >= oldest + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
+        if self._unanswered:
+            silent_since = max(self._heard_at, self._unanswered[0][1])
+            if now >= silent_since + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
                 self.close()
                 return
-            next_look = min(next_look, oldest + _SILENT)
+            next_look = min(next_look, silent_since + _SILENT)
         if next_look < self._look_at:
             self._watch(next_look)
 
