@@ -100,7 +100,7 @@ class TestServersThatMissSomething(OnAQuorum):
 
     async def test_a_slow_server_that_forgot_everything_costs_no_lease(self, stage: Stage) -> None:
         locks = await self.ready(stage)
-        leases = [await locks.lock(f"x{number}", ttl=1.5).take() for number in range(60)]
+        leases = [await locks.lock(f"x{number}", ttl=3).take() for number in range(90)]
         self.quorum.servers[1].command("FLUSHALL")
         self.quorum.proxies[1].delay = 0.05
         renewals = locks.faults.calls["renew"]
