@@ -254,7 +254,7 @@ class AsyncioCrew:
     ) -> asyncio.Task[None] | None:
         """Whoever makes it; nobody while it is in vain."""
         member, task = self.members[node], self._making.get((what, node))
-        if task is None and (not member.absent or member.try_at <= boot_now()):
+        if task is None and (not member.absent or member.is_due()):
             task = self._making[what, node] = asyncio.get_running_loop().create_task(make(node), name="holdfast-node")
             task.add_done_callback(partial(self._made, what, node))
         return task

@@ -84,7 +84,7 @@ class Janitor:
             while not self._is_done():
                 self._hear_stragglers()
                 for node, member in enumerate(self._members):
-                    if (member.absent or self._clean_ups[node]) and member.try_at <= boot_now():
+                    if (member.absent or self._clean_ups[node]) and member.is_due():
                         self._reach(node, member)
                 if not self._straggling:
                     time.sleep(0.02)

@@ -42,7 +42,8 @@ class Member(Place):
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
         self.failures = 0  # in a row, to connect or to answer in time
-        self.try_at = 0.0  # on the boot clock: not connected to before, unless nobody waits for it
+        self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
+        self._failed_at = 0.0
         self._born_at = 0.0  # on the boot clock, or earlier: since when it remembers everything
         self._copied_at = 0.0  # when it was last seen as a replica, which knows what another one was told
 
@@ -52,8 +53,18 @@ class Member(Place):
         return self.failures > 0
 
     def failed(self) -> None:
-        self.failures += 1
-        self.try_at = boot_now() + min(LATEST, SOONEST * 2.0 ** min(self.failures - 1, 10))
+        """All that fails before it is tried again has failed for the same reason, and counts once."""
+        now = boot_now()
+        if now >= self.try_at or not self.failures:
+            self.failures += 1
+            self._failed_at = now
+            self.try_at = now + min(LATEST, SOONEST * 2.0 ** min(self.failures - 1, 10))
+
+    def is_due(self) -> bool:
+        """Whether to connect to it again: later and later, but soon if there is no majority without it."""
+        present = sum([not member.failures for member in self._members])
+        needed = 2 * present <= len(self._members)
+        return boot_now() >= (min(self.try_at, self._failed_at + SOONEST) if needed else self.try_at)
 
     def answered(self) -> None:
         self.failures = 0
