@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,9 @@ class OnAQuorum(Promise):
     def at(self, stage: Stage, node: int, name: str) -> LockInfo:
         return self.quorum.at(node, name, stage.namespace)
 
-    async def ready(self, stage: Stage) -> AwaitedLocks:
+    async def ready(self, stage: Stage, **options: Any) -> AwaitedLocks:
         """A client that all servers have answered, and which they know the scripts of."""
-        locks = stage.locks()
+        locks = stage.locks(**options)
 
         async def all_vote() -> bool:
             lease = await locks.lock("ready").take()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 class TestMinorities(OnAQuorum):
     async def test_a_majority_that_is_gone_is_told_apart_from_a_lock_that_is_held(self, stage: Stage) -> None:
-        locks = await self.ready(stage)
+        locks = await self.ready(stage, patience=1)
         held = await locks.lock("x").take()
         assert await locks.lock("x").acquire(blocking=False) is None
         for server in self.quorum.servers[:2]:
@@ -213,9 +213,30 @@ class TestWaiting(OnAQuorum):
         assert (await ask("c", "vote", fence=100, place=10)).position == 0, "it came later, but its place is before"
         assert (await ask("b", "vote", fence=100, place=50)).position == 1
         await ask("a", "give_back", up_to=held.fence, place=5)
-        assert isinstance(await ask("c", "vote", fence=100, place=10), Grant), "the others come first, this once"
-        assert (await ask("b", "vote", fence=100, place=50)).position == 1, "it is still in line, without having asked"
-        assert (await ask("a", "vote", fence=100, place=5)).position == 0
+        again = await ask("a", "vote", fence=100, place=5)
+        assert again.fence > held.fence, "it is the first in line, so it is served again"
+        await ask("a", "give_back", up_to=again.fence, place=70)
+        assert isinstance(await ask("c", "vote", fence=100, place=10), Grant)
+        assert (await ask("b", "vote", fence=100, place=50)).position == 0
+        assert (await ask("a", "vote", fence=100, place=70)).position == 1, "it is still in line, without having asked"
+
+    async def test_two_that_wait_for_each_others_vote_do_not_swap_them_for_ever(self, stage: Stage) -> None:
+        """One server is gone, so that both others are needed; each votes for another one, and both give back."""
+        quorum = backend_of(await self.ready(stage))
+
+        async def ask(node: int, who: str, verb: str, **options: Any) -> Any:
+            claim, asks = Claim(who * 32, Terms("x", "x", who, 60.0)), [None, None, None]
+            place = {"a": 5, "b": 6}[who]
+            asks[node] = getattr(quorum._nodes[node], verb)(claim, place=place, within=5.0, enqueue=True, **options)
+            return (await quorum._crew.ask(asks, lambda heard: heard[node] is not PENDING, within=5.0))[node]
+
+        one, two = await ask(0, "a", "vote", fence=100), await ask(2, "b", "vote", fence=100)
+        assert (await ask(0, "b", "vote", fence=100)).position == 0
+        assert (await ask(2, "a", "vote", fence=100)).position == 0
+        await ask(0, "a", "give_back", up_to=one.fence)
+        await ask(2, "b", "give_back", up_to=two.fence)
+        assert isinstance(await ask(0, "a", "vote", fence=200), Grant)
+        assert isinstance(await ask(2, "a", "vote", fence=200), Grant), "both servers mean the same one"
 
     @pytest.mark.parametrize("away", range(3))
     async def test_any_server_wakes_whoever_waits(self, stage: Stage, away: int) -> None:

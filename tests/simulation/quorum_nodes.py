@@ -54,12 +54,15 @@ class VotingBackend(MemoryBackend):
         holder = self._holder(claim)
         if holder is None or holder.fence > up_to:
             return
-        await self.abandon(claim, within=within)
-        if enqueue:
-            now = self._store.clock()
-            resource = self._store.look_or_make(claim.terms.key, now)
-            self._enqueue(resource, claim, now)
-            self._line_up(resource, claim, place)
+        if not enqueue:
+            await self.abandon(claim, within=within)
+            return
+        now = self._store.clock()
+        resource = self._store.look_or_make(claim.terms.key, now)
+        resource.end(claim.id)
+        self._enqueue(resource, claim, now)
+        self._line_up(resource, claim, place)
+        resource.hand_over(now)
 
     def _holder(self, claim: Claim) -> Holder | None:
         resource = self._store.look(claim.terms.key, self._store.clock())

@@ -108,9 +108,13 @@ class Votes:
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        woken = await self._crew.wakes.wait(claim, seconds)
-        self._recall(claim).woken = woken
-        return woken
+        past = self._recall(claim)
+        if past.splits:  # whoever met others comes back at another moment than they, though a server wakes it at once
+            pause = min(seconds, full_jitter(past.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP))
+            await self._crew.pause(pause)
+            seconds -= pause
+        past.woken = await self._crew.wakes.wait(claim, seconds)
+        return past.woken
 
     # Where nobody is in the way
 
@@ -222,12 +226,12 @@ class Votes:
         if enqueue:
             past.stood = frozenset(votes.granted)
         if not votes.granted or (enqueue and is_next(votes, self._majority)):
+            past.splits = 0
             return busy, bool(votes.granted)
         await self._give_back(claim, votes.granted, enqueue, within)
         if enqueue:  # it is woken when it is next, unless that is for some servers only
             past.splits += 1
-            pause = full_jitter(past.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP)
-            busy = busy._replace(retry_after=min(busy.retry_after, pause))
+            busy = busy._replace(retry_after=min(busy.retry_after, SPLIT_CAP))
         return busy, not enqueue and not is_held(votes, self._majority)
 
     async def _give_back(self, claim: Claim, granted: dict[int, Grant], enqueue: bool, within: float) -> None:
