@@ -1,17 +1,21 @@
 """A quorum of three and of five servers: what does acquire + release cost, a dead minority, and a crowd?
 
-Alone, client and servers share one core, so a cycle is the work of all and nothing else. There are two floors of two
-rounds on bare sockets, where a request is written to all, and then all answers are read. The one that a bound is stated
-against sends what a lock without fence, queue and holder needs: SET NX, and a script that deletes. The other sends our
-own scripts and parses what comes back, so that the rest is the client. Peers use clients that are connected already.
+It is asked twice. On one core, which client and servers share, a cycle is the work of all and nothing else. Apart,
+the servers have a core of their own: then a client that asks them one after another waits for each of them, as
+between hosts. There are two floors of two rounds on bare sockets, where a request is written to all, and then all
+answers are read. The one that a bound is stated against sends what a lock without fence, queue and holder needs: SET
+NX, and a script that deletes. The other sends our own scripts and parses what comes back, so that the rest is the
+client. Peers use clients that are connected already.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import median
 from threading import Thread
 from typing import Any
@@ -31,15 +35,38 @@ from holdfast.drivers.redis_wire import call, command
 
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redlock`."""
-    return [finding for size in (3, 5) for finding in _measure(size, setting)]
+    findings: list[Finding] = []
+    for size in (3, 5):
+        for where, placed in {"on one core": one_core, "apart": _apart}.items():
+            findings += _measure(size, where, placed, setting)
+        findings += _crowd(f"{size} servers", size, setting)
+    return findings
 
 
-def _measure(size: int, setting: Setting) -> list[Finding]:
+@contextmanager
+def _apart(pid: int) -> Iterator[None]:
+    """This thread has a core for itself, and the servers share another one."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before, theirs = os.sched_getaffinity(0), os.sched_getaffinity(pid)
+    os.sched_setaffinity(0, {max(theirs)})
+    os.sched_setaffinity(pid, {min(theirs)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(pid, theirs)
+
+
+def _measure(
+    size: int, where: str, placed: Callable[[int], AbstractContextManager[None]], setting: Setting
+) -> list[Finding]:
     cycles, rounds = setting.scaled(50, 25), setting.scaled(101, 31)
     with ExitStack() as stack:
         servers = [stack.enter_context(Server()) for _ in range(size)]
         for server in servers:
-            stack.enter_context(one_core(server.pid))
+            stack.enter_context(placed(server.pid))
         ports = [server.port for server in servers]
         whole = stack.enter_context(holdfast.connect(_url(ports)))
         maimed = stack.enter_context(holdfast.connect(_url([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)])))
@@ -56,7 +83,7 @@ def _measure(size: int, setting: Setting) -> list[Finding]:
             {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()},  # type: ignore[misc]
             rounds,
         )
-    title = f"{size} servers"
+    title = f"{size} servers {where}"
     return [
         ratio(f"{title}: acquire+release / bare fan-out", samples, "holdfast", "floor", at_most=1.6),
         ratio(f"{title}: acquire+release / bare fan-out of the same scripts", samples, "holdfast", "same words"),
@@ -68,7 +95,6 @@ def _measure(size: int, setting: Setting) -> list[Finding]:
         Finding(f"{title}: acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
         Finding(f"{title}: the bare fan-out", median(samples["floor"]) * 1e6, "µs"),
         Finding(f"{title}: the bare fan-out of the same scripts", median(samples["same words"]) * 1e6, "µs"),
-        *_crowd(title, size, setting),
     ]
 
 
