@@ -31,6 +31,7 @@ class Server(VotingBackend):
         world: Any = Silent()
         super().__init__(store, world)
         self.down = self.deaf = self.slow = False
+        self.crowded = True  # as far as clients know
         self.years = 1e9
         self.on_the_way: list[Callable[[], Any]] = []
 
@@ -43,7 +44,7 @@ class Server(VotingBackend):
         return False
 
     def is_crowded(self, key: str) -> bool:
-        return True
+        return self.crowded
 
     def is_plain(self, claim: Claim) -> bool:
         return False
@@ -188,6 +189,21 @@ def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() ->
     assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
     assert not drive(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
     assert drive(server.inspect("x")).holders[0].fence == 200
+
+
+def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
+    """Else the server would wait for one that is gone when it comes to its place."""
+    stage = Stage()
+    for server in stage.servers:
+        server.crowded = False
+    drive(stage.servers[2].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
+    stage.servers[2].deaf = True
+    client = stage.client(100)
+    assert isinstance(drive(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
+    stage.servers[2].deaf = False
+    assert drive(stage.servers[2].inspect("x")).waiters == 1
+    assert release(client, "b")
+    assert drive(stage.servers[2].inspect("x")).waiters == 0
 
 
 # Fences

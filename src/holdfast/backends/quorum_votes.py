@@ -54,7 +54,7 @@ class Past:
         self.fence = fence  # that it was granted with: asked for again, it is to have the same
         self.void = 0  # fences up to this one were given back, and that may arrive late
         self.place = 0  # in line, the same at every server; 0 if it never had to wait
-        self.stood: frozenset[int] | None = None  # the nodes that granted it after it stood in line
+        self.stood: frozenset[int] | None = None  # the nodes that granted it; at the others it may stand in line
         self.splits = 0  # rounds in a row in which it got some votes and not enough
         self.unheard: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still, unheard of
         self.woken = False  # it is about to ask because a server woke it
@@ -163,7 +163,7 @@ class Votes:
         votes = self._tally(heard, claim)
         past.unheard |= _failed(heard) | {node for node, one in enumerate(heard) if one is PENDING}
         if len(votes.counted) >= self._majority:
-            if stands or votes.busy or past.splits or past.stood is not None:
+            if stands or votes.busy or past.unheard or past.splits or past.stood is not None:
                 past.stood = frozenset(votes.granted)
             return await self._granted(claim, votes, proposal, within), False
         if votes.answered < self._majority:
