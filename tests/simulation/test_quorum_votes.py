@@ -196,14 +196,14 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     stage = Stage()
     for server in stage.servers:
         server.crowded = False
-    drive(stage.servers[2].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
-    stage.servers[2].deaf = True
+    drive(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
+    stage.servers[0].deaf = True
     client = stage.client(100)
     assert isinstance(drive(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
-    stage.servers[2].deaf = False
-    assert drive(stage.servers[2].inspect("x")).waiters == 1
+    stage.servers[0].deaf = False
+    assert drive(stage.servers[0].inspect("x")).waiters == 1
     assert release(client, "b")
-    assert drive(stage.servers[2].inspect("x")).waiters == 0
+    assert drive(stage.servers[0].inspect("x")).waiters == 0
 
 
 # Fences
