@@ -208,7 +208,7 @@ class SimulatedCrew:
         self.wakes = seats[world] = SimulatedSeats(world)
 
     async def shout(
-        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         raise NotImplementedError("simulated servers are asked one by one")
 

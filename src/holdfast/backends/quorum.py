@@ -180,8 +180,8 @@ class QuorumBackend(Votes):
 
     def _clean_up_where_needed(self, claim: Claim, heard: Sequence[Any]) -> None:
         """Where it was not heard of, or where a request may have been overtaken."""
-        for number, (answer, node) in enumerate(zip(heard, self._nodes, strict=True)):
-            if answer.__class__ is BackendUnavailable or node.doubts(claim.id):
+        for number, node in enumerate(self._nodes):
+            if heard[number].__class__ is BackendUnavailable or node.doubts(claim.id):
                 self._clean_up_later(claim, number)
 
     # What can be seen

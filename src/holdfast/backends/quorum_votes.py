@@ -132,8 +132,9 @@ class Votes:
         wanted = b"%016d" % fence
         heard = await self._crew.shout(self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id)
         past = self._remember(claim.id, Past(fence))  # if it is asked for again, it is for the same
-        past.unheard = _failed(heard)
         votes, until = heard.count(wanted), self._kept_out_for(claim)
+        if votes + heard.count(PENDING) < len(heard):
+            past.unheard = _failed(heard)
         if votes >= self._majority and until > 0:
             votes = sum([answer == wanted and self._nodes[node].age() >= until for node, answer in enumerate(heard)])
         return Grant(fence, fence / 1e6) if votes >= self._majority else None

@@ -42,7 +42,7 @@ class Crew(Protocol):
     def wakes(self) -> Wakes: ...
 
     async def shout(
-        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         """One and the same request to all, until a majority gave the answer that is `wanted`, or none can any more.
 

@@ -129,7 +129,7 @@ class AsyncioCrew:
     # All at once
 
     async def shout(
-        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         shout = Shout(wanted, self.members, claim, every)
         await self._ask(shout, within, lambda within: self._say(shout, request, within), False, not every)

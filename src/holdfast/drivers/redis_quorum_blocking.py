@@ -58,7 +58,7 @@ class BlockingCrew:
     # All at once
 
     async def shout(
-        self, request: bytes, wanted: object, *, within: float, claim: str, every: bool = False
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
         fan = self._take(claim)
@@ -70,7 +70,9 @@ class BlockingCrew:
                 refuse_wrong(self.members)
             shout = Shout(wanted, self.members, claim, every)  # its time begins now: others may have been connected to
             fan.shout(shout, request)
-            self._listen(fan, shout, shout.since + timeout)
+            fan.hear_in_turn(shout)
+            if not shout.is_over():
+                self._listen(fan, shout, shout.since + timeout)
         except BaseException:
             if shout is not None:
                 shout.drop()

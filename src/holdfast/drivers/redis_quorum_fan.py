@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import select
+import socket
 import ssl
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import hiredis
 
+from holdfast._time import boot_now
 from holdfast.drivers.redis import _Line
 from holdfast.drivers.redis_quorum import Turn
 from holdfast.drivers.redis_quorum_members import Member
@@ -27,6 +30,9 @@ from holdfast.errors import BackendUnavailable
 T = TypeVar("T")
 
 _RECEIVE: Final = 4096  # bytes: answers are short, and room for long ones costs time
+_TURN: Final = struct.pack("ll", 0, 1000)  # a timeval: the longest that a server is waited for in its turn
+_SOON: Final = 0.001  # seconds in which all have answered that are heard in turn
+_POLLED: Final = 100  # rounds in which whoever answers first is heard first, before it is tried again in turn
 
 
 class Line(_Line):
@@ -37,8 +43,10 @@ class Line(_Line):
         self.node = node
         self.number = self.socket.fileno()
         self.owed: deque[Owed | Shout] = deque()
-        self._member = member
-        self.socket.setblocking(False)
+        self.member = member
+        self.socket.setblocking(not self._tls)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.socket.setsockopt(socket.SOL_SOCKET, option, _TURN)
 
     def put(self, owed: Owed | Shout, request: bytes) -> None:
         """Raises OSError."""
@@ -51,8 +59,17 @@ class Line(_Line):
             data = self._receive(_RECEIVE)
             while data and isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
                 data += self._receive(_RECEIVE)  # which no poll would tell of
-            if not data:
-                return False
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            return False
+        return self.take(data)
+
+    def take(self, data: bytes) -> bool:
+        """The same of what was received."""
+        if not data:
+            return False
+        try:
             self._feed(data)
             while self.owed and (reply := self._gets()) is not NOTHING:
                 owed = self.owed[0]
@@ -63,11 +80,9 @@ class Line(_Line):
                     reply = owed.answers
                 self.owed.popleft()
                 owed.answer(self.node, reply)
-        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
-            return True
-        except (OSError, hiredis.HiredisError):
+        except hiredis.HiredisError:
             return False
-        self._member.failures = 0
+        self.member.failures = 0
         return True
 
     def end(self, what: str, doubt: Callable[[int, str], None]) -> None:
@@ -78,7 +93,7 @@ class Line(_Line):
             if each.claim:
                 doubt(self.node, each.claim)
         for each in owed:
-            each.fail(self.node, unavailable(self._member.name, what))
+            each.fail(self.node, unavailable(self.member.name, what))
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
@@ -119,6 +134,7 @@ class Fan:
         self.lines: list[Line | None] = [None] * len(crew.members)
         self._poll = select.poll()
         self._by_number: dict[int, Line] = {}
+        self._polled = 0  # rounds that are left in which nobody is heard in turn
 
     def fill(self, within: float) -> None:
         """Connect to whom there is no connection, all at once: those that hang take their time together."""
@@ -158,6 +174,33 @@ class Fan:
                 line._send(request)
             except OSError as error:
                 self.discard(node, f"closed the connection: {error}")
+
+    def hear_in_turn(self, shout: Shout) -> None:
+        """Hear one after another: half the calls of the system, as long as all of them answer at once."""
+        if self._polled:
+            self._polled -= 1
+            return
+        sent, wanted = shout.sent, shout.wanted
+        for line in self.lines:
+            if line is None or line._tls or line.member.failures:
+                continue
+            try:
+                data = line._receive(_RECEIVE)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if data == sent and len(line.owed) == 1:
+                line.owed.clear()
+                over = shout.answer(line.node, wanted)
+            else:
+                if not line.take(data):
+                    self.discard(line.node, "closed the connection")
+                over = shout.is_over()
+            if over:
+                break
+        if boot_now() - shout.since > _SOON:
+            self._polled = _POLLED
 
     def begin(self, round: Round, node: int, turn: Turn) -> None:
         """A verb has stopped: send what it asks."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 from holdfast._time import boot_now
 from holdfast.drivers.redis_quorum import PENDING, Asks, Enough, Turn, has_answered
 from holdfast.drivers.redis_quorum_members import Member
+from holdfast.drivers.redis_wire import as_sent
 from holdfast.errors import BackendUnavailable
 
 LINGER: Final = 0.01  # seconds after a majority in which the others are likely to answer too, on a busy machine as well
@@ -41,37 +42,40 @@ class Shout:
         "_members",
         "_needed",
         "_spare",
-        "_wanted",
         "claim",
         "heard",
         "left",
         "over_at",
+        "sent",
         "since",
         "told",
+        "wanted",
     )
 
     replies = 0  # one, and not in a list
     answers: list[Any] = []  # noqa: RUF012 (so nothing is collected)
 
-    def __init__(self, wanted: object, members: Sequence[Member], claim: str, every: bool) -> None:
+    def __init__(self, wanted: bytes | int, members: Sequence[Member], claim: str, every: bool) -> None:
         self.claim = claim
         self.heard: list[Any] = [PENDING] * len(members)
         self.left = len(members)  # whose answers are waited for; 0 when it is over
         self.since = boot_now()
         self.over_at = math.inf  # nobody is waited for after that
         self.told: Callable[[], None] | None = None  # called with each answer
-        self._wanted = wanted
+        self.wanted = wanted
+        self.sent = as_sent(wanted)  # what a server writes that gives the answer that is wanted, and no other
         self._members = members
         self._needed = len(members) // 2 + 1  # answers that are wanted, and not there yet
         self._spare = len(members) - self._needed  # others that there may be
         self._every = every
 
-    def answer(self, node: int, reply: Any) -> None:
+    def answer(self, node: int, reply: Any) -> bool:
+        """Whether nobody else is waited for."""
         if not self.left or self.heard[node] is not PENDING:
-            return
+            return self.is_over()
         self.heard[node] = reply
         self.left -= 1
-        if reply == self._wanted:
+        if reply == self.wanted:
             self._needed -= 1
             if self._every and not self._needed:
                 self.over_at = a_moment_after(self.since)
@@ -79,13 +83,16 @@ class Shout:
             self._spare -= 1
         if self.told is not None:
             self.told()
+        return self.is_over()
 
     fail = hear = answer
 
+    def is_over(self) -> bool:
+        """Whether nobody else is waited for, whoever is there or gone."""
+        return not self.left or (not self._every and (self._needed <= 0 or self._spare < 0))
+
     def decided(self) -> bool:
-        if not self.left or (not self._every and (self._needed <= 0 or self._spare < 0)):
-            return True
-        return is_left_to_absent(self.heard, self._members) or boot_now() >= self.over_at
+        return self.is_over() or is_left_to_absent(self.heard, self._members) or boot_now() >= self.over_at
 
     def waits_for(self) -> list[int]:
         return [node for node, answer in enumerate(self.heard) if answer is PENDING] if self.left else []
