@@ -8,6 +8,7 @@ import socket
 from urllib.parse import urlsplit
 
 import pytest
+import redis.asyncio
 
 from holdfast import AcquireTimeout, BackendUnavailable
 from holdfast._model import LockInfo
@@ -173,3 +174,22 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
             assert not line.alive
 
     asyncio.run(story())
+
+
+def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loop_calls_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = place_of_url(urlsplit("redis://nowhere"))
+
+    def dial(error: Exception) -> None:
+        async def connect(_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
+        asyncio.run(place.dial_async(None, 1.0))
+
+    with pytest.raises(BackendUnavailable, match="cannot be connected to") as told:
+        dial(RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"))
+    assert told.value.transient
+    with pytest.raises(RuntimeError, match="something else"):
+        dial(RuntimeError("something else"))

@@ -131,7 +131,8 @@ class _Line(asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if self.alive:
-            self._transport.write(b"".join(unsent))
+            with suppress(RuntimeError):  # uvloop's: it is closed, and we are about to be told
+                self._transport.write(b"".join(unsent))
 
     # Answers that do not come
 

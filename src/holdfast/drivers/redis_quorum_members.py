@@ -15,7 +15,7 @@ import redis
 
 from holdfast._model import Health
 from holdfast._time import boot_now
-from holdfast.drivers.redis_places import Address, Place, hang_up
+from holdfast.drivers.redis_places import Address, Place, hang_up, is_of_a_closed_connection
 from holdfast.drivers.redis_routes import EVICTS
 from holdfast.drivers.redis_wire import command, unavailable
 from holdfast.errors import BackendUnavailable
@@ -119,8 +119,10 @@ class Member(Place):
         try:
             await connection.send_packed_command([_questions(), *self._preload])
             self._greet([await _reply_async(connection) for _ in range(_ANSWERS + len(self._preload))])
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, RuntimeError) as error:
             hang_up(connection)
+            if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
+                raise
             raise self.unreachable(address, error) from error
         except BaseException:
             hang_up(connection)
