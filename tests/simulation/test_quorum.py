@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.planted_quorum import PLANTED_QUORUM
 from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 
-SEEDS = 80
+SEEDS = 60
 WITHIN = {
     "servers that remember": Climate(),
     "messages that come late, or twice": Climate(late=6.0),
