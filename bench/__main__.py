@@ -17,6 +17,7 @@ from bench.report import draw, table, write_json
 QUESTIONS = (
     *("uncontended", "contended", "memory", "keeper", "startup", "waiting"),
     *("redis_uncontended", "redis_asyncio", "redis_contended", "redis_keeper", "redis_server_cpu"),
+    "redlock",
     *("postgres_table", "postgres_advisory"),
 )
 RESULTS = Path(__file__).parent / "results"

@@ -32,7 +32,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> list[py
     return [] if quick and name.startswith("Test") and name.endswith(AGAIN) else None
 
 
-AGAIN = ("_sqlite", "_redis", "_redis6", "_redis_here", "_postgres")
+AGAIN = ("_sqlite", "_redis", "_redis6", "_redis_here", "_redlock3", "_redlock5", "_postgres")
 LONG = (
     "test_several_names_cancelled_at_any_moment_leave_nothing",
     "test_callers_with_opposite_orders_never_wait_for_each_other_for_ever",

@@ -46,7 +46,7 @@ SHOWN_IN = {
     "DistributedLock": "by_name.py",
 }
 SHOWN_ON_A_PAGE = {"in_transaction": "postgres.md"}  # what needs a server; tests/test_readme.py runs it
-NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "close"}
+NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "doctor", "close"}
 
 
 def run(file: Path, folder: Path, *, seconds: float = 50) -> tuple[int, str]:

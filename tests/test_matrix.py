@@ -43,7 +43,10 @@ def test_every_chapter_belongs_to_the_contract() -> None:
 
 
 # What can do so little of the contract that it says for each story why not, in a file of its own.
-TOLD_ELSEWHERE = {"postgresql+advisory": "tests/backends/test_postgres_advisory_contract.py"}
+TOLD_ELSEWHERE = {
+    "postgresql+advisory": "tests/backends/test_postgres_advisory_contract.py",
+    "redlock": "tests/backends/test_quorum_contract.py",
+}
 
 
 def test_every_backend_that_connect_knows_is_in_the_table() -> None:

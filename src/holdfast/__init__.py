@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast._model import HolderInfo, LockInfo
+from holdfast._model import Diagnosis, Health, HolderInfo, LockInfo
 from holdfast._values import Allowance
 from holdfast.errors import (
     AcquireTimeout,
@@ -43,8 +43,10 @@ __all__ = [
     "BackendUnavailable",
     "Cell",
     "Conflict",
+    "Diagnosis",
     "DistributedLock",
     "Election",
+    "Health",
     "HolderInfo",
     "Leadership",
     "Lease",

@@ -12,15 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from holdfast._time import length
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.errors import Unsupported
 
 if TYPE_CHECKING:
     from holdfast.drivers.postgres_places import Place
+
+NODE_TIMEOUT = 0.25  # seconds that one server of a quorum may take, where nothing else is said: there are others
 
 
 class Wishes(NamedTuple):
@@ -61,6 +64,8 @@ def opener(url: object, wishes: Wishes) -> Make:
         _refuse_postgres_only(wishes, "a backend of your own")
         make: Make = url
         return make
+    if isinstance(url, list | tuple):
+        return _of_clients(url, wishes)
     if not isinstance(url, str):
         of_client = _of_client(url, wishes)
         if of_client is None:
@@ -248,6 +253,69 @@ def _of_postgres_client(client: object, wishes: Wishes) -> Make | None:
     return None if place is None else _at_postgres(place, wishes)
 
 
+def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
+    try:
+        from holdfast.backends.quorum_redis import open_quorum
+        from holdfast.drivers.redis_places import place_of_url
+    except ImportError as error:
+        raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
+    _refuse_fragment(parts)
+    options, query = _of_the_quorum(parts)
+    _refuse_replicas(wishes)
+    login, at, hosts = parts.netloc.rpartition("@")
+    if "@" in login or ("," in login and "," not in hosts):
+        raise ValueError(
+            f"a login in a {parts.scheme}:// URL is for all servers and stands before the first of them; "
+            "where they differ give connect() a list of URLs"
+        )
+    one = parts._replace(scheme="rediss" if parts.scheme == "redlocks" else "redis", query=query)
+    places = [
+        place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
+    ]
+    return lambda world, clock: open_quorum(places, world, clock, **options)
+
+
+def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
+    """What a URL says about all servers together, and the rest, which is about each connection."""
+    own: dict[str, Any] = {"node_timeout": NODE_TIMEOUT, "rejoin": None}
+    rest = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in own:
+            rest.append((name, value))
+            continue
+        try:
+            own[name] = length(float(value), name, zero=name == "rejoin")
+        except ValueError:
+            raise ValueError(f"{name} of a {parts.scheme}:// URL is a number of seconds, not {value!r}") from None
+    return own, urlencode(rest)
+
+
+def _refuse_replicas(wishes: Wishes) -> None:
+    if wishes.replicas:
+        raise Unsupported("a quorum has no replicas to wait for; nothing was sent")
+
+
+def _of_clients(clients: list[object] | tuple[object, ...], wishes: Wishes) -> Make:
+    """A quorum of the servers that these clients, or URLs, lead to."""
+    try:
+        from holdfast.backends.quorum_redis import open_quorum
+        from holdfast.drivers.redis_places import place_of_client, place_of_url
+    except ImportError as error:
+        raise Unsupported(
+            f"a quorum of Redis servers needs an extra: pip install 'holdfast[redis]' ({error})"
+        ) from error
+    _refuse_replicas(wishes)
+    _refuse_postgres_only(wishes, "a quorum")
+    places = []
+    for client in clients:
+        of_url = isinstance(client, str) and urlsplit(client).scheme in _OF_REDIS
+        place = place_of_url(urlsplit(str(client))) if of_url else place_of_client(client)
+        if place is None:
+            raise ValueError(f"a quorum is of clients or URLs of Redis, not of {type(client).__name__}")
+        places.append(place)
+    return lambda world, clock: open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT, rejoin=None)
+
+
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
 _WITH_TABLE = ("postgresql", "postgres")
 _OF_POSTGRES = (*_WITH_TABLE, "postgresql+advisory", "postgres+advisory")
@@ -256,6 +324,8 @@ _OPENERS: dict[str, Opener] = {
     "sqlite": _sqlite,
     **dict.fromkeys(_WITH_TABLE, _postgres),
     **dict.fromkeys(_OF_REDIS, _redis),
+    "redlock": _redlock,
+    "redlocks": _redlock,
     **dict.fromkeys(
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],
         _redis,

@@ -126,6 +126,39 @@ class LockInfo(NamedTuple):
         }
 
 
+class Health(NamedTuple):
+    """One server, or a store that is none, as this client sees it now."""
+
+    where: str
+    reachable: bool
+    latency: float | None = None  # seconds from a question to its answer
+    version: str = ""  # where it tells
+    role: str = ""
+    kept_out: float = 0.0  # seconds for which it does not count yet, because it started anew
+    error: str = ""  # why it cannot be used
+
+    @property
+    def counts(self) -> bool:
+        """True if locks can rest on it."""
+        return self.reachable and not self.kept_out and not self.error
+
+
+class Diagnosis(NamedTuple):
+    """All servers that the locks rest on; most backends have one."""
+
+    servers: tuple[Health, ...]
+
+    @property
+    def works(self) -> bool:
+        """True if locks are to be had: more than half of the servers count."""
+        return 2 * sum(server.counts for server in self.servers) > len(self.servers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values only, ready for JSON."""
+        servers = [{**server._asdict(), "counts": server.counts} for server in self.servers]
+        return {"works": self.works, "servers": servers}
+
+
 class Capabilities(NamedTuple):
     """What a backend can do, known before anything is sent."""
 

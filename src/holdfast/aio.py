@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
 from holdfast._faces.aio_open import open_locks
-from holdfast._model import LockInfo
+from holdfast._model import Diagnosis, LockInfo
 from holdfast._time import Seconds
 from holdfast._worlds import Clock
 from holdfast.engine.core import PATIENCE
@@ -230,6 +230,13 @@ class AsyncLocks:
         The former holder learns of it at its next renewal; until then only the fence stops it.
         """
         return await self._logic.break_lock(name)
+
+    async def doctor(self) -> Diagnosis:
+        """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
+
+        Raises nothing for a server that is gone: it says so.
+        """
+        return await self._logic.doctor()
 
     async def close(self) -> None:
         """Release what is still held, best effort, and let go of connections."""

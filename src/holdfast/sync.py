@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._faces.sync_open import open_locks
-from holdfast._model import LockInfo
+from holdfast._model import Diagnosis, LockInfo
 from holdfast._time import Seconds
 from holdfast._worlds import Clock, drive
 from holdfast.engine.core import PATIENCE
@@ -199,6 +199,13 @@ class Locks:
         The former holder learns of it at its next renewal; until then only the fence stops it.
         """
         return drive(self._logic.break_lock(name))
+
+    def doctor(self) -> Diagnosis:
+        """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
+
+        Raises nothing for a server that is gone: it says so.
+        """
+        return drive(self._logic.doctor())
 
     def close(self) -> None:
         """Release what is still held, best effort, and let go of connections."""

@@ -125,7 +125,7 @@ def test_the_client_for_asyncio_stays_open_and_usable(server: Server) -> None:
     asyncio.run(use())
 
 
-@pytest.mark.parametrize("thing", [object(), 5, b"redis://localhost", ["redis://localhost"]])
+@pytest.mark.parametrize("thing", [object(), 5, b"redis://localhost", {"redis://localhost"}])
 @pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
 def test_what_is_no_client_is_refused_by_its_kind(connect: Any, thing: Any) -> None:
     with pytest.raises(ValueError, match=f"URL or a client, not {type(thing).__name__}"):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+from urllib.parse import urlsplit
 
 import pytest
+import redis.asyncio
 
 from holdfast import AcquireTimeout, BackendUnavailable
 from holdfast._model import LockInfo
 from holdfast._time import boot_now
+from holdfast.drivers import redis_asyncio
+from holdfast.drivers.redis_places import place_of_url
 from holdfast.testing.contract import needs
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer, request_of
@@ -145,3 +150,46 @@ class TestLostOnTheWire(OnAServer):
             await locks.lock("x").acquire(blocking, 0.1 if blocking else None)
         self.proxy.heal()
         assert self.truth(stage, "x") == LockInfo("x")
+
+
+def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whatever is asked there later would wait for ever behind what was lost."""
+    monkeypatch.setattr(redis_asyncio, "PATIENT", 0.1)
+    monkeypatch.setattr(redis_asyncio, "_SILENT", 0.1)
+
+    async def story() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            loop = asyncio.get_running_loop()
+            line = redis_asyncio._Line(place_of_url(urlsplit("redis://nowhere")), None, loop)
+            line._transport, _ = await loop.create_connection(lambda: line, sock=ours)
+            line.alive = True
+            first, second = line.ask(b"1", 60), line.ask(b"2", 60)
+            theirs.send(b"+OK\r\n")
+            assert await first == b"OK"
+            with pytest.raises(BackendUnavailable, match="was let go of"):
+                await asyncio.wait_for(second, 20)
+            assert not line.alive
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loop_calls_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = place_of_url(urlsplit("redis://nowhere"))
+
+    def dial(error: Exception) -> None:
+        async def connect(_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
+        asyncio.run(place.dial_async(None, 1.0))
+
+    with pytest.raises(BackendUnavailable, match="cannot be connected to") as told:
+        dial(RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"))
+    assert told.value.transient
+    with pytest.raises(RuntimeError, match="something else"):
+        dial(RuntimeError("something else"))

@@ -5,14 +5,11 @@ Decides: which stories are about something that advisory locks have not, and why
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from holdfast.testing.contract import CHAPTERS, Promise
+from tests.backends.told_in_part import told_in_part
 from tests.servers.postgres_shared import advisory
 
 WHOLE_CHAPTERS = {
@@ -95,38 +92,7 @@ def _on_advisory(chapter: type[Promise]) -> type[Promise]:
 
     told: dict[str, Any] = {"url": url, "can": frozenset({"fork", "processes"}), "__module__": __name__}
     left_out = {story for stories in LEFT_OUT.values() for story in stories}
-    told |= {name: _in_part(getattr(chapter, name)) for name in dir(chapter) if _is_told_in_parts(chapter, name)}
-    told |= {story: None for story in left_out if hasattr(chapter, story)}
-    made = type(f"Test{chapter.__name__}_advisory", (chapter,), told)
-    return pytest.mark.slow(made)
-
-
-def _is_told_in_parts(chapter: type[Promise], name: str) -> bool:
-    marks = getattr(getattr(chapter, name), "pytestmark", ())
-    return any(not LEFT_OUT_PARTS.isdisjoint(_ids(mark)) for mark in marks)
-
-
-def _ids(mark: pytest.Mark) -> list[str]:
-    ids = mark.kwargs.get("ids")
-    return list(map(str, ids)) if isinstance(ids, Iterable) else []
-
-
-def _in_part(story: Any) -> Any:
-    """The same story, without the ways that are left out."""
-
-    @functools.wraps(story)
-    def told(*args: Any, **given: Any) -> None:
-        story(*args, **given)
-
-    told.__dict__["pytestmark"] = [_without(mark) for mark in story.pytestmark]
-    return told
-
-
-def _without(mark: pytest.Mark) -> pytest.Mark:
-    names, values = mark.args
-    ids = _ids(mark)
-    kept = [(id, value) for id, value in zip(ids, values, strict=True) if id not in LEFT_OUT_PARTS]
-    return pytest.mark.parametrize(names, [value for _, value in kept], ids=[id for id, _ in kept]).mark
+    return told_in_part(chapter, f"Test{chapter.__name__}_advisory", told, left_out, LEFT_OUT_PARTS)
 
 
 for _chapter in CHAPTERS:

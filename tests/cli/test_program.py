@@ -52,7 +52,7 @@ def test_an_unknown_command_gives_one_line(capsys: pytest.CaptureFixture[str]) -
     assert main(["frobnicate"]) == 64
     assert main(["--url", "memory://", "ls"]) == 64
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("holdfast: 'frobnicate' is not a command; known are run, ls, show, break, demo")
+    assert first.startswith("holdfast: 'frobnicate' is not a command; known are run, ls, show, break, doctor, demo")
     assert second.endswith("options come after the command")
 
 

@@ -32,7 +32,7 @@ class _Pair:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._writers = (client, server)
         # "silence" keeps the server's next words from the client, "half" all but their first half; "nothing" keeps
-        # the client's words, too; "end" cuts.
+        # the client's words, too; "later" keeps these for a while; "end" cuts.
         self.fate = ""
 
     def cut(self) -> None:
@@ -57,6 +57,7 @@ class Proxy:
         self._open: asyncio.Event = asyncio.Event()  # cleared: nothing passes, either way
         self._open.set()
         self._refuses = False
+        self._kept_back: list[tuple[_Pair, asyncio.StreamWriter, bytes]] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         self._listener: asyncio.Server = self._do(asyncio.start_server(self._serve, HOST, self.port))
@@ -101,6 +102,18 @@ class Proxy:
         """Once: a request with these bytes is carried out; in place of the reply its connection ends."""
         return self._when(self._on_request, to, "end")
 
+    def lose(self, request: bytes) -> threading.Event:
+        """Once: a request with these bytes, and whatever follows on its connection, gets nowhere."""
+        return self._when(self._on_request, request, "nothing")
+
+    def keep_back(self, request: bytes) -> threading.Event:
+        """Once: a request with these bytes, and whatever follows on its connection, arrives after `let_pass`."""
+        return self._when(self._on_request, request, "later")
+
+    def let_pass(self) -> None:
+        """What was kept back arrives, whether anybody waits for it or not."""
+        self._do(self._let_pass())
+
     def swallow(self, reply: bytes) -> threading.Event:
         """Once: a piece of the server's answers with these bytes never arrives; what comes later does."""
         return self._when(self._on_reply, reply, "silence")
@@ -121,6 +134,12 @@ class Proxy:
     def _cut_now(self) -> None:
         for pair in list(self._pairs):
             pair.cut()
+
+    async def _let_pass(self) -> None:
+        kept_back, self._kept_back = self._kept_back, []
+        for pair, writer, data in kept_back:
+            pair.fate = ""
+            writer.write(data)
 
     async def _forsake(self) -> None:
         for pair in self._pairs:
@@ -168,8 +187,12 @@ class Proxy:
             self.sent += data
             if trigger := _fires(self._on_request, data):
                 pair.fate = trigger.fate
-            if pair.fate != "nothing":
+            if pair.fate == "later":
+                self._kept_back.append((pair, writer, data))
+            elif pair.fate != "nothing":
                 writer.write(data)
+        if pair.fate == "later":  # the client is gone; what it said is still on its way
+            await asyncio.Event().wait()
 
     async def _down(self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK):

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 import holdfast
-from holdfast import LockInfo
+from holdfast import Diagnosis, LockInfo
 from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks
 
 
@@ -64,6 +64,7 @@ async def looking_from_outside(locks: AsyncLocks) -> None:
     assert_type(await locks.inspect("order:42"), LockInfo)
     assert_type(await locks.list(prefix="order:"), list[LockInfo])
     assert_type(await locks.break_lock("order:42"), LockInfo)
+    assert_type(await locks.doctor(), Diagnosis)
 
 
 def test_the_awaited_api_is_typed_like_the_other() -> None:

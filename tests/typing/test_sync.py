@@ -8,7 +8,7 @@ from typing import Any, assert_type
 import pytest
 
 import holdfast
-from holdfast import Lease, Lock, LockInfo, Locks
+from holdfast import Diagnosis, Lease, Lock, LockInfo, Locks
 from holdfast.testing import FakeClock
 
 
@@ -93,6 +93,7 @@ def test_looking_from_outside() -> None:
             assert_type(holder.expires_at, float)
         assert_type(locks.list("order:"), list[LockInfo])
         assert_type(locks.break_lock("order:42"), LockInfo)
+        assert_type(locks.doctor(), Diagnosis)
 
 
 def test_mistakes_are_caught_before_they_run() -> None:

@@ -11,10 +11,12 @@ without harm: that is how a lost reply is survived. A verb answers within `withi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
-from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._model import Busy, Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
+from holdfast._time import boot_now
 from holdfast._values import Booked, Rate, Stored, Write, Written
+from holdfast.errors import BackendUnavailable
 
 
 class Backend(Protocol):
@@ -112,3 +114,26 @@ class Backend(Protocol):
     def after_fork(self, *, child: bool) -> None:
         """Go on. In the child: forget every connection and mutex, touch nothing that the parent uses."""
         ...
+
+
+@runtime_checkable
+class OfSeveralServers(Protocol):
+    """A backend that knows more of its servers than that they answer."""
+
+    async def check_up(self) -> Sequence[Health]: ...
+
+
+_NOBODYS: Final = "holdfast:doctor"
+
+
+async def check_up(backend: Backend) -> Sequence[Health]:
+    """How the servers of a backend are. One that says nothing about them is asked a question, as everybody would."""
+    if isinstance(backend, OfSeveralServers):
+        return await backend.check_up()
+    try:
+        await backend.inspect(_NOBODYS)  # which may have to connect
+        started = boot_now()
+        await backend.inspect(_NOBODYS)
+    except BackendUnavailable as error:
+        return [Health(repr(backend), False, error=str(error))]
+    return [Health(repr(backend), True, boot_now() - started)]

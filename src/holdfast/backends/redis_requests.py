@@ -41,13 +41,19 @@ _CONSTANTS: Final[dict[str, int | str]] = {
 
 
 @cache
-def script(name: str) -> Script:
-    """A script with what it shares with others, and its constants, put in."""
+def source(name: str) -> str:
+    """The text of a script with what it shares with others, and its constants, put in."""
     folder = files("holdfast.backends") / "redis_lua"
     text = (folder / f"{name}.lua").read_text()
     text = text.replace("--@library", (folder / "library.lua").read_text())
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", str(value), text)
+    return text
+
+
+@cache
+def script(name: str) -> Script:
+    text = source(name)
     return pack_script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""The command line: `holdfast run`, `ls`, `show`, `break`, `demo` and `migrate`.
+"""The command line: `holdfast run`, `ls`, `show`, `break`, `doctor`, `migrate` and `demo`.
 
 Decides: which command is meant, and what the shell is told when one fails: one line and an exit code.
 Leaves to one file for each command: everything else. A command's file is imported when it is asked for, because
@@ -22,6 +22,7 @@ COMMANDS = {
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and how many wait for it",
     "break": "end a hold, whoever's it is",
+    "doctor": "tell how the servers are that the locks rest on",
     "demo": "watch processes compete for a lock, die, stall and take over",
     "migrate": "make the tables that postgresql:// needs, or update them",
 }
@@ -85,6 +86,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from holdfast.cli.demo import demo
 
         return demo
+    if name == "doctor":
+        from holdfast.cli.doctor import doctor
+
+        return doctor
     if name == "migrate":
         from holdfast.cli.migrate import migrate
 

@@ -131,7 +131,8 @@ class _Line(asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if self.alive:
-            self._transport.write(b"".join(unsent))
+            with suppress(RuntimeError):  # uvloop's: it is closed, and we are about to be told
+                self._transport.write(b"".join(unsent))
 
     # Answers that do not come
 
@@ -146,17 +147,18 @@ class _Line(asyncio.Protocol):
         now = self._time()
         self._timer, self._look_at = None, _NEVER
         next_look = _NEVER
-        for answer, _, late_at in self._unanswered:
+        for answer, _, late_at in list(self._unanswered):  # whoever is told may ask again at once
             if late_at > now:
                 next_look = min(next_look, late_at)
             elif not answer.done():
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
-        if self._unanswered and self._heard_at < (oldest := self._unanswered[0][1]):
-            if now >= oldest + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
+        if self._unanswered:
+            silent_since = max(self._heard_at, self._unanswered[0][1])
+            if now >= silent_since + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
                 self.close()
                 return
-            next_look = min(next_look, oldest + _SILENT)
-        if next_look < _NEVER:
+            next_look = min(next_look, silent_since + _SILENT)
+        if next_look < self._look_at:
             self._watch(next_look)
 
     # What asyncio tells

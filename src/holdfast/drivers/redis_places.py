@@ -106,6 +106,10 @@ class Place:
                 raise
         except (redis.RedisError, OSError, TypeError) as error:
             raise self.unreachable(address, error) from error
+        except RuntimeError as error:
+            if not is_of_a_closed_connection(error):
+                raise
+            raise self.unreachable(address, error) from error
         return connection
 
     def _all(self, address: Address, within: float) -> dict[str, Any]:
@@ -136,6 +140,11 @@ def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | Non
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error
+
+
+def is_of_a_closed_connection(error: RuntimeError) -> bool:
+    """What uvloop says to whoever writes between the end of a connection and being told of it."""
+    return "handler is closed" in str(error)
 
 
 def hang_up(connection: Any) -> None:

@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast._model import EXCLUSIVE, SHARED, LockInfo, Mode, Terms
+from holdfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
 from holdfast._time import Seconds, length
+from holdfast.backends.base import check_up
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
@@ -161,6 +162,10 @@ class LocksLogic:
                 detail = f"broken by {engine.holder!r}"
                 engine.events.tell(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
         return before._replace(name=name)
+
+    async def doctor(self) -> Diagnosis:
+        self.engine.must_be_open()
+        return Diagnosis(tuple(await check_up(self.engine.backend)))
 
     async def close(self) -> None:
         await self.engine.close()

@@ -1,10 +1,12 @@
 -- KEYS  see library.lua
 -- ARGV  1 ttl   2 mode   3 limit   4 holder   5 metadata   6 claim   7 address, "" not to wait   8 now, or nothing
+--       for one of a quorum, with 8 "" for nothing:   9 the number that is proposed, in place of the clock
+--       10 its place in line, which is the same at every server
 -- Answers "fence acquired" if granted, then " =" if it was so before, and "+" if others hold, wait or watch;
 -- { other limit }; or { ahead, microseconds until it is worth asking again or -1, holder or false }.
 local time = redis.call('TIME')
-local wall = time[1] * 1000000 + time[2]
-local now = tonumber(ARGV[8]) or wall
+local clock = time[1] * 1000000 + time[2]
+local now, wall, agreed_place = tonumber(ARGV[8]) or clock, tonumber(ARGV[9]) or clock, tonumber(ARGV[10])
 local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
 -- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
@@ -27,11 +29,12 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
       or (base and base + 0 <= now and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
     local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
     local until_ = first and string.match(redis.call('HGET', KEYS[3], first) or '0', '^%d+') + 0
-    local record = string.format('%d ', now + PRESENCE) .. next_number .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
+    local place = ARGV[10] or next_number
+    local record = string.format('%d ', now + PRESENCE) .. place .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
     if (not first or (until_ > now and until_ <= now + PRESENCE)) and redis.call('HSETNX', KEYS[3], id, record) == 1 then
       redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')
-      redis.call('ZADD', KEYS[2], next_number, id)
-      local ahead = redis.call('ZCARD', KEYS[2]) - 1
+      redis.call('ZADD', KEYS[2], place, id)
+      local ahead = ARGV[10] and redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2]) - 1
       if ahead == 0 then  -- else those before keep these alive
         redis.call('PEXPIRE', KEYS[2], LINGER_MS)
         redis.call('PEXPIRE', KEYS[3], LINGER_MS)
@@ -129,7 +132,7 @@ end
 if not before_us and fits(mode, limit) then return grant() end
 
 if ARGV[7] ~= '' then
-  local place = own and own.place or count_number()
+  local place = own and own.place or agreed_place or count_number()
   redis.call('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. text(place) .. ' ' .. mode .. ' ' .. limit .. ' '
     .. ARGV[7] .. ' ' .. holder)
   redis.call('ZADD', KEYS[2], place, id)

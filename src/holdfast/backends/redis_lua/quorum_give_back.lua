@@ -1,0 +1,29 @@
+-- A vote of a minority is in nobody's way. Whoever waits stays in line, and is served again if it is the first: servers
+-- that would rather serve another one would hand themselves to and fro between two that wait for each other's vote.
+-- This may arrive after the same claim was granted anew.
+-- KEYS  see library.lua
+-- ARGV  1 claim   2 the highest fence that is meant   3 place in line   4 address, "" not to wait   5 now, or nothing
+local time = redis.call('TIME')
+local wall = time[1] * 1000000 + time[2]
+local now = tonumber(ARGV[5]) or wall
+local id = ARGV[1]
+
+local frees = true
+--@library
+
+look()
+local mine = holds[id]
+if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
+  end_hold(id)
+  if ARGV[4] ~= '' then
+    redis.call('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
+    redis.call('ZADD', KEYS[2], ARGV[3], id)
+    redis.call('PEXPIRE', KEYS[2], LINGER_MS)
+    redis.call('PEXPIRE', KEYS[3], LINGER_MS)
+    crowded, nobody_in_line = true, false
+  end
+  hand_over()
+  if crowded and ARGV[4] == '' then first_in_line() end  -- it may have been the last
+end
+save()
+return 0

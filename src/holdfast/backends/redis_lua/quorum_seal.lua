@@ -1,0 +1,21 @@
+-- A hold goes by that fence from now on, which a majority agreed on; whoever comes later gets a higher one.
+-- KEYS  see library.lua
+-- ARGV  1 claim   2 fence   3 the fence that it goes by so far   4 now, or nothing
+-- Answers 1, or 0 if the claim does not hold, or goes by yet another fence: then this came late.
+local time = redis.call('TIME')
+local wall = time[1] * 1000000 + time[2]
+local now = tonumber(ARGV[4]) or wall
+local id, fence, before = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+
+local frees = false
+--@library
+
+look()
+local hold = holds[id]
+local held = hold and not hold.ended
+if held and hold.fence == before then
+  hold.fence, number, changed = fence, math.max(number, fence), true
+  tell(fence, hold.holder)
+end
+save()
+return held and hold.fence == fence and 1 or 0

@@ -1,0 +1,59 @@
+"""`holdfast doctor`: how the servers are that the locks rest on.
+
+Decides: how they are told to people, and the exit code: whether locks are to be had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from holdfast._model import Health
+from holdfast.cli import exits
+from holdfast.cli.look import span
+from holdfast.cli.options import Parser, add_store_options, keep_logs_quiet, visible
+from holdfast.sync import connect
+
+_HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
+
+
+def doctor(words: list[str]) -> int:
+    """One row for each server; 69 if locks are not to be had."""
+    parser = Parser(
+        "doctor",
+        description="Tell how each server is that the locks rest on. Nothing is changed there.",
+        epilog="exits 69 if no locks are to be had: the store does not answer, or less than a majority of a quorum.\n\n"
+        "--json prints one object: works, and servers, a list of objects with where, reachable, latency (seconds),\n"
+        "version, role, kept_out (seconds), error, counts",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs; see below")
+    parser.add_argument("where", metavar="URL", nargs="?", help="the same as --url")
+    add_store_options(parser)
+    args = parser.parse_args(words)
+    keep_logs_quiet()
+    with connect(args.where or args.url, namespace=args.namespace) as locks:
+        found = locks.doctor()
+    if args.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print_table([_HEAD, *map(_row, found.servers)])
+    return exits.OK if found.works else exits.UNAVAILABLE
+
+
+def _row(server: Health) -> Sequence[str]:
+    latency = "-" if server.latency is None else f"{server.latency * 1000:.1f}ms"
+    wrong = f"started anew; counts in {span(server.kept_out)}" if server.kept_out else ""
+    cells = (server.where, _state(server), latency, server.version or "-", server.role or "-", server.error or wrong)
+    return [visible(cell) for cell in cells]
+
+
+def _state(server: Health) -> str:
+    if server.counts:
+        return "ok"
+    return "refused" if server.reachable and server.error else "kept out" if server.reachable else "gone"
+
+
+def _print_table(rows: list[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,59 @@
+"""Where stories of a quorum play: real servers, each behind a wire that can be cut, in both worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast._connect import open_backend
+from holdfast._model import LockInfo
+from holdfast._worlds import Clock, World
+from holdfast.backends.base import Backend
+from holdfast.testing.awaited import AwaitedLocks
+from holdfast.testing.contract import Promise, on_the_real_clock
+from holdfast.testing.stage import Stage
+from tests.adversity.redlock_servers import Quorum
+
+
+class OnAQuorum(Promise):
+    """The base of each chapter: both worlds, in real time."""
+
+    can = frozenset()
+    size = 3
+    options = "rejoin=0&node_timeout=0.4"
+
+    def __init_subclass__(cls) -> None:
+        for name, story in list(vars(cls).items()):
+            if name.startswith("test_"):
+                setattr(cls, name, on_the_real_clock(story))
+        super().__init_subclass__()
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        with Quorum(self.size) as self.quorum:
+            yield
+
+    def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
+        return open_backend(self.quorum.url(self.options), world, clock)
+
+    def at(self, stage: Stage, node: int, name: str) -> LockInfo:
+        return self.quorum.at(node, name, stage.namespace)
+
+    async def ready(self, stage: Stage, **options: Any) -> AwaitedLocks:
+        """A client that all servers have answered, and which they know the scripts of."""
+        locks = stage.locks(**options)
+
+        async def all_vote() -> bool:
+            lease = await locks.lock("ready").take()
+            votes = [self.at(stage, node, "ready").locked for node in range(self.size)]
+            return await lease.release() and all(votes)
+
+        await stage.until(all_vote, "the votes of all")
+        return locks
+
+
+def backend_of(locks: AwaitedLocks):  # type: ignore[no-untyped-def]
+    return locks.faults.inner

@@ -1,0 +1,215 @@
+"""Who is refused as a server of a quorum, what is told of each, and what cannot be done on one at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+import holdfast
+from holdfast import BackendUnavailable, Diagnosis, Unsupported
+from tests.adversity.redlock_servers import Quorum
+from tests.servers.server import HOST, Server
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("hosts", ["h1", "h1:1,h2:2", ""])
+def test_fewer_than_three_servers_are_refused(hosts: str) -> None:
+    with pytest.raises(ValueError, match="of 3 lock servers at least"):
+        holdfast.connect(f"redlock://{hosts}")
+
+
+def test_the_same_address_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="h1:6379 is named twice"):
+        holdfast.connect("redlock://h1,h2,h1:6379")
+
+
+@pytest.mark.parametrize("option", ["rejoin=soon", "node_timeout=0", "rejoin=-1"])
+def test_an_option_that_is_no_time_is_refused(option: str) -> None:
+    with pytest.raises(ValueError, match="is a number of seconds"):
+        holdfast.connect(f"redlock://h1,h2,h3?{option}")
+
+
+@pytest.mark.parametrize("hosts", [":secret@h1,:secret@h2,:secret@h3", "h1,h2,:secret@h3"])
+def test_a_login_for_each_server_is_refused_with_a_way_out(hosts: str) -> None:
+    with pytest.raises(ValueError, match="list of URLs") as refused:
+        holdfast.connect(f"redlock://{hosts}")
+    assert "secret" not in str(refused.value)
+
+
+def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
+    with holdfast.connect("redlock://h1,h2,h3") as locks:
+        for make in (
+            lambda: locks.semaphore("x", 2),
+            lambda: locks.rwlock("x").read(),
+            lambda: locks.limiter("x", rate=1),
+            lambda: locks.cell("x"),
+        ):
+            with pytest.raises(Unsupported, match="redlock of h1:6379, h2:6379, h3:6379 has no"):
+                make()
+    with pytest.raises(Unsupported, match="no replicas to wait for"):
+        holdfast.connect("redlock://h1,h2,h3", replicas=1)
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(ValueError, match="clients or URLs of Redis, not of int"):
+        holdfast.connect([1, 2, 3])
+
+
+@pytest.fixture
+def quorum() -> Iterator[Quorum]:
+    with Quorum(3) as quorum:
+        yield quorum
+
+
+def in_both_worlds(url: object) -> list[BackendUnavailable]:
+    """What it says to whoever wants a lock there."""
+
+    async def in_a_loop() -> None:
+        async with holdfast.aio.connect(url) as locks, locks.lock("x", wait=5):
+            pass
+
+    errors = []
+    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=5):
+        pass
+    errors.append(refused.value)
+    with pytest.raises(BackendUnavailable) as refused:
+        asyncio.run(in_a_loop())
+    return [*errors, refused.value]
+
+
+def test_two_addresses_of_one_server_are_refused(quorum: Quorum) -> None:
+    one, two, _ = (server.port for server in quorum.servers)
+    for error in in_both_worlds(f"redlock://{HOST}:{one},localhost:{one},{HOST}:{two}/0?rejoin=0"):
+        assert "is the same server as" in str(error)
+        assert not error.transient
+    assert quorum.held_at("x") == [False] * 3
+
+
+def test_a_replica_is_refused(quorum: Quorum) -> None:
+    first, replica = quorum.servers[0], quorum.servers[2]
+    replica.command("REPLICAOF", HOST, first.port)
+    for error in in_both_worlds(quorum.url()):
+        assert f":{quorum.proxies[2].port} is a replica" in str(error)
+        assert not error.transient
+
+
+def test_a_node_of_a_cluster_is_refused(quorum: Quorum) -> None:
+    one, two, _ = (server.port for server in quorum.servers)
+    with Server("--cluster-enabled", "yes") as node:
+        for error in in_both_worlds(f"redlock://{HOST}:{one}, {HOST}:{two}, {HOST}:{node.port}/0?rejoin=0"):
+            assert f":{node.port} is a node of a cluster" in str(error)
+            assert not error.transient
+
+
+def test_one_server_that_stays_out_of_reach_is_warned_of_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
+    quorum.servers[2].command("CONFIG", "SET", "requirepass", "secret")
+    with holdfast.connect(quorum.url()) as locks:
+        member = locks._logic.engine.backend._crew.members[2]  # type: ignore[attr-defined]
+        while member.failures < 3:
+            with locks.lock("x", wait=5):
+                pass
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert f":{quorum.proxies[2].port}" in warnings[0]
+    assert "one that is gone" in warnings[0]
+
+
+def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> None:
+    for server in quorum.servers:
+        server.command("ACL", "SETUSER", "app", "on", ">secret", "~*", "&*", "+@all", "-info")
+    for error in in_both_worlds(quorum.url().replace("://", "://app:secret@")):
+        assert "a quorum needs +info" in str(error)
+        assert not error.transient
+
+
+def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
+    for server in quorum.servers[:2]:
+        server.command("CONFIG", "SET", "requirepass", "secret")
+    for error in in_both_worlds(quorum.url()):
+        assert str(error).count("Authentication required") == 2
+        assert not error.transient, "it stays so, however often it is tried"
+
+
+def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
+    with holdfast.connect(quorum.url("")) as locks:
+        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+            locks.lock("x", ttl=600, wait=1).acquire()
+    with holdfast.connect(quorum.url("")) as locks:
+        for _ in range(6):  # the first time asks otherwise than the last
+            with locks.lock("y", ttl=0.5, wait=5) as lease:  # that is over soon
+                assert lease.held
+        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+            locks.lock("y", ttl=600, wait=1).acquire()
+
+
+def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
+    for server in quorum.servers:
+        server.command("CONFIG", "SET", "appendonly", "yes")
+        server.command("CONFIG", "SET", "appendfsync", "always")
+    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+        assert lease.held
+
+
+def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
+    one, two, three = quorum.servers
+    where = [redis.Redis(HOST, one.port), two.url, redis.Redis(unix_socket_path=str(three.socket))]
+    with holdfast.connect(where) as locks, locks.lock("x", ttl=0.9, wait=10):
+        assert quorum.held_at("x").count(True) >= 2
+
+
+def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
+    async def in_a_loop(url: str) -> Diagnosis:
+        async with holdfast.aio.connect(url) as locks:
+            return await locks.doctor()
+
+    def in_a_thread(url: str) -> Diagnosis:
+        with holdfast.connect(url) as locks:
+            return locks.doctor()
+
+    quorum.proxies[0].refuse()
+    quorum.servers[1].command("REPLICAOF", HOST, quorum.servers[0].port)
+    for diagnosis in (in_a_thread(quorum.url("rejoin=600")), asyncio.run(in_a_loop(quorum.url("rejoin=600")))):
+        gone, replica, young = diagnosis.servers
+        assert not gone.reachable
+        assert "cannot be connected to" in gone.error
+        assert (replica.reachable, replica.role) == (True, "replica")
+        assert "is a replica" in replica.error
+        assert (young.reachable, young.role, young.error) == (True, "primary", "")
+        assert young.version.count(".") == 2
+        assert young.latency is not None
+        assert 500 < young.kept_out <= 600
+        assert not diagnosis.works
+    quorum.proxies[0].heal()
+    assert in_a_thread(quorum.url()).works, "two of three"
+
+
+def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Quorum) -> None:
+    async def complaints() -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        async with holdfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
+            quorum.proxies[1].black_hole()
+            assert [info.name for info in await locks.list()] == ["x"]
+            quorum.proxies[1].heal()
+        return told
+
+    assert asyncio.run(complaints()) == []
+
+
+def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
+    async def use() -> None:
+        locks = holdfast.aio.connect(quorum.url())
+        async with locks.lock("x", wait=5):
+            backend: Any = locks._logic.engine.backend
+            lines = list(filter(None, backend._crew._lines))
+        await locks.close()
+        assert len(lines) > 1
+        assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
+        assert not any(backend._crew._lines), "if they are another loop's, they end when they are forgotten"
+
+    asyncio.run(use())

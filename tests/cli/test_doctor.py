@@ -1,0 +1,33 @@
+"""`holdfast doctor`: a row for each server, and an exit code that says whether locks are to be had."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_store_that_answers_is_ok(shell: Shell) -> None:
+    done = shell("doctor")
+    head, row = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert head.split()[:5] == ["SERVER", "STATE", "LATENCY", "VERSION", "ROLE"]
+    assert " ok " in row
+
+
+def test_a_quorum_whose_majority_is_gone_is_told_row_by_row(shell: Shell) -> None:
+    done = shell("doctor", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
+    assert done.returncode == 69
+    rows = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
+    assert rows == [["127.0.0.1:1", "gone"], ["127.0.0.1:2", "gone"], ["127.0.0.1:3", "gone"]]
+
+
+def test_json_says_whether_it_works(shell: Shell) -> None:
+    told = json.loads(shell("doctor", "--json").stdout)
+    (server,) = told["servers"]
+    assert told["works"] is True
+    assert server.keys() == {"where", "reachable", "latency", "version", "role", "kept_out", "error", "counts"}

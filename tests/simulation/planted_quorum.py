@@ -1,0 +1,48 @@
+"""Bugs of a quorum for its simulation to find, by the same seeds and checks that the real one passes.
+
+What takes more than a few hundred seeds to show is told step by step in `test_quorum_votes` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast._model import Busy, Claim, Grant
+from holdfast.backends.quorum import QuorumBackend
+from tests.simulation.quorum_nodes import VotingBackend
+from tests.simulation.quorum_runs import Climate, Parts
+
+
+class TakesAMinority(QuorumBackend):
+    """Half of the servers are not a majority."""
+
+    def __init__(self, nodes: Sequence[Any], *others: Any, **options: Any) -> None:
+        super().__init__(nodes, *others, **options)
+        self._majority = len(nodes) // 2
+
+
+class KeepsOutForTheTtlOfWhoeverAsks(QuorumBackend):
+    """Ours, found by seeds. What a server forgot may have been granted for longer than what it is asked for now."""
+
+    def _kept_out_for(self, claim: Claim) -> float:
+        return claim.terms.ttl
+
+
+class ForgetsToCount(VotingBackend):
+    """A server that gives out what is proposed, even if it gave out more before."""
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        self._store.fence = fence - 1
+        return await super().vote(claim, fence=fence, place=place, enqueue=enqueue, within=within)
+
+
+PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
+    "a minority is enough": (Parts(TakesAMinority), Climate(), "held together"),
+    "kept out for the ttl of whoever asks": (
+        Parts(KeepsOutForTheTtlOfWhoeverAsks),
+        Climate(forgets=True, at_once=True),
+        "held together",
+    ),
+    "a server that does not count": (Parts(server=ForgetsToCount), Climate(), "fence went back"),
+}

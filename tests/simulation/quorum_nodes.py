@@ -1,0 +1,262 @@
+"""Simulated servers of a quorum, and the crew of a simulated client that asks them all at once.
+
+Decides: what a server forgets when it crashes, and what becomes of messages meanwhile. The quorum's own logic runs
+unchanged on top. Leaves to `simulated_network`: the fate of each message between one client and one server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast._model import Busy, Claim, Grant, Health
+from holdfast._worlds import World
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import Holder, MemoryStore, Resource
+from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
+from holdfast.drivers.redis_quorum_rounds import LINGER
+from holdfast.errors import BackendUnavailable
+from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
+from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
+
+NODE_TIMEOUT = 0.3
+
+
+class VotingBackend(MemoryBackend):
+    """What a server does with a proposal and a place in line, as the scripts of Redis do."""
+
+    def __init__(self, store: MemoryStore, world: World) -> None:
+        super().__init__(store, world)
+        self._places: dict[str, int] = {}  # in line, by claim
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        self._store.fence = max(self._store.fence, fence - 1)
+        answer = await self.acquire(claim, enqueue=enqueue, within=within)
+        resource = self._store.resources.get(claim.terms.key)
+        if isinstance(answer, Grant) or resource is None or claim.id not in resource.queue:
+            return answer
+        self._line_up(resource, claim, place)
+        return await self.acquire(claim, enqueue=enqueue, within=within)  # which tells where it stands now
+
+    def _line_up(self, resource: Resource, claim: Claim, place: int) -> None:
+        self._places[claim.id] = place
+        resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._places[waiter[0]]))
+
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        holder = self._holder(claim)
+        if holder is None or holder.fence not in (fence, instead_of):
+            return False
+        holder.fence = fence
+        self._store.fence = max(self._store.fence, fence)
+        return True
+
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        holder = self._holder(claim)
+        if holder is None or holder.fence > up_to:
+            return
+        if not enqueue:
+            await self.abandon(claim, within=within)
+            return
+        now = self._store.clock()
+        resource = self._store.look_or_make(claim.terms.key, now)
+        resource.end(claim.id)
+        self._enqueue(resource, claim, now)
+        self._line_up(resource, claim, place)
+        resource.hand_over(now)
+
+    def _holder(self, claim: Claim) -> Holder | None:
+        resource = self._store.look(claim.terms.key, self._store.clock())
+        holder = resource.holders.get(claim.id) if resource is not None else None
+        return None if holder is None or holder.ended else holder
+
+
+class NodeNetwork(Network):
+    """One server and the wires to it. It may be down: then what arrives is lost."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        name: str,
+        faults: Faults,
+        rate: float,
+        server: type[VotingBackend] = VotingBackend,
+    ) -> None:
+        super().__init__(simulation, faults, server)
+        self.name = name
+        self.down_until = 0.0  # true time
+        self.born_at = -1e9  # true time: since when it remembers everything
+        self.server.world.rate = rate
+        answer = self.server.answer
+
+        def answer_and_know_vote(client: RemoteBackend, verb: str, asked: Any, options: dict[str, Any]) -> Any:
+            if verb in ("vote", "give_back"):
+                self.server.world.asking = client, asked
+            return answer(client, verb, asked, options)
+
+        self.server.answer = answer_and_know_vote  # type: ignore[method-assign]
+
+    def crash(self, seconds: float, *, forgets: bool) -> None:
+        self.down_until = self.simulation.time + seconds
+        if forgets:
+            self.server.store.clear()
+            self.server.store.fence = 0
+            self.born_at = self.down_until
+
+    @property
+    def down(self) -> bool:
+        return self.simulation.time < self.down_until
+
+    def _carry(self, call: Any, delay: float) -> None:
+        self.simulation.later(delay, lambda: None if self.down else call.arrive())
+
+
+class SimulatedNode(RemoteBackend):
+    """A client's view of one server."""
+
+    network: NodeNetwork
+
+    @property
+    def name(self) -> str:
+        return self.network.name
+
+    def age(self) -> float:
+        return self.world.simulation.time - self.network.born_at
+
+    def doubt(self, id: str) -> None:
+        """A late request may take effect; time ends what it does."""
+
+    def doubts(self, id: str) -> bool:
+        return False
+
+    def is_crowded(self, key: str) -> bool:
+        return True
+
+    def is_plain(self, claim: Claim) -> bool:
+        return False
+
+    def quick_vote(self, claim: Claim, fence: int) -> bytes:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    def quick_release(self, claim: Claim) -> bytes:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        options: dict[str, Any] = {"fence": fence, "place": place, "enqueue": enqueue}
+        answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
+        return answer
+
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT)}
+        answer: bool = await self._ask("seal", claim, [claim.id], **options)
+        return answer
+
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        options: dict[str, Any] = {"up_to": up_to, "place": place, "enqueue": enqueue}
+        await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
+
+    def woken(self, id: str) -> None:
+        seats[self.world].wake(id)
+
+
+class SimulatedSeats:
+    """Where the waiters of one client sleep, whichever server wakes them."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+        self._seats: dict[str, SimulatedSignal] = {}
+
+    @property
+    def address(self) -> str:
+        return self._world.name
+
+    def expect(self, claim: Claim) -> str:
+        self._seats.setdefault(claim.id, self._world.signal())
+        return self.address
+
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
+
+    def forget(self, claim: Claim) -> None:
+        self._seats.pop(claim.id, None)
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        self.expect(claim)
+        return await self._seats[claim.id].wait(seconds)
+
+    def wake(self, claim: str) -> None:
+        if claim in self._seats:
+            self._seats[claim].set()
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def after_fork(self) -> None:
+        """Simulated machines do not fork."""
+
+
+seats: dict[SimulatedWorld, SimulatedSeats] = {}
+
+
+class SimulatedCrew:
+    """A task for each node; the client goes on as soon as it knows enough."""
+
+    wires = ()
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world = world
+        self.doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.wakes = seats[world] = SimulatedSeats(world)
+
+    async def shout(
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
+    ) -> list[Any]:
+        raise NotImplementedError("simulated servers are asked one by one")
+
+    async def ask(
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
+    ) -> list[Any]:
+        heard: list[Any] = [PENDING] * len(asks)
+        changed = self._world.signal()
+
+        async def hear(node: int, ask: Ask) -> None:
+            try:
+                answer = await ask
+            except BackendUnavailable as error:
+                answer = error
+            heard[node] = answer
+            changed.set()
+
+        for node, ask in enumerate(asks):
+            if ask is not None:
+                self._world.spawn(hear(node, ask), "job, a question to one node")
+        asked = sum(ask is not None for ask in asks)
+        until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
+        while not enough(heard) and sum(one is not PENDING for one in heard) < asked:
+            if settled is not None and settled(heard):
+                until = min(until, self._world.now() + LINGER)
+            if not await changed.wait(until - self._world.now()):
+                break
+        return list(heard)
+
+    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        """Time ends it."""
+
+    async def check_up(self) -> list[Health]:
+        """Nobody asks."""
+        return []
+
+    async def pause(self, seconds: float) -> None:
+        await self._world.pause(seconds)
+
+    async def close(self) -> None:
+        """No connections."""
+
+    def after_fork(self) -> None:
+        """Simulated machines do not fork."""

@@ -1,0 +1,274 @@
+"""Single rounds of a quorum, step by step: what a late message may not undo, which fence a grant has, and whose vote
+counts. No network and no time: a test says what arrives when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from holdfast._model import Busy, Claim, Grant, Terms
+from holdfast._worlds import drive
+from holdfast.backends.memory_store import MemoryStore
+from holdfast.backends.quorum import QuorumBackend
+from holdfast.drivers.redis_quorum import PENDING, Ask
+from holdfast.errors import BackendUnavailable
+from tests.simulation.quorum_nodes import VotingBackend
+
+WITHIN = 1.0
+
+
+class Server(VotingBackend):
+    """One of the quorum. It may be down, its answer may be lost, and what is given back may come late."""
+
+    name = "server"
+
+    def __init__(self) -> None:
+        store = MemoryStore(clock=lambda: 0.0)
+        store.fence = 0
+        world: Any = Silent()
+        super().__init__(store, world)
+        self.down = self.deaf = self.slow = False
+        self.crowded = True  # as far as clients know
+        self.years = 1e9
+        self.on_the_way: list[Callable[[], Any]] = []
+
+    def age(self) -> float:
+        return self.years
+
+    def doubt(self, id: str) -> None: ...
+
+    def doubts(self, id: str) -> bool:
+        return False
+
+    def is_crowded(self, key: str) -> bool:
+        return self.crowded
+
+    def is_plain(self, claim: Claim) -> bool:
+        return False
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        self._must_answer()
+        answer = await super().vote(claim, fence=fence, place=place, enqueue=enqueue, within=within)
+        if self.deaf:
+            raise BackendUnavailable("no answer")
+        return answer
+
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        self._must_answer()
+        return await super().seal(claim, fence=fence, instead_of=instead_of, within=within)
+
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        give_back = partial(super().give_back, claim, up_to=up_to, place=place, enqueue=enqueue, within=within)
+        if self.slow:
+            self.on_the_way.append(lambda: drive(give_back()))
+            raise BackendUnavailable("no answer")
+        await give_back()
+
+    def _must_answer(self) -> None:
+        if self.down:
+            raise BackendUnavailable("down")
+
+    def arrive(self) -> None:
+        """What is on its way gets there now."""
+        for step in self.on_the_way:
+            step()
+
+
+class Silent:
+    """A world where nobody waits, and a crew that asks one after the other."""
+
+    blocking = True
+    wires = ()
+
+    def __init__(self) -> None:
+        self.doubt: Any = None
+        self.wakes: Any = self
+
+    def signal(self) -> Any:
+        return self
+
+    def set(self) -> None: ...
+
+    def forget(self, claim: Claim) -> None: ...
+
+    async def pause(self, seconds: float) -> None: ...
+
+    async def ask(self, asks: Sequence[Ask | None], enough: Any, **how: Any) -> list[Any]:
+        heard: list[Any] = [PENDING] * len(asks)
+        for number, ask in enumerate(asks):
+            if ask is not None and enough(heard):
+                ask.close()
+            elif ask is not None:
+                try:
+                    heard[number] = drive(ask)
+                except BackendUnavailable as error:
+                    heard[number] = error
+        return heard
+
+    def later(self, node: int, claim: str, ask: Any, until: float) -> None: ...
+
+
+class Stage:
+    def __init__(self, size: int = 3) -> None:
+        self.servers: list[Any] = [Server() for _ in range(size)]
+
+    def client(self, clock: int, rejoin: float | None = 0.0) -> QuorumBackend:
+        """One whose clock shows that, always."""
+        crew: Any = Silent()
+        return QuorumBackend(self.servers, crew, chance=lambda: 0.5, micros=lambda: clock, rejoin=rejoin)
+
+    def down(self, *numbers: int) -> None:
+        for number, server in enumerate(self.servers):
+            server.down = number in numbers
+
+
+def claim(id: str) -> Claim:
+    return Claim(id, Terms("x", "x", id, 30.0))
+
+
+def ask(client: QuorumBackend, id: str) -> Grant | Busy:
+    return drive(client.acquire(claim(id), enqueue=False, within=WITHIN))
+
+
+def release(client: QuorumBackend, id: str) -> bool:
+    return drive(client.release(claim(id), linger=0.0, within=WITHIN))
+
+
+def granted(client: QuorumBackend, id: str) -> int:
+    answer = ask(client, id)
+    assert isinstance(answer, Grant), answer
+    return answer.fence
+
+
+# What comes late
+
+
+def test_a_vote_that_was_given_back_late_and_given_again_stays() -> None:
+    stage = Stage()
+    first, second, third = (stage.client(clock) for clock in (100, 200, 300))
+    stage.down(1)
+    granted(first, "a")
+    stage.down()
+    stage.servers[1].slow = True
+    assert isinstance(ask(second, "b"), Busy)  # a vote of the one that was down; it is given back, and that is slow
+    stage.servers[1].slow = False
+    assert isinstance(ask(second, "b"), Busy)  # this time it gets there
+    assert release(first, "a")
+    stage.down(2)
+    granted(second, "b")
+    stage.servers[1].arrive()
+    stage.down()
+    assert isinstance(ask(third, "c"), Busy)
+
+
+def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
+    stage = Stage()
+    first, second, third = (stage.client(clock) for clock in (100, 200, 300))
+    stage.down(0, 1)
+    with pytest.raises(BackendUnavailable):
+        ask(first, "a")  # a vote of one, which is not heard of any more
+    stage.down()
+    stage.servers[0].deaf = stage.servers[1].slow = True
+    assert isinstance(ask(second, "b"), Busy)  # two votes, one of them unheard; the other is given back, slowly
+    stage.servers[0].deaf = stage.servers[1].slow = False
+    fence = granted(second, "b")  # both are still there, and agree
+    stage.servers[1].arrive()
+    assert isinstance(ask(third, "c"), Busy)
+    drive(first.abandon(claim("a"), within=WITHIN))
+    assert release(second, "b")
+    assert granted(third, "c") > fence
+
+
+def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() -> None:
+    server = Server()
+    drive(server.vote(claim("a"), fence=100, place=1, enqueue=False, within=WITHIN))
+    assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
+    assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
+    assert not drive(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
+    assert drive(server.inspect("x")).holders[0].fence == 200
+
+
+def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
+    """Else the server would wait for one that is gone when it comes to its place."""
+    stage = Stage()
+    for server in stage.servers:
+        server.crowded = False
+    drive(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
+    stage.servers[0].deaf = True
+    client = stage.client(100)
+    assert isinstance(drive(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
+    stage.servers[0].deaf = False
+    assert drive(stage.servers[0].inspect("x")).waiters == 1
+    assert release(client, "b")
+    assert drive(stage.servers[0].inspect("x")).waiters == 0
+
+
+# Fences
+
+
+def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_told() -> None:
+    stage = Stage()
+    fast, slow, other = stage.client(1000), stage.client(100), stage.client(100)
+    stage.down(2)
+    fences = [granted(fast, "a")]
+    assert release(fast, "a")
+    stage.down(0)
+    fences.append(granted(slow, "b"))  # one of its servers knows of 1000, the other knows of nothing
+    assert release(slow, "b")
+    stage.down(1)
+    fences.append(granted(other, "c"))
+    assert fences == sorted(set(fences)), "fences grow, whatever the clocks show"
+
+
+def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    drive(stage.servers[0].vote(claim("z"), fence=200, place=1, enqueue=False, within=WITHIN))
+    drive(stage.servers[0].abandon(claim("z"), within=WITHIN))
+    assert granted(client, "a") == 100, "not 201, which one of three answered"
+
+
+def test_a_grant_whose_fence_cannot_be_written_back_does_not_count() -> None:
+    stage = Stage()
+    fast, slow = stage.client(1000), stage.client(100)
+    stage.down(2)
+    granted(fast, "a")
+    assert release(fast, "a")
+    stage.down(0)
+
+    async def breaks(*_: Any, **__: Any) -> bool:
+        raise BackendUnavailable("down")
+
+    stage.servers[2].seal = breaks
+    with pytest.raises(BackendUnavailable, match="too few of them could be told its fence 1001"):
+        ask(slow, "b")
+
+
+# Whose vote counts
+
+
+def test_the_vote_of_a_server_that_started_anew_does_not_count_and_is_given_back() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=30.0)
+    stage.down(0)
+    stage.servers[1].years = 29.9
+    with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+        ask(client, "a")
+    assert all(not drive(server.inspect("x")).holders for server in stage.servers)
+    stage.servers[1].years = 30.0
+    assert granted(client, "a")
+
+
+def test_where_the_ttls_differ_the_longest_that_was_asked_for_keeps_a_server_out() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=None)
+    long, short = claim("a"), claim("b")._replace(terms=claim("b").terms._replace(ttl=1.0))
+    drive(client.acquire(long, enqueue=False, within=WITHIN))
+    assert release(client, "a")
+    for server in stage.servers:
+        server.years = 2.0
+    with pytest.raises(BackendUnavailable, match="kept out"):
+        drive(client.acquire(short, enqueue=False, within=WITHIN))
