@@ -25,6 +25,8 @@ from holdfast.errors import BackendUnavailable
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
 
+pytestmark = pytest.mark.slow
+
 TTL = 30.0
 
 

@@ -16,6 +16,8 @@ from holdfast.backends.postgres_table_requests import keepable, kept
 from holdfast.primitives.names import metadata_text
 from tests.servers.postgres_tables import table
 
+pytestmark = pytest.mark.slow
+
 # What jsonb or a careless reader of escapes stumbles over, more often than chance would bring it together.
 PIECES = st.sampled_from(["\\", "\\u", "\0", "\ud83d", "\ude00", "\udc00", "😀", "d83d", "0000", "1e5", '"', "a"])
 TEXTS = st.lists(PIECES).map("".join) | st.text(st.characters(codec=None))

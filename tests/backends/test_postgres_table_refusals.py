@@ -22,6 +22,8 @@ from holdfast.drivers.postgres_names import Names
 from holdfast.errors import BackendUnavailable
 from tests.servers.postgres_tables import table
 
+pytestmark = pytest.mark.slow
+
 AT_ONCE = 2.0  # seconds: less than any wait below
 PATIENT = 20.0
 TOO_LONG = "x" * 64 + ".invalid"  # a name that no resolver needs to be asked for
