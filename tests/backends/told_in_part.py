@@ -18,9 +18,11 @@ def told_in_part(
 
     A part is one way of a story that is told in several, by its id.
     """
-    in_part = {each for each in dir(chapter) if _has(getattr(chapter, each), parts)}
-    told = told | {each: _without(getattr(chapter, each), parts) for each in in_part}
-    told |= {each: None for each in stories if hasattr(chapter, each)}
+    names = dir(chapter)  # in order: all workers must collect the same
+    told = told | {
+        each: _without(getattr(chapter, each), parts) for each in names if _has(getattr(chapter, each), parts)
+    }
+    told |= {each: None for each in names if each in stories}
     return pytest.mark.slow(type(name, (chapter,), told))
 
 
