@@ -201,6 +201,23 @@ def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Q
     assert asyncio.run(complaints()) == []
 
 
+def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum) -> None:
+    async def use() -> None:
+        locks = holdfast.aio.connect(quorum.url())
+        async with locks.lock("x", wait=5):
+            quorum.proxies[2].black_hole()
+            quorum.proxies[2].cut()  # so it is connected to anew, in vain
+        async with locks.lock("x", wait=5):
+            backend: Any = locks._logic.engine.backend
+            while not (making := list(backend._crew._making.values())):
+                await asyncio.sleep(0.01)
+                await (await locks.lock("y", wait=5).__aenter__()).release()
+        await locks.close()
+        assert [task for task in making if not task.done()] == []
+
+    asyncio.run(use())
+
+
 def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
     async def use() -> None:
         locks = holdfast.aio.connect(quorum.url())
