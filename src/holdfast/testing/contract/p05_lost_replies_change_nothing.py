@@ -95,7 +95,7 @@ class LostRepliesChangeNothing(Promise):
         locks.faults.lose_reply("abandon")
         waiter = stage.start(locks.lock("box", wait=5).acquire())
         await stage.queue("box", 1)
-        stage.clock.advance(5)
+        await stage.sleep_through(waiter)
         assert await waiter.result() is None
         assert (await stage.info("box")).waiters == 0
 
