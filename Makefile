@@ -6,11 +6,10 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))  # tests wait for servers too
 
-# Thousands of stories that are all slow: to collect them takes longer than to run the rest.
-QUICKLY := --ignore=tests/adversity --ignore=tests/backends/test_quorum_contract.py \
-           --ignore=tests/backends/test_postgres_advisory_contract.py
+# The quick loop: folders whose tests take no real time and start no server.
+QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/test_import.py tests/test_matrix.py tests/test_shape.py
 
-.PHONY: help demo test check lint bench test-all clean
+.PHONY: help demo test check lint bench soak flaky test-all clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -23,9 +22,10 @@ test: $(VENV)/.test lint  ## set up, and run every check and every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
-	$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
-	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(QUICKLY)
+	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side \
+	    "$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check ." \
+	    "$(BIN)/python -m mypy" \
+	    "$(BIN)/python -m pytest -q -m 'not slow' $(QUICK)"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -34,6 +34,12 @@ lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 
 bench: $(VENV)/.bench  ## measure against bare floors and released peers: table, JSON, plot in bench/results
 	$(BIN)/python -m bench
+
+soak: $(VENV)/.test  ## the long search: 20,000 seeds, storms of interrupts, Hypothesis at full length, every row whole
+	HOLDFAST_TESTS=soak $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=20
+
+flaky: $(VENV)/.test  ## all tests RUNS times, half of them beside busy loops, in random order; a table of what failed
+	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),10) --jobs $(JOBS)
 
 test-all:  ## the tests on every interpreter from 3.11 up that is found
 	@PYTHON=$(PYTHON) ./tests/on_every_python.sh

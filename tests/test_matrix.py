@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -13,11 +14,16 @@ from typing import Any
 import pytest
 
 import holdfast.testing.contract as contract
-from holdfast._connect import _OPENERS
-from holdfast.testing.contract.story import WORLDS, lacking, needed_by
+from holdfast._connect import _OPENERS, open_backend
+from holdfast._model import Capabilities
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
+from holdfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking, needed_by, needs, subject_of
 from holdfast.testing.stage import Stage
 from holdfast.testing.stage_simulated import SimulatedStage
 from tests.contract.backends import BACKENDS, Row
+from tests.contract.telling import at_scale, chapters_of
+from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,18 +48,47 @@ def test_every_chapter_belongs_to_the_contract() -> None:
     assert written == {chapter.__module__.rpartition(".")[2] for chapter in contract.CHAPTERS}
 
 
-# What can do so little of the contract that it says for each story why not, in a file of its own.
-TOLD_ELSEWHERE = {
-    "postgresql+advisory": "tests/backends/test_postgres_advisory_contract.py",
-    "redlock": "tests/backends/test_quorum_contract.py",
-}
-
-
 def test_every_backend_that_connect_knows_is_in_the_table() -> None:
-    elsewhere = {_OPENERS[scheme] for scheme in TOLD_ELSEWHERE}
-    assert {_OPENERS[row.scheme] for row in BACKENDS} | elsewhere == set(_OPENERS.values())
-    assert all((ROOT / file).exists() for file in TOLD_ELSEWHERE.values())
+    assert {_OPENERS[row.scheme] for row in BACKENDS} == set(_OPENERS.values())
     assert len({row.name for row in BACKENDS}) == len(BACKENDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", BACKENDS, ids=lambda row: row.name)
+def test_a_row_says_what_its_backend_says_that_it_can(row: Row, tmp_path: Path) -> None:
+    assert open_backend(row.url(tmp_path), ThreadWorld(), None).capabilities == row.capabilities
+
+
+def test_every_story_says_whether_it_is_about_the_store_or_the_engine() -> None:
+    assert {name for name, story in ALL_STORIES.items() if getattr(story, "about", None) not in SUBJECTS} == set()
+
+
+def test_what_is_about_the_engine_is_told_on_memory_sqlite_and_redis() -> None:
+    """They differ most: no server, a file, and a server; the other rows tell what is about their store."""
+    of_engine = {row.name for row in BACKENDS if "engine" in row.subjects}
+    assert of_engine - {"redis_here"} == {"memory", "sqlite", "redis"}
+    assert all("store" in row.subjects for row in BACKENDS)
+
+
+def test_only_rows_of_another_age_or_size_of_the_same_server_are_told_in_part() -> None:
+    in_part = {row.name: row.scheme for row in BACKENDS if row.chapters}
+    whole = {row.scheme for row in BACKENDS if not row.chapters}
+    assert in_part == {"redlock5": "redlock"} | ({"redis6": "redis"} if HAS_REDIS_6 else {})
+    assert set(in_part.values()) <= whole
+    assert all(len(chapters_of(row)) == len(row.chapters) for row in BACKENDS if row.chapters)
+
+
+def test_the_long_search_tells_everything_on_every_row() -> None:
+    for row in BACKENDS:
+        told = at_scale(row, "soak")
+        assert told is not None
+        assert chapters_of(told) == list(contract.CHAPTERS)
+        assert told.subjects == SUBJECTS
+
+
+def test_a_need_that_nobody_could_meet_is_refused() -> None:
+    with pytest.raises(ValueError, match="exipres"):
+        needs("exipres")
 
 
 def test_every_chapter_has_stories_of_its_own_and_no_two_share_a_name() -> None:
@@ -65,7 +100,15 @@ def test_every_chapter_has_stories_of_its_own_and_no_two_share_a_name() -> None:
 
 def test_every_story_is_for_some_world_on_some_backend() -> None:
     for name, story in ALL_STORIES.items():
-        assert any(not lacking(story, world, row.can) for world in WORLDS.values() for row in BACKENDS), name
+        assert any(_worlds(story, row) for row in BACKENDS), name
+
+
+def _worlds(story: Callable[..., Any], row: Row) -> list[type[Stage]]:
+    """Those that the story must be told in on the row."""
+    if subject_of(story) not in row.subjects:
+        return []
+    able = row.can | abilities(row.capabilities)
+    return [world for world in WORLDS.values() if not lacking(story, world, able)]
 
 
 def test_every_world_is_used_by_some_backend() -> None:
@@ -81,7 +124,8 @@ ONLY_REAL_WORLDS_HAVE = frozenset[str]().union(*(world.can for world in WORLDS.v
 
 @pytest.mark.parametrize("row", SIMULATED, ids=lambda row: row.name)
 def test_a_story_is_left_out_of_the_simulated_world_only_for_what_it_cannot_have(row: Row) -> None:
-    left_out = {name: lacking(story, SimulatedStage, row.can) for name, story in ALL_STORIES.items()}
+    able = row.can | abilities(row.capabilities)
+    left_out = {name: lacking(story, SimulatedStage, able) for name, story in ALL_STORIES.items()}
     left_out = {name: why for name, why in left_out.items() if why}
     assert all(why <= ONLY_REAL_WORLDS_HAVE for why in left_out.values()), left_out
     assert len(left_out) < len(ALL_STORIES) / 10, left_out  # nearly all of the contract is told there
@@ -90,7 +134,7 @@ def test_a_story_is_left_out_of_the_simulated_world_only_for_what_it_cannot_have
 def test_a_story_that_can_be_cancelled_is_told_in_the_simulated_world_too() -> None:
     for name, story in ALL_STORIES.items():
         if needed_by(story) <= {"cancellation"}:
-            assert not lacking(story, SimulatedStage, SimulatedStage.asks), name
+            assert not lacking(story, SimulatedStage, SimulatedStage.asks | abilities(Capabilities())), name
 
 
 def test_a_story_that_asks_for_asyncio_uses_it() -> None:
@@ -115,22 +159,110 @@ def test_a_backend_gets_the_simulated_world_by_saying_so_and_not_otherwise() -> 
 # What pytest sees
 
 
+def _collect(folder: Path, *programs: str) -> subprocess.Popen[str]:
+    """Collect all tests of `make test` where these programs, and none but Python's own, are installed."""
+    folder.mkdir()
+    for program in programs:
+        (folder / program).write_text("#!/bin/sh\nexit 1\n")
+        (folder / program).chmod(0o755)
+    environment = {**os.environ, "PATH": str(folder), "HOLDFAST_TESTS": "all"}
+    environment.pop("HOLDFAST_TEST_REDIS", None)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The tests that pytest finds, where servers are installed and where none are."""
+    folder = tmp_path_factory.mktemp("path")
+    asked = {
+        "no servers": _collect(folder / "none"),
+        "servers": _collect(folder / "some", "redis-server", "valkey-server", "postgres", "initdb", "etcd"),
+    }
+    found = {}
+    for where, process in asked.items():
+        answer, _ = process.communicate()
+        assert process.returncode == 0, answer
+        found[where] = [line for line in answer.splitlines() if "::" in line]
+    return found
+
+
 @pytest.mark.slow
-def test_every_story_is_really_collected_on_every_backend_in_every_world() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/contract"]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    found = re.findall(r"::Test(\w+)_([a-z0-9+]+)::(test_\w+)\[(threads|asyncio|simulated-\d+)", answer.stdout)
+def test_every_story_is_really_collected_on_every_backend_in_every_world(collected: dict[str, list[str]]) -> None:
+    pattern = r"::Test([A-Za-z]+)_(\w+)::(test_\w+)\[(threads|asyncio|simulated-\d+)"
+    told = (line for line in collected["no servers"] if line.startswith("tests/contract/test_contract.py"))
+    found = {match.groups() for line in told if (match := re.search(pattern, line))}
     expected = {
         (chapter.__name__, row.name, name, world)
-        for chapter in contract.CHAPTERS
         for row in BACKENDS
+        for chapter in chapters_of(row)
         for name, story in _stories(chapter).items()
-        for stage in WORLDS.values()
+        for stage in _worlds(story, row)
         for world in _ids(stage)
-        if not lacking(story, stage, row.can)
     }
-    assert expected == set(found)
+    assert expected == found
+
+
+@pytest.mark.slow
+def test_what_is_tested_does_not_depend_on_what_is_installed(collected: dict[str, list[str]]) -> None:
+    assert collected["servers"] == collected["no servers"]
+    assert len(collected["servers"]) > 5000
+
+
+def test_a_server_of_this_host_is_used_only_when_asked_for_by_name() -> None:
+    assert redis_of_this_host({"PATH": os.environ["PATH"]}) is None
+    assert redis_of_this_host({"HOLDFAST_TEST_REDIS": "/opt/redis-server"}) == Path("/opt/redis-server")
+
+
+ONE_MORE_ROW = """
+from holdfast import _connect
+from holdfast._model import Capabilities
+from holdfast.backends.memory import MemoryBackend
+from holdfast.backends.memory_store import shared_store
+from tests.contract.backends import Row
+from tests.contract.telling import classes
+
+class Dummy(MemoryBackend):
+    capabilities = Capabilities(cell=False, limits=False)
+
+_connect._OPENERS["dummy"] = lambda parts, wishes: lambda world, clock: Dummy(shared_store(parts.netloc, clock), world)
+row = Row("dummy", "dummy", lambda folder: f"dummy://{abs(hash(folder))}", Dummy.capabilities, can=frozenset())
+globals().update(classes(row, __name__))
+"""
+
+
+@pytest.mark.slow
+def test_a_new_backend_is_one_row(tmp_path: Path) -> None:
+    """It is held to the whole contract, but for what it says that it cannot do."""
+    file = tmp_path / "test_dummy.py"
+    file.write_text(ONE_MORE_ROW)
+    words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    words += ["--rootdir", str(ROOT), "-k", "OneAdmissionRule or OptimisticCells or Semaphores", str(file)]
+    answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    found = set(re.findall(r"::Test(\w+)_dummy::(test_\w+)\[(threads|asyncio)", answer.stdout))
+    assert found == {
+        ("OneAdmissionRule", name, world)
+        for name, story in _stories(OneAdmissionRule).items()
+        if not needed_by(story) & {"limits", "cell"}
+        for world in ("threads", "asyncio")
+    }
+
+
+@pytest.mark.slow
+def test_the_quick_loop_imports_no_framework_of_users() -> None:
+    """They take longer to import than the quick tests to run."""
+    asked = re.search(r"^QUICK *:= *(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert asked is not None
+    script = f"""
+import sys, pytest
+assert pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *{asked[1].split()!r}]) == 0
+print("IMPORTED", *sorted({{"django", "sqlalchemy", "asyncpg"}} & set(sys.modules)))
+"""
+    environment = {**os.environ, "HOLDFAST_TESTS": "quick"}
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert answer.stdout.splitlines()[-1].split() == ["IMPORTED"], answer.stdout + answer.stderr
 
 
 def _ids(stage: type[Stage]) -> list[str]:

@@ -170,6 +170,9 @@ class Capabilities(NamedTuple):
     shared: bool = True  # semaphores and readers
     limits: bool = True  # how many may share can be limited: semaphores
     expires: bool = True  # a hold ends at the store when its ttl has passed; else only when it is let go of
+    reserves: bool = True  # a freed name is kept for the next waiter until it confirms; else the store grants it
+    breaks_alone: bool = True  # a break ends the holds of one name; else every hold of the holder's session
+    wakes_once: bool = True  # a waiter that is woken is granted at its first request; else it may have to repeat it
     observe: bool = True  # changes are told: elections
     limiter: bool = True
     cell: bool = True

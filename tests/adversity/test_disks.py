@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from tests.adversity.actor import Actor
 
 pytestmark = pytest.mark.slow
 
-CAN_MOUNT = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode == 0
+
+@cache
+def can_mount() -> bool:
+    return subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Actor]:
     """A process whose store lies on a disk of its own, of 256 KiB, which it can fill or make read-only."""
-    if not CAN_MOUNT:
+    if not can_mount():
         pytest.skip("needs the capability to mount in a user namespace")
     mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
     actor = Actor(f"sqlite:///{tmp_path / 'locks.db'}", prefix=("unshare", "-Urm", "sh", "-c", mount, "sh"))

@@ -18,6 +18,7 @@ import holdfast.aio
 from holdfast._time import boot_now
 from holdfast.backends import postgres_table_requests as requests
 from holdfast.errors import AcquireTimeout
+from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
 
@@ -28,7 +29,7 @@ EXPIRED = (
     " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"
 )
 SWEEP_EVERY = 64  # grants
-AT_A_NAME = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted"
+AT_A_NAME = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted AND {HERE}"
 
 
 class Psql:

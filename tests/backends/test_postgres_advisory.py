@@ -19,7 +19,7 @@ from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds,
 from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
 from holdfast.drivers import postgres_advisory_watch
 from tests.servers.postgres import USER
-from tests.servers.postgres_shared import advisory
+from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
 from tests.servers.waiting import until
@@ -203,7 +203,8 @@ def test_one_that_waits_outside_is_not_kept_from_a_free_lock_by_those_who_wait_f
 def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
     url: str, psql: psycopg.Connection
 ) -> None:
-    psql.execute(f"ALTER ROLE {USER} SET lock_timeout = '20ms'".encode())
+    role = f"ALTER ROLE {USER} IN DATABASE {psql.info.dbname}"
+    psql.execute(f"{role} SET lock_timeout = '20ms'".encode())
     try:
         with holdfast.connect(url) as locks, holdfast.connect(url) as other:
             lease = other.lock("gate").acquire()
@@ -212,11 +213,12 @@ def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
             backend: Any = locks._logic.engine.backend
             assert backend._sessions.ready.pgconn.exec_(b"SHOW lock_timeout").get_value(0, 0) == b"0"
     finally:
-        psql.execute(f"ALTER ROLE {USER} RESET lock_timeout".encode())
+        psql.execute(f"{role} RESET lock_timeout".encode())
 
 
 def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psycopg.Connection) -> None:
-    cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    waits = f"locktype = 'advisory' AND NOT granted AND {HERE}"
+    cancel = f"SELECT count(pg_cancel_backend(pid)) FROM pg_locks WHERE {waits}"
     served: list[int] = []
     with holdfast.connect(url) as locks, holdfast.connect(url) as other:
         with other.lock("gate"):

@@ -16,7 +16,7 @@ import pytest
 import holdfast
 from holdfast import BackendUnavailable, Locks
 from holdfast.backends import postgres_advisory_asking, postgres_advisory_sql
-from tests.servers.postgres_shared import advisory
+from tests.servers.postgres_shared import HERE, advisory
 
 pytestmark = pytest.mark.slow
 
@@ -59,10 +59,8 @@ def _fail(locks: Locks, how: str) -> None:
 
 def _left(plain: str) -> int:
     with psycopg.connect(plain) as psql:
-        row = psql.execute(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        ).fetchone()
+        sql = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {HERE}"
+        row = psql.execute(sql.encode()).fetchone()
         assert row is not None
         return int(row[0])
 

@@ -21,7 +21,7 @@ import holdfast
 from holdfast import LockError
 from holdfast.backends.postgres_advisory_keys import key_of
 from tests.servers.postgres import USER
-from tests.servers.postgres_shared import advisory
+from tests.servers.postgres_shared import HERE, advisory, own_name
 from tests.servers.server import HOST
 from tests.servers.waiting import until
 
@@ -97,10 +97,9 @@ def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
     url: str, psql: psycopg.Connection
 ) -> None:
     """Client, state and times of another role's connections are for members of pg_read_all_stats."""
-    psql.execute("DROP ROLE IF EXISTS guest")
-    psql.execute("CREATE ROLE guest LOGIN")
+    guest = _guest(psql)
     _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
-    with holdfast.connect(url.replace(f"//{USER}@", "//guest@")) as locks:
+    with holdfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert holder.holder == "somebody"
         shown = {"pid": psql.info.backend_pid, "application_name": "somebody"}
@@ -110,7 +109,8 @@ def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
 def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_holder(
     url: str, psql: psycopg.Connection
 ) -> None:
-    names = "SELECT array_agg(application_name) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE objsubid = 1"
+    names = "SELECT array_agg(application_name) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+    names += f" WHERE objsubid = 1 AND {HERE}"
     with holdfast.connect(url, holder="worker-7") as locks:
         assert locks.list() == []
         with locks.lock("order:42"):
@@ -118,10 +118,9 @@ def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_hold
 
 
 def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, psql: psycopg.Connection) -> None:
-    psql.execute("DROP ROLE IF EXISTS guest")
-    psql.execute("CREATE ROLE guest LOGIN")
+    guest = _guest(psql)
     _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
-    with holdfast.connect(url.replace(f"//{USER}@", "//guest@")) as locks:
+    with holdfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         with pytest.raises(LockError, match="'order:42' could not be broken"):
             locks.break_lock("order:42")
         assert locks.inspect("order:42").locked
@@ -165,7 +164,16 @@ def _run(url: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _pid_of(psql: psycopg.Connection, name: str) -> int:
-    return int(_ask(psql, "SELECT pid FROM pg_stat_activity WHERE application_name = %s", name))
+    ours = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+    return int(_ask(psql, f"{ours} AND application_name = %s", name))
+
+
+def _guest(psql: psycopg.Connection) -> str:
+    """A role that may log in, and nothing else."""
+    role = own_name("guest")
+    psql.execute(f"DROP ROLE IF EXISTS {role}".encode())
+    psql.execute(f"CREATE ROLE {role} LOGIN".encode())
+    return role
 
 
 def test_ls_and_show_tell_what_is_true_and_nothing_else(url: str, psql: psycopg.Connection) -> None:

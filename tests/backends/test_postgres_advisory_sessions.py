@@ -20,14 +20,13 @@ from holdfast.backends.postgres_advisory_keys import key_of
 from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
 from holdfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
-from tests.servers.postgres_shared import advisory
+from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
-_IN_LINE = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+_IN_LINE = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
 
 
 @pytest.fixture
@@ -99,8 +98,9 @@ def test_ones_own_locks_are_known_and_broken_alone_though_a_pooler_invents_numbe
 
 # Their end
 
-_OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
-_END_OURS = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE application_name = 'me'"
+_MINE = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
+_OURS = f"SELECT count(*) {_MINE}"
+_END_OURS = f"SELECT count(pg_terminate_backend(pid, 5000)) {_MINE}"
 
 
 def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(

@@ -21,6 +21,7 @@ import holdfast
 import holdfast.aio
 from holdfast import BackendUnavailable
 from tests.servers.postgres import USER
+from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
 from tests.servers.server import HOST
 from tests.servers.waiting import LIMIT, until
@@ -45,10 +46,11 @@ def psql(url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def role(psql: psycopg.Connection) -> Iterator[str]:
-    psql.execute("DROP ROLE IF EXISTS few")
-    psql.execute("CREATE ROLE few")
-    yield "few"
-    psql.execute("DROP ROLE few")
+    name = own_name("few")
+    psql.execute(f"DROP ROLE IF EXISTS {name}".encode())
+    psql.execute(f"CREATE ROLE {name}".encode())
+    yield name
+    psql.execute(f"DROP ROLE {name}".encode())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -175,7 +177,8 @@ print(child, flush=True)
 {go_on}
 signal.pause()
 """
-_SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'forks'"
+_SESSIONS = """SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND application_name = 'forks'"""
 
 
 def _count(psql: psycopg.Connection, sql: str) -> int:

@@ -18,9 +18,10 @@ from holdfast.backends.postgres_table_schema import VERSION, script
 from holdfast.cli import main
 from holdfast.errors import BackendUnavailable, Unsupported
 from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
 
-NEW_HIRE = 'DO $$ BEGIN CREATE ROLE "new-hire" LOGIN; EXCEPTION WHEN duplicate_object THEN END $$'
+ADD_ROLE = 'DO $$ BEGIN CREATE ROLE "{}" LOGIN; EXCEPTION WHEN duplicate_object THEN END $$'
 COLUMNS = {
     "lock_name": "character varying(255)",
     "holder_id": "text",
@@ -47,6 +48,12 @@ class Database:
 
     def psql(self, sql: str) -> str:
         return table().server.psql(sql, self.name)
+
+    def role(self, name: str) -> str:
+        """A role of that name, or nearly, that may log in."""
+        own = own_name(name)
+        self.connection.execute(ADD_ROLE.format(own).encode())
+        return own
 
 
 @pytest.fixture
@@ -270,15 +277,15 @@ def test_a_schema_of_a_newer_release_is_not_taken_back(database: Database, capsy
 def test_missing_rights_give_an_error_that_says_what_to_run(
     database: Database,
 ) -> None:
-    database.connection.execute("DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
-    database.connection.execute("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM guest")
-    url = database.url.replace("//holdfast@", "//guest@")
+    guest = database.role("guest")
+    database.connection.execute(f'REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{guest}"'.encode())
+    url = database.url.replace("//holdfast@", f"//{guest}@")
     with holdfast.connect(url) as locks:
         with pytest.raises(BackendUnavailable, match=r"permission denied.*GRANT ALL ON ALL TABLES") as caught:
             locks.lock("a").acquire()
         assert not caught.value.transient
         for what in ("TABLES", "SEQUENCES"):
-            database.connection.execute(f"GRANT ALL ON ALL {what} IN SCHEMA public TO guest".encode())
+            database.connection.execute(f'GRANT ALL ON ALL {what} IN SCHEMA public TO "{guest}"'.encode())
         with locks.lock("a"):
             pass
 
@@ -287,31 +294,31 @@ def test_missing_rights_give_an_error_that_says_what_to_run(
 def test_who_may_not_migrate_is_told_the_grant_that_is_missing(
     database: Database, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
-    database.connection.execute(NEW_HIRE)
+    hired = database.role("new-hire")
     database.connection.execute("DROP SCHEMA IF EXISTS private CASCADE")
     if there:
         database.connection.execute("CREATE SCHEMA private")
     where = "SCHEMA private" if there else f"DATABASE {database.connection.info.dbname}"
-    words = ["migrate", "--schema", "private", database.url.replace("//holdfast@", "//new-hire@")]
+    words = ["migrate", "--schema", "private", database.url.replace("//holdfast@", f"//{hired}@")]
     assert main(words) == 69
     told = capsys.readouterr().err
-    grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "new-hire"', told)
+    grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "{hired}"', told)
     assert grant, told
     assert "permission denied" in told
     database.connection.execute(grant[0].encode())
     assert main(words) == 0
     database.connection.execute("DROP SCHEMA private CASCADE")
-    database.connection.execute('DROP OWNED BY "new-hire"')
+    database.connection.execute(f'DROP OWNED BY "{hired}"'.encode())
 
 
 def test_who_may_not_replace_what_is_there_is_told_whose_it_is(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database.connection.execute(NEW_HIRE)
-    database.connection.execute('GRANT CREATE ON SCHEMA public TO "new-hire"')
-    assert main(["migrate", database.url.replace("//holdfast@", "//new-hire@")]) == 69
+    hired = database.role("new-hire")
+    database.connection.execute(f'GRANT CREATE ON SCHEMA public TO "{hired}"'.encode())
+    assert main(["migrate", database.url.replace("//holdfast@", f"//{hired}@")]) == 69
     assert "belongs to holdfast: run it as that role" in capsys.readouterr().err
-    database.connection.execute('DROP OWNED BY "new-hire"')
+    database.connection.execute(f'DROP OWNED BY "{hired}"'.encode())
 
 
 @pytest.mark.parametrize("schema", ["", "a b", 'x"y', "1x", "x" * 64, "x'y", "$$"])

@@ -23,6 +23,7 @@ from holdfast.backends import postgres_table_requests as requests
 from holdfast.drivers.postgres_jobs import LANES, SPARE
 from holdfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import empty_table, table
 from tests.servers.waiting import until
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 SECRET = "s3cret"
 NOT_ALL_JSON = {"good": "{}", "bad": "this is not JSON", "fine": None}  # metadata by name
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
 
 
 class Database:
@@ -44,12 +46,7 @@ class Database:
         return row[0] if row and len(row) == 1 else row
 
     def connections(self) -> int:
-        return int(
-            self.ask(
-                "SELECT count(*) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name = 'holdfast'"
-            )
-        )
+        return int(self.ask(f"SELECT count(*) {OURS}"))
 
 
 @pytest.fixture
@@ -154,7 +151,7 @@ def test_threads_that_come_together_are_taken_along(database: Database) -> None:
             slow.execute("LOCK TABLE distributed_locks IN EXCLUSIVE MODE")
             before = _statements(database)
             with crew(*[lambda number=number: work(number) for number in range(16)]):
-                blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                blocked = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND {HERE}"
                 until(lambda: database.ask(blocked) >= LANES)
                 slow.rollback()
     assert _statements(database) - before < 320
@@ -241,17 +238,14 @@ def test_a_request_that_was_given_up_does_not_wait_on_at_the_server(database: Da
         for _ in range(3):
             with pytest.raises((AcquireTimeout, BackendUnavailable)):
                 locks.lock("a", wait=0.1).__enter__()
-        waits = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast' AND wait_event_type = 'Lock'"
+        waits = f"SELECT count(*) {OURS} AND wait_event_type = 'Lock'"
         locks.close()
         until(lambda: not database.ask(waits))
         slow.rollback()
     assert database.ask("SELECT count(*) FROM distributed_locks") == 0
 
 
-END_ALL = (
-    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND application_name = 'holdfast'"
-)
+END_ALL = f"SELECT count(pg_terminate_backend(pid)) {OURS}"
 
 
 def test_terminated_backends_are_replaced_and_nothing_is_lost(database: Database) -> None:
@@ -273,7 +267,7 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
         with crew(lambda: got.append(locks.lock("a").acquire(timeout=20))):
             until(lambda: others.inspect("a").waiters == 1)
             assert database.ask(END_ALL) >= 2
-            until(lambda: database.ask("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %%'"))
+            until(lambda: database.ask(f"SELECT count(*) {OURS} AND query LIKE 'LISTEN %%'"))
             held.release()
         assert got[0].held
         got[0].release()
@@ -371,7 +365,7 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
             slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
         got: list[Any] = []
         with crew(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=20)) for name in names]):
-            waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            waits = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits) == LANES)
             started = time.monotonic()
             with locks.lock("free"):
@@ -388,7 +382,8 @@ def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_ou
         other.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         got: list[Any] = []
         with crew(lambda: got.append(locks.lock("a").acquire(timeout=30))):
-            waits = "SELECT count(*) FROM pg_locks WHERE relation = 'distributed_locks'::regclass AND NOT granted"
+            relation = "relation = 'distributed_locks'::regclass"
+            waits = f"SELECT count(*) FROM pg_locks WHERE {relation} AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits))
             other.execute("SET deadlock_timeout = '60s'")  # so that it is the other one that is chosen
             other.execute("SET lock_timeout = '20s'")

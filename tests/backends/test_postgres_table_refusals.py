@@ -20,6 +20,7 @@ from holdfast.cli import main
 from holdfast.drivers.postgres_lines import run
 from holdfast.drivers.postgres_names import Names
 from holdfast.errors import BackendUnavailable
+from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ AT_ONCE = 2.0  # seconds: less than any wait below
 PATIENT = 20.0
 TOO_LONG = "x" * 64 + ".invalid"  # a name that no resolver needs to be asked for
 ADD_ROLE = "DO $$ BEGIN CREATE ROLE {} NOLOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
-ADD_DATABASE = "CREATE DATABASE in_{} ENCODING '{}' LOCALE 'C' TEMPLATE template0"
+ADD_DATABASE = "CREATE DATABASE {} ENCODING '{}' LOCALE 'C' TEMPLATE template0"
 
 Take = Callable[..., int]
 
@@ -143,9 +144,10 @@ def test_a_name_that_is_not_found_is_looked_up_again(
 
 def test_a_role_that_may_not_log_in_is_told_at_once(take: Take, tmp_path: Path) -> None:
     url = table().url(tmp_path)
-    table().server.psql(ADD_ROLE.format("no_guest"))
+    role = own_name("no_guest")
+    table().server.psql(ADD_ROLE.format(role))
     with pytest.raises(BackendUnavailable, match="is not permitted to log in") as caught:
-        take(url.replace("holdfast@", "no_guest@"), PATIENT)
+        take(url.replace("holdfast@", f"{role}@"), PATIENT)
     assert not caught.value.transient
 
 
@@ -176,9 +178,9 @@ def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(
 def test_a_database_that_cannot_keep_every_name_is_refused(
     take: Take, capsys: pytest.CaptureFixture[str], encoding: str
 ) -> None:
-    server, name = table().server, f"in_{encoding.lower()}"
+    server, name = table().server, own_name(f"in_{encoding.lower()}")
     if server.psql(f"SELECT count(*) FROM pg_database WHERE datname = '{name}'") == "0":
-        server.psql(ADD_DATABASE.format(encoding.lower(), encoding))
+        server.psql(ADD_DATABASE.format(name, encoding))
     with pytest.raises(BackendUnavailable, match=f"in {encoding}, and the lock table needs one in UTF8") as caught:
         take(server.url_of(name), PATIENT)
     assert not caught.value.transient

@@ -1,31 +1,53 @@
 """The one table of backends. A new backend is one row; the contract does the rest.
 
-Decides: where each backend's store is for a story, and what the backend can beyond the verbs.
+Decides: where each backend's store is for a story, what the backend can beyond the verbs, and how much of the contract
+is told on it in `make test`. The long search tells all of it on every row.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from holdfast._model import Capabilities
+from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.memory_store import shared_store
+from holdfast.backends.postgres_advisory import PostgresAdvisoryBackend
+from holdfast.backends.postgres_table import PostgresTableBackend
+from holdfast.backends.quorum import QuorumBackend
+from holdfast.backends.redis import RedisBackend
+from holdfast.backends.sqlite import SqliteBackend
+from holdfast.testing.contract.story import SUBJECTS
+from tests.servers import shared
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
+from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_tables import count as count_rows
 from tests.servers.postgres_tables import table
+from tests.servers.quorum import quorum
 from tests.servers.records import count
-from tests.servers.shared import Shared, of_this_host, redis_6, valkey
+
+ANYWHERE = frozenset({"fork", "processes"})
+STORE = frozenset({"store"})  # what is about the engine is told on memory, SQLite and one Redis
+
+# Rows that differ from another only in the age or the number of servers: the chapters in which that could show.
+SAMPLE = frozenset({"OneAdmissionRule", "WaitersAreWoken", "FencesOnlyGrow", "OnlyTheServerClock"})
 
 
 class Row(NamedTuple):
     name: str  # of the row, as the tests are called
     scheme: str  # as in holdfast.connect()
     url: Callable[[Path], str]  # of one story's store, from an empty folder of its own
-    records: Callable[[Path], int]  # how many records of names and limiters that store keeps
-    can: frozenset[str]  # see holdfast.testing.contract.needs
+    capabilities: Capabilities
+    can: frozenset[str] = ANYWHERE  # see holdfast.testing.contract.needs
+    records: Callable[[Path], int] = lambda folder: 0  # how many records of names and limiters that store keeps
+    subjects: frozenset[str] = SUBJECTS  # see holdfast.testing.contract.about
+    chapters: frozenset[str] = frozenset()  # told there, by their names; none is all
+    quick: bool = False  # it is told in the quick loop too
 
 
 _stores: dict[Path, str] = {}  # names of memory stores, by the folder of their story
@@ -47,39 +69,66 @@ def _sqlite_records(folder: Path) -> int:
         return sum(int(count) for (count,) in counts)
 
 
-def _redis(name: str, shared: Callable[[], Shared]) -> Row:
+def _redis(name: str, server: Callable[[], shared.Shared]) -> Row:
     return Row(
         name,
         scheme="redis",
-        url=lambda folder: shared().url(folder),
-        records=lambda folder: count(shared().server, shared().database(folder)),
-        can=frozenset({"fork", "processes"}),
+        url=lambda folder: server().url(folder),
+        capabilities=RedisBackend.capabilities,
+        records=lambda folder: count(server().server, server().database(folder)),
     )
 
 
-BACKENDS = (
-    Row(
+def _redlock(size: int) -> Row:
+    return Row(
+        f"redlock{size}",
+        scheme="redlock",
+        url=lambda folder: quorum(size).url(folder),
+        capabilities=QuorumBackend.capabilities,
+        records=lambda folder: quorum(size).records(folder),
+        subjects=STORE,
+    )
+
+
+def _rows() -> Iterator[Row]:
+    yield Row(
         "memory",
         scheme="memory",
         url=lambda folder: f"memory://{_memory_name(folder)}",
-        records=_memory_records,
+        capabilities=MemoryBackend.capabilities,
         can=frozenset({"fork", "simulated"}),
-    ),
-    Row(
+        records=_memory_records,
+        quick=True,
+    )
+    yield Row(
         "sqlite",
         scheme="sqlite",
         url=lambda folder: f"sqlite:///{folder}/locks.db",
+        capabilities=SqliteBackend.capabilities,
         records=_sqlite_records,
-        can=frozenset({"fork", "processes"}),
-    ),
-    _redis("redis", valkey),
-    *([_redis("redis6", redis_6)] if HAS_REDIS_6 else []),
-    *([_redis("redis_here", of_this_host)] if redis_of_this_host() else []),
-    Row(
+    )
+    yield _redis("redis", shared.valkey)
+    if HAS_REDIS_6:
+        yield _redis("redis6", shared.redis_6)._replace(subjects=STORE, chapters=SAMPLE)
+    if redis_of_this_host(os.environ):
+        yield _redis("redis_here", shared.of_this_host)
+    yield _redlock(3)
+    yield _redlock(5)._replace(chapters=SAMPLE)
+    yield Row(
         "postgres",
         scheme="postgresql",
         url=lambda folder: table().url(folder),
+        capabilities=PostgresTableBackend.capabilities,
         records=count_rows,
-        can=frozenset({"fork", "processes"}),
-    ),
-)
+        subjects=STORE,
+    )
+    yield Row(
+        "advisory",
+        scheme="postgresql+advisory",
+        url=lambda folder: advisory().url(folder).replace("postgresql:", "postgresql+advisory:"),
+        capabilities=PostgresAdvisoryBackend.capabilities,
+        subjects=STORE,
+    )
+
+
+BACKENDS = tuple(_rows())

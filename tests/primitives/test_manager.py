@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,12 @@ from holdfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockInfo, Lo
 from holdfast.testing.contract import Promise, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
-from tests.contract.backends import BACKENDS, Row
+from tests.contract.backends import BACKENDS
+from tests.contract.telling import at_scale, classes
 from tests.primitives.managed import AwaitedManager
 
 
-class Stories(Promise):
+class Manager(Promise, about="engine"):
     # Acquire here, release there
 
     async def test_it_is_acquired_in_one_place_and_released_in_another(self, stage: Stage) -> None:
@@ -367,15 +367,8 @@ class Stories(Promise):
         assert manager.faults.calls["acquire"] == 0
 
 
-def _on(backend: Row) -> type[Promise]:
-    def url(self: Any, tmp_path: Path) -> str:
-        return backend.url(tmp_path)
-
-    return type(f"TestManager_{backend.scheme}", (Stories,), {"url": url, "can": backend.can, "__module__": __name__})
-
-
-for _backend in BACKENDS:
-    globals()[f"TestManager_{_backend.scheme}"] = _on(_backend)
+for _row in filter(None, map(at_scale, BACKENDS)):
+    globals().update(classes(_row, __name__, [Manager]))
 
 
 def test_a_result_unpacks_and_tells_the_truth() -> None:

@@ -6,8 +6,8 @@ Decides: which program stands for which server. Wheels of the test group bring t
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +28,10 @@ def redis_6() -> Path:
 HAS_REDIS_6 = sys.platform == "linux" and platform.machine() == "x86_64"  # what its wheel is made for
 
 
-def redis_of_this_host() -> Path | None:
-    """Whatever `redis-server` is installed here, for an additional look; no test may need it."""
-    found = shutil.which("redis-server")
-    return Path(found) if found else None
+def redis_of_this_host(environment: Mapping[str, str]) -> Path | None:
+    """A `redis-server` that was asked for by its path, for an additional look; what is installed does not matter."""
+    asked = environment.get("HOLDFAST_TEST_REDIS")
+    return Path(asked) if asked else None
 
 
 def _in_wheel(package: str, pattern: str) -> Path:

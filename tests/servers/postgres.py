@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from types import TracebackType
 
-from tests.servers.launching import launch, watch_over
+from tests.servers.launching import call_off, launch, let_go, watch_over
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
 from tests.servers.server import HOST, UP_WITHIN, _state, free_port
 
@@ -46,10 +46,35 @@ def _cluster(bin: Path) -> Path:
     return folder / "data"
 
 
-class PostgresServer:
+class ReachablePostgres:
+    """A server that answers at a port, whichever process started it."""
+
+    def __init__(self, port: int, bin: Path, folder: Path) -> None:
+        self.port = port
+        self.bin = bin
+        self.folder = folder  # its socket is in it
+
+    @property
+    def url(self) -> str:
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        return f"postgresql://{USER}@{HOST}:{self.port}/{database}"
+
+    def psql(self, sql: str, database: str = "postgres") -> str:
+        """What psql prints: a line for each row, fields divided by `|`. Raises RuntimeError with its complaint."""
+        words = [str(self.bin / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url_of(database), "-c", sql]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip())
+        return done.stdout.strip()
+
+
+class PostgresServer(ReachablePostgres):
     """A server with a folder of its own, at a port and at a socket. What was committed survives `kill`.
 
-    `settings` are those of postgresql.conf, e.g. {"max_connections": "5"}.
+    `settings` are those of postgresql.conf, e.g. {"max_connections": "5"}. It ends with this process; a `shared` one
+    ends with the run.
     """
 
     def __init__(
@@ -59,24 +84,18 @@ class PostgresServer:
         version: int = NEWEST,
         bin: Path | None = None,
         env: Mapping[str, str] | None = None,
+        shared: bool = False,
     ) -> None:
-        self.bin = bin or programs(version)
+        super().__init__(free_port(), bin or programs(version), Path(tempfile.mkdtemp(prefix="holdfast-pg-")))
         self.settings = {**_SETTINGS, **(settings or {})}
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
         self.data = self.folder / "data"
-        self.port = free_port()
         self._env = env
         self._source: PostgresServer | None = None  # whom it replicates
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        atexit.register(self.close)
-
-    @property
-    def url(self) -> str:
-        return self.url_of("postgres")
-
-    def url_of(self, database: str) -> str:
-        return f"postgresql://{USER}@{HOST}:{self.port}/{database}"
+        self._shared = shared
+        if not shared:
+            atexit.register(self.close)
 
     @property
     def pid(self) -> int:
@@ -133,14 +152,6 @@ class PostgresServer:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGCONT)
 
-    def psql(self, sql: str, database: str = "postgres") -> str:
-        """What psql prints: a line for each row, fields divided by `|`. Raises RuntimeError with its complaint."""
-        words = [str(self.bin / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", self.url_of(database), "-c", sql]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip())
-        return done.stdout.strip()
-
     def replica(self, settings: Mapping[str, str] | None = None) -> PostgresServer:
         """A streaming replica, not started yet. It is read-only until `promote`."""
         copy = PostgresServer({**self.settings, **(settings or {})}, bin=self.bin)
@@ -150,6 +161,11 @@ class PostgresServer:
     def promote(self) -> None:
         """A replica becomes a primary; the old one is not told."""
         assert self.psql("SELECT pg_promote(true, 30)") == "t"
+
+    def let_go(self) -> None:
+        """A shared one is nobody's to end before the run does."""
+        let_go(self._process)
+        let_go(self._watchdog)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -185,7 +201,7 @@ class PostgresServer:
         words = [*lesser(), str(self.bin / "postgres"), *where, *options]
         self._process = launch(words, Path("/"), self._log, self._env)
         end = 'kill -QUIT "$1"; kill -CONT "$1"; sleep 1; kill -9 "$1"'  # in order, so that its own processes end too
-        self._watchdog = watch_over(self._process, self.folder, end)
+        self._watchdog = watch_over(self._process, self.folder, end, shared=self._shared)
 
     def _comes_up(self) -> bool:
         """Whether it is ready for connections; not if it has ended."""
@@ -201,11 +217,8 @@ class PostgresServer:
 
     def _end(self, how: signal.Signals) -> None:
         watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:  # first: it must not meet the number again, as another's
-            watchdog.kill()
-            watchdog.wait()
-            assert watchdog.stdin is not None
-            watchdog.stdin.close()
+        if watchdog is not None:
+            call_off(watchdog)
         if self._process is None:
             return
         children = self.children()

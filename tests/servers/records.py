@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from tests.servers.server import HOST, Server
+from tests.servers.server import HOST, Reachable
 
 _SECOND, _DAY = 1000, 86_400_000  # milliseconds
 
@@ -22,7 +22,7 @@ _MAY_STAY = {
 }
 
 
-def count(server: Server, database: int) -> int:
+def count(server: Reachable, database: int) -> int:
     """How many records of names and limiters are left that nobody has a use for."""
     with Redis(HOST, server.port, database, protocol=2, decode_responses=True) as client:
         keys = list(client.scan_iter(match="holdfast:*", count=1000))

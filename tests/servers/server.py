@@ -24,7 +24,7 @@ from typing import Any
 import redis
 
 from tests.servers import binaries
-from tests.servers.launching import launch, watch_over
+from tests.servers.launching import call_off, launch, let_go, watch_over
 
 _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in every process with the same
 _connection: Any = redis.Connection  # redis-py says nothing of its types
@@ -47,8 +47,32 @@ def free_port() -> int:
             return port
 
 
-class Server:
-    """A server with a folder of its own. It keeps nothing through a restart unless it is told to with `args`."""
+class Reachable:
+    """A server that answers at a port, whichever process started it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+    def command(self, *words: Any, db: int = 0, **how: Any) -> Any:
+        """Ask the server itself, past everything that is tested. `how` is for redis-py: username, password..."""
+        connection: Any = _connection(host=HOST, port=self.port, db=db, protocol=2, **how)
+        try:
+            connection.connect()
+            connection.send_command(*words)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+
+class Server(Reachable):
+    """A server with a folder of its own. It keeps nothing through a restart unless it is told to with `args`.
+
+    It ends with this process; a `shared` one ends with the run.
+    """
 
     def __init__(
         self,
@@ -57,21 +81,20 @@ class Server:
         port: int | None = None,
         sentinel: bool = False,
         env: dict[str, str] | None = None,
+        shared: bool = False,
     ) -> None:
+        super().__init__(port or free_port())
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-server-"))
         self.args = list(args)
-        self.port = port or free_port()
         self._port_is_given = port is not None
         self._binary = binary or binaries.valkey()
         self._sentinel = sentinel
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        atexit.register(self.close)
-
-    @property
-    def url(self) -> str:
-        return f"redis://{HOST}:{self.port}/0"
+        self._shared = shared
+        if not shared:
+            atexit.register(self.close)
 
     @property
     def socket(self) -> Path:
@@ -125,15 +148,10 @@ class Server:
             self.folder.mkdir()
         self.start()
 
-    def command(self, *words: Any, db: int = 0, **how: Any) -> Any:
-        """Ask the server itself, past everything that is tested. `how` is for redis-py: username, password..."""
-        connection: Any = _connection(host=HOST, port=self.port, db=db, protocol=2, **how)
-        try:
-            connection.connect()
-            connection.send_command(*words)
-            return connection.read_response()
-        finally:
-            connection.disconnect()
+    def let_go(self) -> None:
+        """A shared one is nobody's to end before the run does."""
+        let_go(self._process)
+        let_go(self._watchdog)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -154,7 +172,7 @@ class Server:
         where = ("--port", str(self.port), "--bind", HOST, "--unixsocket", str(self.socket))
         command: Sequence[str] = (str(self._binary), *self._first_words(), *where)
         self._process = launch([*command, *self.args], self.folder, self._log, self._env)
-        self._watchdog = watch_over(self._process, self.folder, 'kill -9 "$1"')
+        self._watchdog = watch_over(self._process, self.folder, 'kill -9 "$1"', shared=self._shared)
 
     def _first_words(self) -> Sequence[str]:
         if not self._sentinel:
@@ -179,11 +197,8 @@ class Server:
 
     def _end(self, how: signal.Signals) -> None:
         watchdog, self._watchdog = self._watchdog, None
-        if watchdog is not None:  # first: it must not meet the number again, as another's
-            watchdog.kill()
-            watchdog.wait()
-            assert watchdog.stdin is not None
-            watchdog.stdin.close()
+        if watchdog is not None:
+            call_off(watchdog)
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):

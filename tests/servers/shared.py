@@ -1,60 +1,77 @@
-"""One server of each kind for all tests of a process, with an empty database for each test.
+"""One set of Redis and Valkey servers for all processes of a test run, with an empty database for each test.
 
-Decides: who gets which database. With xdist each worker is a process, so it has servers of its own.
+Decides: who gets which database.
+Leaves to `run`: which process starts a server, and when it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import cycle
+import os
+from collections.abc import Callable
+from functools import cache, cached_property
 from pathlib import Path
 
-from tests.servers import binaries
-from tests.servers.server import HOST, Server
+from tests.servers import binaries, run
+from tests.servers.server import HOST, Reachable, Server
 
 DATABASES = 1000  # so many tests later a database is used again; whoever still wrote into it has long ended
+NODES = 5  # Valkey servers: the first serves the tests of one server, and all of them are nodes of quorums
 
 
 class Shared:
-    """A server that is started by the first test that needs it."""
+    """A server that is started by the first test of the run that needs it."""
 
-    def __init__(self, binary: Callable[[], Path]) -> None:
+    def __init__(self, name: str, binary: Callable[[], Path]) -> None:
+        self._name = name
         self._binary = binary
-        self._server: Server | None = None
-        self._databases: Iterator[int] = cycle(range(DATABASES))
         self._given: dict[Path, int] = {}
 
-    @property
-    def server(self) -> Server:
-        if self._server is None:
-            self._server = Server("--databases", str(DATABASES), binary=self._binary()).start()
-        return self._server
+    @cached_property
+    def server(self) -> Reachable:
+        return Reachable(int(run.once(self._name, self._start)["port"]))
+
+    def _start(self) -> dict[str, str]:
+        started = Server("--databases", str(DATABASES), binary=self._binary(), shared=True).start()
+        started.let_go()
+        return {"port": str(started.port)}
 
     def database(self, folder: Path) -> int:
         """The one that belongs to a test, known by its folder; empty when it is asked for first."""
         if folder not in self._given:
-            self._given[folder] = next(self._databases)
-            self.server.command("FLUSHDB", db=self._given[folder])
+            self._given[folder] = next_database()
+            self.empty(self._given[folder])
         return self._given[folder]
+
+    def empty(self, database: int) -> None:
+        self.server.command("FLUSHDB", db=database)
 
     def url(self, folder: Path) -> str:
         return f"redis://{HOST}:{self.server.port}/{self.database(folder)}"
 
 
+def next_database() -> int:
+    """A number of a database that no other test of the run uses now, at any of the servers."""
+    return run.count("database") % DATABASES
+
+
 @cache
+def node(number: int) -> Shared:
+    assert number < NODES
+    return Shared(f"valkey-{number}", binaries.valkey)
+
+
 def valkey() -> Shared:
-    return Shared(binaries.valkey)
+    return node(0)
 
 
 @cache
 def redis_6() -> Shared:
-    return Shared(binaries.redis_6)
+    return Shared("redis-6", binaries.redis_6)
 
 
 @cache
 def of_this_host() -> Shared:
-    """Only where there is one."""
-    found = binaries.redis_of_this_host()
+    """The server that was asked for by name; see `binaries.redis_of_this_host`."""
+    found = binaries.redis_of_this_host(os.environ)
     assert found is not None
-    return Shared(lambda: found)
+    return Shared("redis-of-this-host", lambda: found)

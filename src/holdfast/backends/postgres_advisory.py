@@ -42,7 +42,16 @@ QUICK: Final = 10.0  # seconds in which a question of an operator is answered, o
 
 
 class PostgresAdvisoryBackend(Asking):
-    capabilities = Capabilities(max_ttl=LONGEST, observe=False, limiter=False, cell=False, limits=False, expires=False)
+    capabilities = Capabilities(
+        max_ttl=LONGEST,
+        observe=False,
+        limiter=False,
+        cell=False,
+        limits=False,
+        expires=False,
+        reserves=False,
+        breaks_alone=False,
+    )
 
     def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
         super().__init__(place, world, clock)

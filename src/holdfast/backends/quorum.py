@@ -27,7 +27,9 @@ QUICK: Final = 10.0  # seconds in which a question of an operator is answered, o
 
 
 class QuorumBackend(Votes):
-    capabilities = Capabilities(drift=0.01, renew_batch=200, shared=False, limiter=False, cell=False)
+    capabilities = Capabilities(
+        drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
+    )
 
     def __init__(
         self,

@@ -9,21 +9,16 @@ import psycopg
 import pytest
 
 from tests.servers.postgres import PostgresServer
-from tests.servers.postgres_programs import VERSIONS, programs_of_this_host
+from tests.servers.postgres_programs import VERSIONS
 from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow
-_ANY = [*VERSIONS, *(["local"] if programs_of_this_host() else [])]
 _LAZY = {"wal_writer_delay": "10s"}  # so that a crash finds something that is not written yet
 
 
-@pytest.fixture(params=_ANY, scope="module")
+@pytest.fixture(params=VERSIONS, scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    if request.param == "local":
-        made = PostgresServer(_LAZY, bin=programs_of_this_host())
-    else:
-        made = PostgresServer(_LAZY, version=request.param)
-    with made as server:
+    with PostgresServer(_LAZY, version=request.param) as server:
         yield server
 
 

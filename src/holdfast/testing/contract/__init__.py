@@ -49,7 +49,7 @@ from holdfast.testing.contract.s09_elections_observed import ObservedElections  
 from holdfast.testing.contract.s10_rate_limits import RateLimits  # noqa: E402
 from holdfast.testing.contract.s10_rate_limits_waiting import WaitingForRateLimits  # noqa: E402
 from holdfast.testing.contract.s11_optimistic_cells import OptimisticCells  # noqa: E402
-from holdfast.testing.contract.story import Promise, needs, on_the_real_clock  # noqa: E402
+from holdfast.testing.contract.story import Promise, about, in_ways, needs, on_the_real_clock  # noqa: E402
 
 PROMISES: tuple[type[Promise], ...] = (
     NoBodyWithoutLock,
@@ -89,4 +89,4 @@ class ContractSuite(*CHAPTERS):  # type: ignore[misc]
     """The whole contract in one class: subclass it, say where the store is, and every story runs."""
 
 
-__all__ = ["CHAPTERS", "PROMISES", "ContractSuite", "Promise", "needs", "on_the_real_clock"]
+__all__ = ["CHAPTERS", "PROMISES", "ContractSuite", "Promise", "about", "in_ways", "needs", "on_the_real_clock"]

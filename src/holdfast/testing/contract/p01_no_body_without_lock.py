@@ -9,12 +9,12 @@ import pytest
 
 from holdfast.errors import AcquireTimeout, BackendUnavailable, LockError
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
-from holdfast.testing.contract.story import Promise, on_the_real_clock
+from holdfast.testing.contract.story import Promise, about, needs, on_the_real_clock
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Actor, Stage
 
 
-class NoBodyWithoutLock(Promise):
+class NoBodyWithoutLock(Promise, about="engine"):
     async def test_a_body_whose_lock_is_not_to_be_had_in_time_never_runs(self, stage: Stage) -> None:
         await stage.locks().lock("door", ttl=60).take()
         ran: list[str] = []
@@ -24,6 +24,7 @@ class NoBodyWithoutLock(Promise):
             await _result_when_time_passed(stage, visitor)
         assert not ran
 
+    @about("store")
     async def test_a_body_with_wait_zero_never_runs_when_the_lock_is_taken(self, stage: Stage) -> None:
         await stage.locks().lock("door").take()
         ran: list[str] = []
@@ -31,6 +32,7 @@ class NoBodyWithoutLock(Promise):
             await _body(stage.locks().lock("door", wait=0), ran)
         assert not ran
 
+    @about("store")
     async def test_a_refusal_tells_the_name_who_holds_it_and_how_long_was_waited(self, stage: Stage) -> None:
         await stage.locks(holder="worker-7").lock("door", ttl=60).take()
         visitor = stage.start(_body(stage.locks().lock("door", wait=5), []))
@@ -86,6 +88,7 @@ class NoBodyWithoutLock(Promise):
         stage.clock.advance(0.01)
         assert await visitor.result() is None
 
+    @about("store")
     async def test_a_short_wait_is_long_enough_for_a_lock_that_is_freed_meanwhile(self, stage: Stage) -> None:
         holder = await stage.locks().lock("door", ttl=60).take()
         visitor = stage.start(stage.locks().lock("door", wait=0.03).acquire())
@@ -118,6 +121,7 @@ class NoBodyWithoutLock(Promise):
             await stage.finish(locks.lock("door").acquire(blocking=False))
         assert not ran
 
+    @about("store")
     async def test_a_grant_whose_answer_took_longer_than_its_ttl_is_no_lease(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         locks.faults.hang_reply("acquire", ALWAYS)
@@ -131,6 +135,7 @@ class NoBodyWithoutLock(Promise):
         assert not ran
         assert await stage.is_free("door")
 
+    @needs("reserves")
     async def test_a_grant_is_looked_for_again_after_waiting_and_never_assumed(self, stage: Stage) -> None:
         """A wake-up is a hint: whoever slept through its reservation has to wait again."""
         holder = await stage.locks().lock("door").take()
@@ -152,6 +157,7 @@ class NoBodyWithoutLock(Promise):
         assert lease is not None
         assert lease.fence > thief.fence
 
+    @about("store")
     async def test_no_two_bodies_run_at_once(self, stage: Stage) -> None:
         shared = stage.locks()
         inside: list[int] = []
@@ -171,6 +177,7 @@ class NoBodyWithoutLock(Promise):
             await visitor.result()
         assert crowded == [1] * 25
 
+    @about("store")
     @on_the_real_clock
     async def test_sub_second_lengths_work_on_the_real_clock(self, stage: Stage) -> None:
         locks, other = stage.locks(), stage.locks()

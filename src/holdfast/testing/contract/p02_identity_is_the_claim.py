@@ -14,12 +14,13 @@ import pytest
 from holdfast._model import Grant, Renewal
 from holdfast.errors import LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.stage import Stage
 from holdfast.testing.stage_asyncio import AsyncioStage
 
 
-class IdentityIsTheClaim(Promise):
+class IdentityIsTheClaim(Promise, about="store"):
+    @about("engine")
     async def test_every_acquire_makes_a_fresh_uuid7(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         ids: list[str] = []
@@ -38,12 +39,14 @@ class IdentityIsTheClaim(Promise):
         assert lease.held
         assert await stage.fences("safe") == [lease.fence]
 
+    @about("engine")
     async def test_the_same_object_in_the_same_thread_or_task_cannot_enter_twice(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         lease = await lock.take()
         assert await lock.acquire(blocking=False) is None
         assert lease.held
 
+    @about("engine")
     async def test_a_failed_second_try_leaves_the_owner_able_to_release(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         await lock.take()
@@ -62,6 +65,7 @@ class IdentityIsTheClaim(Promise):
         assert after.waiters == before.waiters == 0
         assert await lease.release()
 
+    @about("engine")
     async def test_a_lease_taken_by_one_actor_can_be_released_by_another(self, stage: Stage) -> None:
         lease = await stage.start(stage.locks().lock("safe").take()).result()
         assert lease.held
@@ -74,6 +78,7 @@ class IdentityIsTheClaim(Promise):
         await stage.pass_time(10)
         assert lease.held
 
+    @about("engine")
     @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
@@ -101,6 +106,7 @@ class IdentityIsTheClaim(Promise):
         assert await verbs.renew([Renewal(claim, 60, before.fence)], within=5) == [False]
         assert await verbs.renew([Renewal(claim, 60, after.fence)], within=5) == [True]
 
+    @needs("expires")
     async def test_another_claim_ends_and_renews_nothing_at_the_store(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("safe", ttl=10, renew=False).take()
@@ -113,6 +119,7 @@ class IdentityIsTheClaim(Promise):
         stage.clock.advance(10)
         assert await stage.is_free("safe")
 
+    @about("engine")
     async def test_actors_that_share_one_lock_object_leave_only_their_own_with(self, stage: Stage) -> None:
         """The first one's lease has ended; leaving its `with` must not end the second one's."""
         lock = stage.locks().lock("safe", ttl=10, renew=False, wait=60)
@@ -131,6 +138,7 @@ class IdentityIsTheClaim(Promise):
         await second.result()
         assert await stage.is_free("safe")
 
+    @about("engine")
     async def test_actors_that_share_one_lock_object_release_only_their_own(self, stage: Stage) -> None:
         """As above with `acquire` and `release`, where nothing but the caller tells the leases apart."""
         lock = stage.locks().lock("safe", ttl=10, renew=False)
@@ -155,6 +163,7 @@ class IdentityIsTheClaim(Promise):
         await second.result()
         assert await stage.is_free("safe")
 
+    @about("engine")
     async def test_a_release_between_two_holders_of_one_object_ends_one_of_them(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe", wait=60)
         async with lock as first:
@@ -175,6 +184,7 @@ class IdentityIsTheClaim(Promise):
         assert following.held
         assert await stage.fences("safe") == [following.fence]
 
+    @about("engine")
     async def test_a_lock_object_keeps_nothing_of_leases_that_were_let_go_of(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         for _ in range(50):

@@ -9,12 +9,12 @@ import pytest
 
 from holdfast.errors import LeaseLost
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
 
-class HolderStopsBelievingFirst(Promise):
+class HolderStopsBelievingFirst(Promise, about="engine"):
     async def test_a_lease_counts_from_before_its_request_and_not_from_the_reply(self, stage: Stage) -> None:
         locks = stage.locks()
         locks.faults.hang_reply("acquire")
@@ -25,6 +25,7 @@ class HolderStopsBelievingFirst(Promise):
         lease = await asker.result()
         assert lease.remaining == pytest.approx(6)
 
+    @about("store")
     async def test_a_lease_after_waiting_counts_from_its_last_request_and_not_the_first(self, stage: Stage) -> None:
         holder = await stage.locks().lock("post", ttl=600).take()
         waiter = stage.start(stage.locks().lock("post", ttl=10).take())
@@ -88,6 +89,7 @@ class HolderStopsBelievingFirst(Promise):
         with pytest.raises(LeaseLost):
             lease.check()
 
+    @about("store")
     @pytest.mark.parametrize("delay", [0.0, 1.0, 9.0])
     async def test_there_is_never_a_moment_with_two_believers(self, stage: Stage, delay: float) -> None:
         locks, rival = stage.locks(), stage.locks().lock("post")
@@ -107,6 +109,8 @@ class HolderStopsBelievingFirst(Promise):
         else:
             raise AssertionError("the lock was never granted again")
 
+    @about("store")
+    @needs("expires")
     async def test_a_clock_that_may_drift_is_believed_for_less_than_the_ttl(self, stage: Stage) -> None:
         locks = stage.locks(capabilities={"drift": 0.1})
         lease = await locks.lock("post", ttl=10, renew=False).take()
@@ -131,6 +135,7 @@ class HolderStopsBelievingFirst(Promise):
         else:
             raise AssertionError("the lock was never granted again")
 
+    @about("store")
     async def test_what_was_lost_is_never_believed_in_again(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("post", ttl=10).take()

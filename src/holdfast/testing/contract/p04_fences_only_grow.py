@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast._model import Grant
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, needs
 from holdfast.testing.stage import Stage
 
 
-class FencesOnlyGrow(Promise):
+class FencesOnlyGrow(Promise, about="store"):
+    @needs("expires")
     async def test_fences_strictly_grow_through_every_way_to_end(self, stage: Stage) -> None:
         one, other = stage.locks(), stage.locks()
         fences: list[int] = []
@@ -102,6 +103,7 @@ class FencesOnlyGrow(Promise):
         assert lease.fence == fence
         assert await stage.fences("page") == [fence]
 
+    @needs("shared")
     async def test_holders_who_share_a_name_each_have_a_fence_of_their_own(self, stage: Stage) -> None:
         verbs = stage.locks().faults
         fences: list[int] = []
@@ -132,6 +134,7 @@ class FencesOnlyGrow(Promise):
         fresh = await stage.locks().lock("page").take()
         assert fresh.fence > stale.fence
 
+    @needs("expires")
     @pytest.mark.parametrize("released", [True, False])
     async def test_names_that_are_never_used_again_leave_nothing_in_the_store(
         self, stage: Stage, released: bool

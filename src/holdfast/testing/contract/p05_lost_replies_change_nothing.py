@@ -9,12 +9,12 @@ import pytest
 
 from holdfast._model import Busy, Grant, Renewal
 from holdfast.errors import BackendUnavailable, LeaseLost
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
 
-class LostRepliesChangeNothing(Promise):
+class LostRepliesChangeNothing(Promise, about="store"):
     # Acquire
 
     @pytest.mark.parametrize("losses", [1, 3])
@@ -28,6 +28,7 @@ class LostRepliesChangeNothing(Promise):
         assert lease.held
         assert await stage.fences("box") == [lease.fence]
 
+    @about("engine")
     async def test_a_lost_request_is_sent_again(self, stage: Stage) -> None:
         locks = stage.locks()
         locks.faults.lose_request("acquire", 3)
@@ -64,6 +65,7 @@ class LostRepliesChangeNothing(Promise):
             await stage.finish(locks.lock("box").acquire())
         assert await stage.is_free("box")
 
+    @about("engine")
     async def test_cleaning_up_goes_on_until_the_backend_can_be_asked_again(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         locks.faults.lose_reply("acquire", ALWAYS)
@@ -80,6 +82,7 @@ class LostRepliesChangeNothing(Promise):
             stage.clock.advance(0.5)
         return await stage.is_free("box")
 
+    @needs("expires")
     async def test_what_cannot_be_cleaned_up_ends_with_its_ttl(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         locks.faults.lose_reply("acquire", ALWAYS)
@@ -109,6 +112,7 @@ class LostRepliesChangeNothing(Promise):
         assert not lease.lost
         assert await stage.is_free("box")
 
+    @about("engine")
     async def test_leaving_a_with_survives_a_lost_reply(self, stage: Stage) -> None:
         locks = stage.locks()
 
@@ -130,6 +134,7 @@ class LostRepliesChangeNothing(Promise):
         next_lease = await following.result()
         assert await stage.fences("box") == [next_lease.fence]
 
+    @needs("expires")
     async def test_a_failed_release_can_be_repeated(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lease = await locks.lock("box").take()
@@ -141,6 +146,7 @@ class LostRepliesChangeNothing(Promise):
         assert await lease.release() is True
         assert await stage.is_free("box")
 
+    @about("engine")
     async def test_a_failed_release_can_be_repeated_through_the_lock_object(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lock = locks.lock("box")
@@ -152,6 +158,7 @@ class LostRepliesChangeNothing(Promise):
         await lock.release()
         assert await stage.is_free("box")
 
+    @needs("expires")
     async def test_a_release_that_failed_is_not_renewed_and_ends_with_its_ttl(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lease = await locks.lock("box", ttl=10).take()
@@ -163,6 +170,7 @@ class LostRepliesChangeNothing(Promise):
         assert await stage.is_free("box")
         assert locks.faults.calls["renew"] == 0
 
+    @needs("expires")
     async def test_a_release_repeated_too_late_touches_nobody(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lease = await locks.lock("box", ttl=10).take()
@@ -177,6 +185,7 @@ class LostRepliesChangeNothing(Promise):
 
     # Renew and extend
 
+    @about("engine")
     async def test_a_renewal_whose_reply_is_lost_is_repeated_and_no_loss(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("box", ttl=30).take()
@@ -193,6 +202,7 @@ class LostRepliesChangeNothing(Promise):
         assert await stage.finish(lease.extend(60))
         assert lease.remaining == pytest.approx(60, abs=1)
 
+    @about("engine")
     async def test_an_extension_that_cannot_be_asked_for_leaves_the_lease_what_it_was(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lease = await locks.lock("box", ttl=20, renew=False).take()
@@ -228,6 +238,7 @@ class LostRepliesChangeNothing(Promise):
             await verbs.abandon(waiter, within=5)
         assert await stage.is_free("box")
 
+    @needs("expires")
     async def test_asking_again_renews_a_hold_that_was_granted_unheard(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("box", ttl=10)
         await verbs.acquire(claim, enqueue=False, within=5)

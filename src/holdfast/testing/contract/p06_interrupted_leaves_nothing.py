@@ -11,12 +11,12 @@ import pytest
 
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.awaited import AwaitedLock
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
 
-class InterruptedLeavesNothing(Promise):
+class InterruptedLeavesNothing(Promise, about="store"):
     # Acquire
 
     @needs("cancellation")
@@ -60,6 +60,7 @@ class InterruptedLeavesNothing(Promise):
             await first.result()
         assert (await second.result()).held  # without waiting for any grace to pass
 
+    @about("engine")
     @needs("asyncio")
     async def test_an_acquire_cut_short_by_asyncio_timeout_leaves_nothing(self, stage: Stage) -> None:
         holder = await stage.locks().lock("seat").take()
@@ -196,6 +197,7 @@ class InterruptedLeavesNothing(Promise):
 
     # The body's own exception
 
+    @about("engine")
     @pytest.mark.parametrize(
         "error", [ValueError("body"), KeyboardInterrupt("body"), StopAsyncIteration("body"), TimeoutError("body")]
     )
@@ -206,6 +208,7 @@ class InterruptedLeavesNothing(Promise):
         assert not getattr(error, "__notes__", [])
         assert await stage.is_free("seat")
 
+    @about("engine")
     async def test_a_failed_release_never_replaces_the_body_s_exception(self, stage: Stage) -> None:
         locks, error = stage.locks(patience=1), ValueError("body")
         locks.faults.lose_request("release", ALWAYS)
@@ -214,6 +217,7 @@ class InterruptedLeavesNothing(Promise):
         assert raised.value is error
         assert any("release" in note for note in error.__notes__)
 
+    @about("engine")
     async def test_a_loss_never_replaces_the_body_s_exception(self, stage: Stage) -> None:
         locks, error = stage.locks(), ValueError("body")
 
@@ -228,6 +232,8 @@ class InterruptedLeavesNothing(Promise):
         assert raised.value is error
         assert any("lost" in note for note in error.__notes__)
 
+    @about("engine")
+    @needs("expires")
     async def test_a_failed_release_does_not_spoil_a_body_that_went_well_and_is_told(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         heard = stage.record(locks)
@@ -242,6 +248,7 @@ class InterruptedLeavesNothing(Promise):
         stage.clock.advance(10)
         assert await stage.is_free("seat")
 
+    @about("engine")
     async def test_a_backend_error_of_any_kind_leaves_nothing_behind(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         locks.faults.lose_reply("acquire", 1, BackendUnavailable("the disk is full", transient=False))

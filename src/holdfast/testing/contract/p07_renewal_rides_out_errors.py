@@ -8,12 +8,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import BackendUnavailable, LeaseLost
-from holdfast.testing.contract.story import Promise, on_the_real_clock
+from holdfast.testing.contract.story import Promise, about, needs, on_the_real_clock
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
 
-class RenewalRidesOutErrors(Promise):
+class RenewalRidesOutErrors(Promise, about="engine"):
+    @about("store")
     async def test_a_lease_is_renewed_for_as_long_as_it_is_held(self, stage: Stage) -> None:
         lease = await stage.locks().lock("line", ttl=30).take()
         await stage.asleep()
@@ -86,6 +87,7 @@ class RenewalRidesOutErrors(Promise):
         assert not lease.held
         await stage.until(lambda: lost, "the loss to be told")
 
+    @about("store")
     async def test_one_request_renews_all_leases_that_are_due(self, stage: Stage) -> None:
         locks = stage.locks()
         leases = [await locks.lock(f"line-{number}", ttl=30).take() for number in range(100)]
@@ -121,6 +123,8 @@ class RenewalRidesOutErrors(Promise):
         await stage.asleep()
         assert stage._at_work() <= before + 2
 
+    @about("store")
+    @needs("breaks_alone")
     async def test_a_lease_lost_from_a_batch_does_not_harm_the_others(self, stage: Stage) -> None:
         lost: list[str] = []
         locks = stage.locks()
@@ -150,6 +154,7 @@ class RenewalRidesOutErrors(Promise):
         assert locks.faults.calls["renew"] == 1
         assert await stage.is_free("line-0")
 
+    @about("store")
     async def test_a_renewal_that_crosses_the_release_is_no_loss(self, stage: Stage) -> None:
         lost: list[object] = []
         locks = stage.locks()
@@ -178,6 +183,7 @@ class RenewalRidesOutErrors(Promise):
         assert lease.held
         assert stuck.held
 
+    @about("store")
     async def test_an_extension_sets_the_ttl_of_later_renewals(self, stage: Stage) -> None:
         lease = await stage.locks().lock("line", ttl=10).take()
         assert await lease.extend(60)
@@ -196,6 +202,7 @@ class RenewalRidesOutErrors(Promise):
         stage.clock.advance(9.9)
         assert await stage.fences("line") == [lease.fence]
 
+    @about("store")
     async def test_an_extension_of_what_was_broken_is_a_loss(self, stage: Stage) -> None:
         lease = await stage.locks().lock("line").take()
         await stage.locks().break_lock("line")
@@ -203,6 +210,7 @@ class RenewalRidesOutErrors(Promise):
             await lease.extend(60)
         assert lease.lost
 
+    @about("store")
     @on_the_real_clock
     async def test_a_sub_second_ttl_is_kept_alive_on_the_real_clock(self, stage: Stage) -> None:
         locks = stage.locks()

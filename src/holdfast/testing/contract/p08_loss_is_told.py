@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import LeaseLost, LockError
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock, AwaitedLocks
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
@@ -30,9 +30,10 @@ async def _expired(stage: Stage, name: str = "watch") -> tuple[AwaitedLock, Awai
     return lock, lease
 
 
-class LossIsTold(Promise):
+class LossIsTold(Promise, about="engine"):
     # Telling
 
+    @about("store")
     @pytest.mark.parametrize("cause", ["deadline", "broken"])
     async def test_on_lost_is_called_once_with_the_lease(self, stage: Stage, cause: str) -> None:
         told: list[Any] = []
@@ -68,6 +69,7 @@ class LossIsTold(Promise):
         await stage.until(lambda: told, "the loss to be told")
         assert told == [pytest.approx(deadline)]
 
+    @needs("breaks_alone")
     async def test_an_on_lost_that_fails_does_not_end_the_keeper(
         self, stage: Stage, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -151,6 +153,7 @@ class LossIsTold(Promise):
         with pytest.raises(LeaseLost):
             await work()
 
+    @about("store")
     async def test_a_body_whose_lock_was_broken_learns_on_exit(self, stage: Stage) -> None:
         async def work() -> None:
             async with stage.locks().lock("watch"):
@@ -159,6 +162,7 @@ class LossIsTold(Promise):
         with pytest.raises(LeaseLost):
             await work()
 
+    @about("store")
     @needs("cancellation")
     @pytest.mark.parametrize("cause", ["deadline", "broken"])
     async def test_the_async_body_is_cancelled_and_lease_lost_is_raised(self, stage: Stage, cause: str) -> None:
@@ -287,6 +291,7 @@ class LossIsTold(Promise):
 
     # What was lost
 
+    @about("store")
     async def test_releasing_what_was_lost_returns_false_and_touches_nobody(self, stage: Stage) -> None:
         _, lease = await _expired(stage)
         following = await stage.locks().lock("watch").take()
@@ -300,6 +305,7 @@ class LossIsTold(Promise):
             await lock.release()
         assert await stage.fences("watch") == [following.fence]
 
+    @about("store")
     async def test_extending_what_was_lost_raises_and_touches_nobody(self, stage: Stage) -> None:
         _, lease = await _expired(stage)
         following = await stage.locks().lock("watch", ttl=20, renew=False).take()
@@ -309,12 +315,15 @@ class LossIsTold(Promise):
         assert await stage.is_free("watch")
         assert following.lost
 
+    @about("store")
     async def test_extending_never_takes_an_expired_lock_again(self, stage: Stage) -> None:
         _, lease = await _expired(stage)
         with pytest.raises(LeaseLost):
             await lease.extend(100)
         assert await stage.is_free("watch")
 
+    @about("store")
+    @needs("expires")
     async def test_the_store_never_brings_back_what_has_expired(self, stage: Stage) -> None:
         """Though the client's clock lags: only the store can tell that it is over."""
         lease = await stage.locks(clock=FakeClock()).lock("watch", ttl=10, renew=False).take()
@@ -324,6 +333,7 @@ class LossIsTold(Promise):
             await lease.extend(100)
         assert await stage.is_free("watch")
 
+    @about("store")
     async def test_a_broken_lock_s_former_holder_leaves_the_next_one_alone(self, stage: Stage) -> None:
         lease = await stage.locks().lock("watch").take()
         await stage.locks().break_lock("watch")

@@ -13,7 +13,7 @@ from holdfast.testing.contract.story import Promise, needs
 from holdfast.testing.stage import Actor, Stage
 
 
-class WaitersAreWoken(Promise):
+class WaitersAreWoken(Promise, about="store"):
     async def test_a_waiter_is_woken_by_release_and_not_by_its_timer(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate").take()
         waiter = stage.start(stage.locks().lock("gate").take())
@@ -42,6 +42,7 @@ class WaitersAreWoken(Promise):
         await locks.close()
         assert (await waiter.result()).held
 
+    @needs("expires")
     async def test_the_first_waiter_comes_in_at_the_moment_of_expiry(self, stage: Stage) -> None:
         await stage.locks().lock("gate", ttl=7.3, renew=False).take()
         waiter = stage.start(stage.locks().lock("gate").take())
@@ -84,6 +85,7 @@ class WaitersAreWoken(Promise):
         assert await greedy.acquire(blocking=False) is None  # it is the waiter's turn
         assert (await waiter.result()).held
 
+    @needs("wakes_once")
     @pytest.mark.parametrize("waiters", [2, 8, 32])
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(self, stage: Stage, waiters: int) -> None:
         holder = await stage.locks().lock("gate").take()
@@ -167,6 +169,7 @@ class WaitersAreWoken(Promise):
 
     # Dead waiters
 
+    @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_for_a_short_grace_at_most(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
         await _die_waiting(stage)
@@ -175,6 +178,7 @@ class WaitersAreWoken(Promise):
         await holder.release()
         assert await stage.sleep_through(waiter) <= 2 * GRACE
 
+    @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_once_and_not_at_every_hand_over(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
         await _die_waiting(stage)
@@ -187,6 +191,7 @@ class WaitersAreWoken(Promise):
         await (await first.result()).release()
         assert (await second.result()).held  # at once: nobody waits for the dead one again
 
+    @needs("reserves")
     async def test_a_dead_waiter_holds_up_a_newcomer_for_a_short_grace_at_most(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
         await _die_waiting(stage)
@@ -195,6 +200,7 @@ class WaitersAreWoken(Promise):
         stage.clock.advance(GRACE)
         assert await stage.locks().lock("gate").acquire(blocking=False) is not None
 
+    @needs("reserves")
     async def test_a_dead_waiter_is_forgotten_after_a_while(self, stage: Stage) -> None:
         await stage.locks().lock("gate", ttl=600, renew=False).take()
         await _die_waiting(stage)

@@ -12,13 +12,14 @@ import pytest
 from holdfast._model import Grant, Renewal
 from holdfast.errors import LeaseLost
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise, on_the_real_clock
+from holdfast.testing.contract.story import Promise, needs, on_the_real_clock
 from holdfast.testing.stage import Stage
 
 YEAR = 365 * 86400.0
 
 
-class OnlyTheServerClock(Promise):
+class OnlyTheServerClock(Promise, about="store"):
+    @needs("expires")
     @pytest.mark.parametrize("step", [YEAR, -YEAR])
     async def test_a_step_of_the_wall_clock_ends_no_hold_and_lengthens_none(self, stage: Stage, step: float) -> None:
         lease = await stage.locks().lock("hour", ttl=10, renew=False).take()
@@ -77,6 +78,7 @@ class OnlyTheServerClock(Promise):
             await stage.until(lambda: not short.held)
             assert await stage.locks().lock("minute", wait=5).acquire() is not None
 
+    @needs("expires")
     async def test_a_client_whose_clock_stands_still_cannot_keep_a_lock_for_ever(self, stage: Stage) -> None:
         stopped = await stage.locks(clock=FakeClock()).lock("hour", ttl=10).take()
         stage.clock.advance(10)
@@ -86,6 +88,7 @@ class OnlyTheServerClock(Promise):
             await stopped.extend(10)
         assert await stage.fences("hour") == [following.fence]
 
+    @needs("expires")
     async def test_a_client_whose_clock_runs_ahead_ends_nothing_but_its_own_belief(self, stage: Stage) -> None:
         ahead = FakeClock()
         lease = await stage.locks(clock=ahead).lock("hour", ttl=10, renew=False).take()
@@ -105,6 +108,7 @@ class OnlyTheServerClock(Promise):
         assert taken is not None
         assert taken.remaining == pytest.approx(10)
 
+    @needs("expires")
     async def test_expiry_counts_from_when_a_request_took_effect_at_the_store(self, stage: Stage) -> None:
         """Not from when it was sent, nor from when a transaction was begun."""
         locks = stage.locks()
@@ -120,6 +124,7 @@ class OnlyTheServerClock(Promise):
         stage.clock.advance(1)
         assert await stage.is_free("hour")
 
+    @needs("expires")
     async def test_a_renewal_never_shortens_at_the_store(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("hour", ttl=60)
         grant = await verbs.acquire(claim, enqueue=False, within=5)

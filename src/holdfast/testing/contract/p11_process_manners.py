@@ -17,11 +17,11 @@ from unittest import mock
 import pytest
 
 from holdfast.errors import LockError, NotHeld
-from holdfast.testing.contract.story import Promise, needs, on_the_real_clock
+from holdfast.testing.contract.story import Promise, about, needs, on_the_real_clock
 from holdfast.testing.stage import Stage
 
 
-class ProcessManners(Promise):
+class ProcessManners(Promise, about="store"):
     # Fork
 
     @needs("fork")
@@ -190,6 +190,7 @@ class ProcessManners(Promise):
         async with stage.locks().lock("hall"):
             assert {number: signal.getsignal(number) for number in signal.valid_signals()} == before
 
+    @about("engine")
     async def test_forgetting_a_lock_or_a_lease_never_releases_it(self, stage: Stage) -> None:
         locks = stage.locks()
         await locks.lock("hall", ttl=30).take()

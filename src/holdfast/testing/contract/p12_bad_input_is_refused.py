@@ -12,7 +12,7 @@ import holdfast
 from holdfast import aio
 from holdfast.errors import LockError
 from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about
 from holdfast.testing.stage import Stage
 
 NO_NAMES = ["", "x" * 256, "x" * 100_000, "a\nb", "a\x00b", "\x1f", "a\x7f", "\ud800", None, 7, b"bytes", ["list"]]
@@ -28,7 +28,7 @@ def _name(value: object) -> str:
     return repr(value)[:20].encode("ascii", "backslashreplace").decode()
 
 
-class BadInputIsRefused(Promise):
+class BadInputIsRefused(Promise, about="engine"):
     @pytest.mark.parametrize("name", NO_NAMES, ids=_name)
     async def test_a_name_that_is_none(self, stage: Stage, name: Any) -> None:
         locks = stage.locks()
@@ -138,6 +138,7 @@ class BadInputIsRefused(Promise):
             with pytest.raises(ValueError, match=r"memory://|sqlite://|scheme|options"):
                 connect(url)
 
+    @about("store")
     @pytest.mark.parametrize("name", NAMES, ids=_name)
     async def test_every_other_name_is_taken_as_it_is(self, stage: Stage, name: str) -> None:
         async with stage.locks().lock(name) as lease:

@@ -10,13 +10,14 @@ import pytest
 from holdfast._model import LockInfo
 from holdfast.errors import LeaseLost, NotHeld
 from holdfast.observe.events import Event
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.stage import Stage
 
 
-class PublicNames(Promise):
+class PublicNames(Promise, about="engine"):
     # Lock and Lease
 
+    @about("store")
     async def test_a_lease_tells_what_was_granted(self, stage: Stage) -> None:
         before = time.time()
         lease = await stage.locks(holder="worker-7").lock("shop", ttl=30, metadata={"job": [1, "a"]}).take()
@@ -35,6 +36,7 @@ class PublicNames(Promise):
         with pytest.raises(NotHeld):
             await lease.extend(10)
 
+    @about("store")
     async def test_locked_tells_whether_anybody_holds_it(self, stage: Stage) -> None:
         mine, theirs = stage.locks().lock("shop"), stage.locks().lock("shop")
         assert not await mine.locked()
@@ -118,6 +120,7 @@ class PublicNames(Promise):
         assert await lock.acquire(blocking=False) is None
         assert other.held
 
+    @about("store")
     async def test_a_reentrant_lock_keeps_other_clients_out_even_in_the_same_actor(self, stage: Stage) -> None:
         async with stage.locks().lock("shop", reentrant=True):
             assert await stage.locks().lock("shop", reentrant=True).acquire(blocking=False) is None
@@ -160,6 +163,8 @@ class PublicNames(Promise):
 
     # min_hold
 
+    @about("store")
+    @needs("expires")
     async def test_a_name_stays_taken_until_min_hold_after_the_grant(self, stage: Stage) -> None:
         async with stage.locks().lock("shop", min_hold=60) as lease:
             stage.clock.advance(2)
@@ -172,6 +177,8 @@ class PublicNames(Promise):
         assert taken is not None
         assert taken.fence > lease.fence
 
+    @about("store")
+    @needs("expires")
     async def test_a_waiter_comes_in_when_min_hold_has_passed(self, stage: Stage) -> None:
         lease = await stage.locks().lock("shop", min_hold=7).take()
         waiter = stage.start(stage.locks().lock("shop").take())
@@ -179,11 +186,15 @@ class PublicNames(Promise):
         assert await lease.release()
         assert await stage.sleep_through(waiter) == pytest.approx(7, abs=0.6)
 
+    @about("store")
+    @needs("expires")
     async def test_a_hold_longer_than_min_hold_is_freed_at_once(self, stage: Stage) -> None:
         async with stage.locks().lock("shop", ttl=60, min_hold=5):
             stage.clock.advance(5)
         assert await stage.is_free("shop")
 
+    @about("store")
+    @needs("expires")
     async def test_a_name_that_lingers_is_not_held_renewed_or_taken_again_by_its_claim(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("shop", ttl=10, min_hold=60).take()
@@ -195,6 +206,8 @@ class PublicNames(Promise):
         assert await stage.is_free("shop")
         assert locks.faults.calls["renew"] == 0
 
+    @about("store")
+    @needs("expires")
     async def test_breaking_ends_min_hold_too(self, stage: Stage) -> None:
         async with stage.locks().lock("shop", min_hold=60):
             pass
@@ -203,6 +216,7 @@ class PublicNames(Promise):
 
     # Looking, and breaking a lock
 
+    @about("store")
     async def test_inspect_tells_who_holds_and_how_many_wait(self, stage: Stage) -> None:
         lease = await stage.locks(holder="worker-7").lock("shop", ttl=30, metadata={"job": 1}).take()
         waiter = stage.start(stage.locks().lock("shop").take())
@@ -218,9 +232,11 @@ class PublicNames(Promise):
         await lease.release()
         await waiter.result()
 
+    @about("store")
     async def test_inspect_of_a_name_that_nobody_uses_is_empty(self, stage: Stage) -> None:
         assert await stage.info("shop") == LockInfo("shop")
 
+    @about("store")
     async def test_list_gives_what_is_held_or_waited_for_in_order_of_names(self, stage: Stage) -> None:
         locks = stage.locks()
         for name in ("b", "a:2", "a:1", "c"):
@@ -231,6 +247,7 @@ class PublicNames(Promise):
         assert [info.name for info in await locks.list("a:")] == ["a:1", "a:2"]
         assert await locks.list("nothing") == []
 
+    @about("store")
     async def test_a_prefix_means_its_letters_and_nothing_else(self, stage: Stage) -> None:
         locks = stage.locks()
         names = ["%", "*", "A", "[a]", "_", "a", "a%b", "a_b", "aXb", "ä"]
@@ -240,17 +257,20 @@ class PublicNames(Promise):
             found = [info.name for info in await locks.list(prefix)]
             assert found == sorted(name for name in names if name.startswith(prefix)), prefix
 
+    @about("store")
     async def test_names_that_look_alike_are_different_names(self, stage: Stage) -> None:
         locks = stage.locks()
         for name in ("name", "Name", "name ", " name", "name\u0301", "nam\u00e9", "name\u200b"):
             assert await locks.lock(name).acquire(blocking=False) is not None, name
 
+    @about("store")
     async def test_no_two_of_many_names_are_one_lock(self, stage: Stage) -> None:
         locks = stage.locks()
         for number in range(300):
             assert await locks.lock(f"lock-{number}").acquire(blocking=False) is not None
         assert len(await locks.list("lock-")) == 300
 
+    @about("store")
     async def test_break_lock_tells_what_was_there(self, stage: Stage) -> None:
         lease = await stage.locks(holder="stuck").lock("shop", metadata="m").take()
         breaker = stage.locks()
@@ -261,6 +281,7 @@ class PublicNames(Promise):
         assert [(event.kind, event.name, event.fence) for event in heard] == [("broken", "shop", lease.fence)]
         assert await breaker.break_lock("shop") == LockInfo("shop")
 
+    @about("store")
     async def test_namespaces_keep_names_apart(self, stage: Stage) -> None:
         ours, theirs = stage.locks(), stage.locks(namespace=stage.namespace + "-2")
         lease = await ours.lock("shop").take()
@@ -271,6 +292,7 @@ class PublicNames(Promise):
         assert await theirs.list() == []
         assert await stage.fences("shop") == [lease.fence]
 
+    @about("store")
     async def test_the_default_namespace_is_one_like_any_other(self, stage: Stage) -> None:
         name = f"shop-{stage.namespace}"
         default, ours = stage.locks(namespace="holdfast"), stage.locks()

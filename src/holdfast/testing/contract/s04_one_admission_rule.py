@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from holdfast._model import GRACE, Busy, Claim, Grant
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, needs
 from holdfast.testing.stage import Stage
 
 
@@ -54,7 +54,7 @@ class _Room:
         return {holder.claim_id for holder in (await self.stage.info("room")).holders}
 
 
-class OneAdmissionRule(Promise):
+class OneAdmissionRule(Promise, about="store"):
     async def test_an_exclusive_claim_fits_only_when_nobody_holds(self, stage: Stage) -> None:
         room = _Room(stage)
         first = room.writer()
@@ -66,6 +66,7 @@ class OneAdmissionRule(Promise):
         assert await room.enters(reader)
         assert isinstance(await room.ask(room.writer(), enqueue=False), Busy)
 
+    @needs("limits")
     @pytest.mark.parametrize("limit", [1, 2, 5])
     async def test_no_more_shared_claims_hold_than_the_limit(self, stage: Stage, limit: int) -> None:
         room = _Room(stage)
@@ -86,6 +87,7 @@ class OneAdmissionRule(Promise):
             assert await room.enters(room.reader())
         assert len(await room.inside()) == 50
 
+    @needs("limits")
     async def test_a_place_is_made_by_expiry_and_by_breaking_too(self, stage: Stage) -> None:
         room = _Room(stage)
         assert await room.enters(stage.claim("room", ttl=5, mode="shared", limit=1))
@@ -95,6 +97,7 @@ class OneAdmissionRule(Promise):
         await stage.observer.break_lock("room")
         assert await room.enters(room.reader(1))
 
+    @needs("expires")
     @pytest.mark.parametrize("ends", ["a hold", "a reservation"])
     async def test_who_finds_that_time_made_room_leaves_it_to_an_older_waiter(self, stage: Stage, ends: str) -> None:
         room = _Room(stage)
@@ -114,6 +117,7 @@ class OneAdmissionRule(Promise):
         assert not await room.enters(finder)
         assert await room.inside() == {older.id}
 
+    @needs("expires")
     async def test_what_expired_and_is_asked_for_again_is_held_once(self, stage: Stage) -> None:
         room = _Room(stage)
         claim = stage.claim("room", ttl=5)
@@ -127,6 +131,7 @@ class OneAdmissionRule(Promise):
         stage.clock.advance(5)
         assert await room.enters(room.writer())
 
+    @needs("limits")
     async def test_the_permit_of_a_dead_holder_comes_back(self, stage: Stage) -> None:
         room = _Room(stage)
         assert await room.enters(stage.claim("room", ttl=5, mode="shared", limit=2))
@@ -184,6 +189,7 @@ class OneAdmissionRule(Promise):
         assert await room.enters(second)
         assert not await room.enters(latecomer)
 
+    @needs("limits")
     async def test_a_release_wakes_as_many_as_there_is_room_for(self, stage: Stage) -> None:
         room = _Room(stage)
         inside = [room.reader(2), room.reader(2)]
@@ -202,6 +208,7 @@ class OneAdmissionRule(Promise):
             assert await room.enters(claim)
         assert not await room.enters(waiting[2])
 
+    @needs("limits")
     async def test_what_is_reserved_is_nobody_else_s(self, stage: Stage) -> None:
         room = _Room(stage)
         holder, woken = room.reader(1), room.reader(1)
@@ -212,6 +219,7 @@ class OneAdmissionRule(Promise):
             assert isinstance(await room.ask(stranger, enqueue=False), Busy)
         assert await room.enters(woken)
 
+    @needs("reserves")
     async def test_a_reservation_that_lapses_goes_to_the_next(self, stage: Stage) -> None:
         room = _Room(stage)
         holder, dead, live = room.writer(), room.writer(), room.writer()
@@ -254,6 +262,7 @@ class OneAdmissionRule(Promise):
         await room.wakes(waiter)
         assert await room.enters(waiter)
 
+    @needs("expires", "shared")
     async def test_a_name_that_lingers_takes_room_until_it_ends(self, stage: Stage) -> None:
         room = _Room(stage)
         inside = [room.reader(2), room.reader(2)]

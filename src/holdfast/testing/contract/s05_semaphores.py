@@ -11,7 +11,7 @@ import pytest
 from holdfast._model import Grant
 from holdfast.errors import LeaseLost, LimitMismatch, LockError
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.stage import Actor, Stage
 
 
@@ -20,7 +20,7 @@ async def _fill(stage: Stage, limit: int, **options: Any) -> list[AwaitedLease]:
     return [await stage.locks().semaphore("pool", limit, **options).take() for _ in range(limit)]
 
 
-class Semaphores(Promise):
+class Semaphores(Promise, about="store", needs=("limits",)):
     # How many
 
     @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -61,6 +61,7 @@ class Semaphores(Promise):
         await lock.take()
         assert await stage.locks().semaphore("pool", 1).acquire(blocking=False) is None
 
+    @about("engine")
     async def test_one_client_can_hold_all_permits_through_one_object(self, stage: Stage) -> None:
         pool = stage.locks().semaphore("pool", 3)
         first, second, third = await pool.take(), await pool.take(), await pool.take()
@@ -99,6 +100,7 @@ class Semaphores(Promise):
         assert [permit.held for permit in permits] == [True, False, True]
         assert await stage.fences("pool") == [permits[0].fence, permits[2].fence]
 
+    @about("engine")
     async def test_each_permit_is_renewed_by_itself(self, stage: Stage) -> None:
         locks = stage.locks()
         kept, left = [await locks.semaphore("pool", 2, ttl=30, renew=renew).take() for renew in (True, False)]
@@ -108,6 +110,7 @@ class Semaphores(Promise):
         assert left.lost
         assert await stage.fences("pool") == [kept.fence]
 
+    @about("engine")
     async def test_extending_one_permit_extends_no_other(self, stage: Stage) -> None:
         longer, other = await _fill(stage, 2, ttl=10, renew=False)
         await longer.extend(60)
@@ -115,6 +118,7 @@ class Semaphores(Promise):
         assert (longer.held, other.held) == (True, False)
         assert await stage.fences("pool") == [longer.fence]
 
+    @about("engine")
     async def test_a_lost_permit_is_told_to_its_holder_alone(self, stage: Stage) -> None:
         told: list[str] = []
         locks = stage.locks()
@@ -129,6 +133,7 @@ class Semaphores(Promise):
         with pytest.raises(LeaseLost, match="'pool'"):
             short.check()
 
+    @about("engine")
     @needs("cancellation")
     async def test_the_loss_of_a_permit_cancels_its_own_body_alone(self, stage: Stage) -> None:
         locks, inside, cancelled = stage.locks(), list[str](), list[str]()
@@ -318,6 +323,7 @@ class Semaphores(Promise):
         with pytest.raises(LimitMismatch, match=r"without a limit.* limit 2\b"):
             await stage.locks().semaphore("pool", 2).acquire()
 
+    @about("engine")
     @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3", None])
     async def test_a_limit_that_makes_no_sense_is_refused_before_anything_is_sent(
         self, stage: Stage, limit: Any

@@ -8,7 +8,7 @@ from holdfast._model import Grant
 from holdfast.errors import BackendUnavailable, LeaseLost, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Actor, Stage
 
@@ -32,7 +32,7 @@ async def _line_up(stage: Stage, *locks: AwaitedLock) -> list[Actor[AwaitedLease
     return actors
 
 
-class ReadWriteLocks(Promise):
+class ReadWriteLocks(Promise, about="store", needs=("shared",)):
     # Who may be inside
 
     async def test_readers_read_together(self, stage: Stage) -> None:
@@ -87,6 +87,7 @@ class ReadWriteLocks(Promise):
         await stage.locks().lock("page").take()
         assert await _reader(stage).acquire(blocking=False) is None
 
+    @needs("expires")
     async def test_a_crashed_reader_keeps_writers_out_for_its_ttl_at_most(self, stage: Stage) -> None:
         dead = stage.claim("page", ttl=7.5, mode="shared")
         assert isinstance(await stage.observer.faults.acquire(dead, enqueue=False, within=5), Grant)
@@ -190,6 +191,7 @@ class ReadWriteLocks(Promise):
         assert (await _reader(stage).take()).held
         assert await _writer(stage).acquire(blocking=False) is None
 
+    @about("engine")
     async def test_a_downgraded_lease_is_the_same_lease(self, stage: Stage) -> None:
         lease = await _writer(stage).take()
         before = (lease.fence, lease.claim_id, lease.holder, lease.name, lease.ttl)
@@ -210,6 +212,7 @@ class ReadWriteLocks(Promise):
         assert await lease.release()
         assert await stage.is_free("page")
 
+    @about("engine")
     async def test_a_body_that_downgrades_releases_on_the_way_out(self, stage: Stage) -> None:
         async with _writer(stage) as lease:
             await lease.downgrade()
@@ -230,6 +233,7 @@ class ReadWriteLocks(Promise):
         assert await lease.release()
         assert await stage.fences("page") == [other.fence]
 
+    @about("engine")
     async def test_a_downgrade_that_is_not_answered_says_so_and_loses_nothing(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         lease = await locks.rwlock("page").write().take()
@@ -251,6 +255,7 @@ class ReadWriteLocks(Promise):
         assert lease.held
         assert await stage.fences("page") == [lease.fence]
 
+    @about("engine")
     async def test_a_downgrade_of_what_time_has_ended_asks_nobody(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.rwlock("page", ttl=10, renew=False).write().take()
@@ -260,6 +265,7 @@ class ReadWriteLocks(Promise):
             await lease.downgrade()
         assert locks.faults.calls["acquire"] == before
 
+    @needs("expires")
     @pytest.mark.parametrize("taken", [True, False])
     @pytest.mark.parametrize("end", ["expiry", "break"])
     async def test_a_downgrade_of_what_the_store_has_ended_touches_nobody(
@@ -280,6 +286,7 @@ class ReadWriteLocks(Promise):
         assert await stage.fences("page") == ([following.fence] if following is not None else [])
         assert (await stage.info("page")).waiters == 0
 
+    @needs("limits")
     async def test_a_downgrade_of_a_reader_or_a_permit_does_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
         reader = await locks.rwlock("page").read().take()
@@ -291,6 +298,7 @@ class ReadWriteLocks(Promise):
         assert reader.held
         assert permit.held
 
+    @about("engine")
     async def test_a_downgrade_of_what_was_released_is_refused(self, stage: Stage) -> None:
         lease = await _writer(stage).take()
         await lease.release()

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock, AwaitedLocks
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
@@ -41,7 +41,7 @@ async def body(lock: AwaitedLock, ran: list[str]) -> None:
         ran.append("body")
 
 
-class SeveralNames(Promise):
+class SeveralNames(Promise, about="engine"):
     # One order
 
     async def test_names_are_taken_in_one_order_however_they_are_given(self, stage: Stage) -> None:
@@ -54,6 +54,7 @@ class SeveralNames(Promise):
         await holder.release()
         assert (await waiter.result()).names == ("a", "b", "c")
 
+    @about("store")
     async def test_callers_with_opposite_orders_never_wait_for_each_other_for_ever(self, stage: Stage) -> None:
         inside: list[int] = []
 
@@ -80,6 +81,7 @@ class SeveralNames(Promise):
 
     # All or nothing
 
+    @about("store")
     @pytest.mark.parametrize("taken", ["a", "b", "c"])
     async def test_a_try_takes_all_names_or_none(self, stage: Stage, taken: str) -> None:
         holder = await stage.locks().lock(taken).take()
@@ -198,6 +200,7 @@ class SeveralNames(Promise):
         assert lease.remaining == pytest.approx(200)
         assert [await stage.fences(name) for name in ("a", "b")] == [[lease.fence["a"]], [lease.fence["b"]]]
 
+    @about("store")
     async def test_all_names_are_released_once(self, stage: Stage) -> None:
         several = stage.locks().all("a", "b")
         lease = await several.take()

@@ -10,14 +10,15 @@ import pytest
 from holdfast.errors import BackendUnavailable, LeaseLost
 from holdfast.testing.awaited import AwaitedLock
 from holdfast.testing.contract.s07_several_names import all_free, body, lose, until_free
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
 
-class SeveralNamesEnd(Promise):
+class SeveralNamesEnd(Promise, about="engine"):
     # Lost together
 
+    @needs("breaks_alone")
     @pytest.mark.parametrize("broken", ["a", "b", "c"])
     async def test_the_loss_of_one_name_ends_the_others(self, stage: Stage, broken: str) -> None:
         locks = stage.locks()
@@ -46,6 +47,7 @@ class SeveralNamesEnd(Promise):
         assert [lost is lease.raw for lost in told] == [True]
         assert lease.lost
 
+    @needs("breaks_alone")
     async def test_on_lost_is_told_though_the_others_cannot_be_released_just_now(self, stage: Stage) -> None:
         told: list[Any] = []
         locks = stage.locks()
@@ -110,6 +112,7 @@ class SeveralNamesEnd(Promise):
         assert await lease.release() is False
         assert [await stage.fences(name) for name in ("a", "b")] == [[following.fence["a"]], [following.fence["b"]]]
 
+    @needs("breaks_alone")
     async def test_whoever_releases_while_a_loss_ends_the_others_spoils_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
         heard = stage.record(locks)
@@ -125,6 +128,7 @@ class SeveralNamesEnd(Promise):
 
     # Interrupted
 
+    @about("store")
     @needs("cancellation")
     @pytest.mark.parametrize("taken", ["", "a", "b", "c"])
     async def test_several_names_cancelled_at_any_moment_leave_nothing(self, stage: Stage, taken: str) -> None:
@@ -184,6 +188,7 @@ class SeveralNamesEnd(Promise):
             await worker.result()
         assert await all_free(stage, "a", "b", "c")
 
+    @about("store")
     @needs("blocking")
     async def test_interrupted_in_the_middle_of_several_names_nothing_is_left(self, stage: Stage) -> None:
         holder = await stage.locks().lock("c").take()

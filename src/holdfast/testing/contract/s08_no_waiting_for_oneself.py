@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import AcquireTimeout, LockError, SelfDeadlock
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock, AwaitedLocks
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, in_ways, needs
 from holdfast.testing.stage import Stage
 
 Ask = Callable[[AwaitedLocks], AwaitedLock]
@@ -39,10 +39,14 @@ PAIRS: dict[str, tuple[Ask, Ask]] = {
         lambda locks: locks.semaphore("seat", 2),
     ),
 }
-each_pair = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
+each_pair = in_ways(
+    "pair",
+    PAIRS,
+    needs={"a reader that writes": "shared", "a writer that reads": "shared", "a permit under a lock": "limits"},
+)
 
 
-class NoWaitingForOneself(Promise):
+class NoWaitingForOneself(Promise, about="engine"):
     @each_pair
     async def test_waiting_without_limit_for_what_one_holds_is_an_error_at_once(
         self, stage: Stage, pair: tuple[Ask, Ask]
@@ -164,12 +168,14 @@ class NoWaitingForOneself(Promise):
         stage.clock.advance(10)
         assert (await locks.lock("seat").take()).fence > lease.fence
 
+    @needs("shared")
     async def test_a_reader_may_read_again(self, stage: Stage) -> None:
         rwlock = stage.locks().rwlock("seat")
         first, second = await rwlock.read().take(), await rwlock.read().take()
         assert first.held
         assert second.held
 
+    @needs("shared")
     async def test_a_reader_that_would_wait_behind_a_writer_that_waits_for_it_is_an_error(self, stage: Stage) -> None:
         rwlock = stage.locks().rwlock("seat", ttl=600)
         first = await rwlock.read().take()
@@ -182,6 +188,7 @@ class NoWaitingForOneself(Promise):
         await first.release()
         assert (await writer.result()).held
 
+    @needs("shared")
     async def test_a_downgraded_writer_may_read_again_and_not_write(self, stage: Stage) -> None:
         rwlock = stage.locks().rwlock("seat")
         lease = await rwlock.write().take()
@@ -190,6 +197,7 @@ class NoWaitingForOneself(Promise):
         with pytest.raises(SelfDeadlock):
             await rwlock.write().acquire()
 
+    @needs("limits")
     async def test_who_holds_every_permit_may_wait_for_one_that_another_gives_back(self, stage: Stage) -> None:
         """A permit is often taken by one and given back by another, who does the work."""
         pool = stage.locks().semaphore("seat", 2, ttl=600)

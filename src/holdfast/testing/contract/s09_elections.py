@@ -15,14 +15,15 @@ from holdfast._worlds import drive
 from holdfast.errors import AcquireTimeout, LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.awaited_primitives import AwaitedElection
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Actor, Stage
 
 
-class Elections(Promise):
+class Elections(Promise, about="engine", needs=("observe",)):
     # Leading
 
+    @about("store")
     async def test_one_leads_and_the_others_do_not(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
         lease = await ann.win()
@@ -42,6 +43,7 @@ class Elections(Promise):
         await follower.result()
         assert await _leader(named) == "host-1"
 
+    @about("store")
     async def test_terms_strictly_grow_however_the_last_one_ended(self, stage: Stage) -> None:
         terms: list[int] = []
         for ending in ("resigned", "expired", "broken", "handed over"):
@@ -66,6 +68,7 @@ class Elections(Promise):
         stage.clock.advance(10)
         assert (leader.is_leader, leader.term) == (False, None)
 
+    @about("store")
     async def test_a_campaign_that_takes_too_long_ends_and_leaves_nothing(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
         await ann.win()
@@ -92,6 +95,7 @@ class Elections(Promise):
 
     # Stepping down
 
+    @about("store")
     async def test_resigning_makes_the_next_candidate_leader_at_once(self, stage: Stage) -> None:
         ann, bob, eve = candidates(stage, "ann", "bob", "eve")
         await ann.win()
@@ -102,6 +106,7 @@ class Elections(Promise):
         assert await ann.resign() is False
         assert bob.is_leader
 
+    @about("store")
     async def test_a_leader_hands_over_to_a_candidate_by_name_before_older_ones(self, stage: Stage) -> None:
         ann, bob, eve, joe = candidates(stage, "ann", "bob", "eve", "joe")
         await ann.win()
@@ -114,6 +119,7 @@ class Elections(Promise):
         await eve.resign()
         await campaigns[0].result()
 
+    @about("store")
     async def test_handing_over_to_nobody_changes_nothing(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
         lease = await ann.win()
@@ -133,6 +139,7 @@ class Elections(Promise):
             await eve.hand_over("bob")
         assert ann.is_leader
 
+    @about("store")
     async def test_an_heir_that_is_gone_leaves_the_place_to_the_next_in_line(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("lead")
         assert isinstance(await verbs.acquire(claim, enqueue=False, within=5), Grant)
@@ -141,6 +148,7 @@ class Elections(Promise):
         assert await verbs.release(claim, linger=0.0, within=5, heir="somebody who left")
         await campaign.result()
 
+    @about("store")
     async def test_handing_over_survives_a_lost_reply(self, stage: Stage) -> None:
         locks = stage.locks()
         ann = locks.election("lead", candidate="ann")
@@ -156,6 +164,7 @@ class Elections(Promise):
 
     # Who leads
 
+    @about("store")
     async def test_anybody_can_ask_who_leads_and_who_waits(self, stage: Stage) -> None:
         ann, bob, eve = candidates(stage, "ann", "bob", "eve")
         bystander = stage.locks().election("lead")
@@ -169,6 +178,7 @@ class Elections(Promise):
         assert await bystander.candidates() == ("bob", "eve")
         assert not bystander.is_leader
 
+    @about("store")
     async def test_an_election_shows_when_locks_are_inspected(self, stage: Stage) -> None:
         ann = stage.locks().election("lead", candidate="ann", metadata={"port": 80})
         lease = await ann.win()

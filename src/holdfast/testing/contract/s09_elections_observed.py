@@ -21,7 +21,7 @@ Told = tuple[str | None, int]
 VACANT: Told = (None, 0)
 
 
-class ObservedElections(Promise):
+class ObservedElections(Promise, about="store", needs=("observe",)):
     async def test_an_observer_is_told_first_what_is_true(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         assert await _first(stage) == VACANT

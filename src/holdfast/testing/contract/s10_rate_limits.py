@@ -17,7 +17,7 @@ from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.awaited_primitives import AwaitedLimiter
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.contract.story import Promise
+from holdfast.testing.contract.story import Promise, about
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
@@ -40,7 +40,7 @@ def api(locks: AwaitedLocks, **options: Any) -> AwaitedLimiter:
     return locks.limiter("api", **({"rate": 1, "per": 7} | options))
 
 
-class RateLimits(Promise):
+class RateLimits(Promise, about="store", needs=("limiter",)):
     # What is allowed
 
     async def test_permits_come_at_even_intervals_and_one_at_a_time(self, stage: Stage) -> None:
@@ -117,11 +117,13 @@ class RateLimits(Promise):
         assert await locks.list() == []
         assert not waiter.done
 
+    @about("engine")
     @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
     async def test_a_rate_that_makes_no_sense_is_refused(self, stage: Stage, bad: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=r"must be|too slow"):
             stage.locks().limiter("api", **bad)
 
+    @about("engine")
     @pytest.mark.parametrize("cost", [0, -1, 1.5, True, 4])
     async def test_a_cost_that_makes_no_sense_or_never_fits_is_refused(self, stage: Stage, cost: Any) -> None:
         locks = stage.locks()
@@ -135,6 +137,7 @@ class RateLimits(Promise):
         assert await stage.locks().limiter("fast", rate=10**400).try_acquire()
         assert await stage.locks().limiter("slow", rate=1, per=50 * 365 * 86400).try_acquire()
 
+    @about("engine")
     async def test_the_limiter_of_a_closed_locks_says_so(self, stage: Stage) -> None:
         locks = stage.locks()
         limiter = api(locks)

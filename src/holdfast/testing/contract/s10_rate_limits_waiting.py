@@ -17,12 +17,12 @@ from holdfast.primitives.locks import TURN
 from holdfast.primitives.names import aside, qualify
 from holdfast.testing.awaited_primitives import AwaitedLimiter
 from holdfast.testing.contract.s10_rate_limits import api, sleeps_until
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Actor, Stage
 
 
-class WaitingForRateLimits(Promise):
+class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
     async def test_whoever_waits_is_allowed_at_the_very_moment(self, stage: Stage) -> None:
         limiter = api(stage.locks())
         await limiter.try_acquire()
@@ -36,6 +36,7 @@ class WaitingForRateLimits(Promise):
         assert await api(locks).acquire() == (True, 0, 0.0)
         assert locks.faults.calls == {"throttle": 1}
 
+    @about("store")
     async def test_those_who_wait_are_served_in_order_at_the_rate(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
@@ -44,6 +45,7 @@ class WaitingForRateLimits(Promise):
         await _serve(stage, waiters, start)
         assert order == [0, 1, 2, 3]
 
+    @about("store")
     async def test_a_timeout_that_cannot_be_met_is_told_at_once_and_takes_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
         await api(locks).try_acquire()
@@ -86,6 +88,7 @@ class WaitingForRateLimits(Promise):
         stage.clock.advance_to(start + 21)
         assert await before[2].result()
 
+    @about("store")
     @needs("cancellation")
     async def test_whoever_is_cancelled_while_it_waits_gives_back_what_it_booked(self, stage: Stage) -> None:
         start = stage.clock.now()

@@ -16,7 +16,7 @@ from holdfast._worlds import drive
 from holdfast.errors import BackendUnavailable, Conflict, LockError, StaleFence
 from holdfast.primitives.cell import LARGEST_VALUE
 from holdfast.testing.awaited_primitives import AwaitedCell
-from holdfast.testing.contract.story import Promise, needs
+from holdfast.testing.contract.story import Promise, about, needs
 from holdfast.testing.faults import ALWAYS
 from holdfast.testing.stage import Stage
 
@@ -24,7 +24,7 @@ VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "", "ünïcödé \ud800", [], {}
 NO_VALUES = {"object": object(), "set": {1}, "nan": float("nan"), "bytes": b"", "large": "x" * LARGEST_VALUE}
 
 
-class OptimisticCells(Promise):
+class OptimisticCells(Promise, about="store", needs=("cell",)):
     # Values and versions
 
     async def test_a_cell_that_was_never_written_is_nothing_at_version_zero(self, stage: Stage) -> None:
@@ -41,6 +41,7 @@ class OptimisticCells(Promise):
         assert await cell.write(value) == 1
         assert await stage.locks().cell("page").read() == (value, 1)
 
+    @about("engine")
     @pytest.mark.parametrize("value", NO_VALUES.values(), ids=NO_VALUES)
     async def test_what_is_not_json_or_too_large_is_refused_before_anything_is_sent(
         self, stage: Stage, value: Any
@@ -56,6 +57,7 @@ class OptimisticCells(Promise):
         await cell.write(largest)
         assert (await cell.read()).value == largest
 
+    @about("engine")
     @pytest.mark.parametrize("how", [{"if_version": -1}, {"if_version": "1"}, {"fence": 0}, {"fence": True}], ids=str)
     async def test_a_version_or_fence_that_makes_no_sense_is_refused(self, stage: Stage, how: dict[str, Any]) -> None:
         locks = stage.locks()
@@ -63,6 +65,7 @@ class OptimisticCells(Promise):
             await locks.cell("page").write("a", **how)
         assert not locks.faults.calls
 
+    @about("engine")
     async def test_a_bad_name_of_a_cell_is_refused(self, stage: Stage) -> None:
         with pytest.raises(ValueError, match="cell name must not be empty"):
             stage.locks().cell("")
@@ -77,6 +80,7 @@ class OptimisticCells(Promise):
         assert await elsewhere.cell("page").read() == ("there", 1)
         assert await locks.list() == []  # a cell is no lock
 
+    @about("engine")
     async def test_the_cell_of_a_closed_locks_says_so(self, stage: Stage) -> None:
         locks = stage.locks()
         cell = locks.cell("page")
@@ -166,6 +170,7 @@ class OptimisticCells(Promise):
         assert seen == [1, 101, 11]
         assert await other.read() == (12, 4)
 
+    @about("engine")
     async def test_updates_pause_longer_after_each_conflict_by_full_jitter(self, stage: Stage) -> None:
         locks, other = stage.locks(), stage.locks().cell("count")
         locks.raw._logic.engine.world.chance = lambda: 0.5  # type: ignore[method-assign]
@@ -174,6 +179,7 @@ class OptimisticCells(Promise):
         await stage.finish(locks.cell("count").update(meddle))
         assert stage.clock.now() - before == pytest.approx(sum(full_jitter(n, 0.5) for n in (1, 2, 3, 4)))
 
+    @about("engine")
     async def test_an_update_gives_up_with_a_conflict_when_its_time_is_over(self, stage: Stage) -> None:
         cell, other = stage.locks().cell("count"), stage.locks().cell("count")
         before = stage.clock.now()
@@ -184,6 +190,7 @@ class OptimisticCells(Promise):
         assert len(seen) > 2  # it did try again
         assert (await other.read()).version == len(seen)
 
+    @about("engine")
     async def test_an_update_that_may_not_wait_tries_once(self, stage: Stage) -> None:
         cell, other = stage.locks().cell("count"), stage.locks().cell("count")
         seen: list[int] = []
@@ -191,6 +198,7 @@ class OptimisticCells(Promise):
             await cell.update(_meddling(stage, other, seen), wait=0)
         assert len(seen) == 1
 
+    @about("engine")
     async def test_an_update_whose_change_fails_writes_nothing(self, stage: Stage) -> None:
         cell = stage.locks().cell("count")
         await cell.write(0)
@@ -198,6 +206,7 @@ class OptimisticCells(Promise):
             await cell.update(lambda value: 1 / value)
         assert await cell.read() == (0, 1)
 
+    @about("engine")
     @needs("cancellation")
     async def test_a_change_that_can_be_awaited_is_awaited(self, stage: Stage) -> None:
         async def change(value: int | None) -> int:

@@ -1,0 +1,25 @@
+"""How much is tested: the quick loop (`make check`), everything (`make test`) or the long search (`make soak`).
+
+Decides: how the three are told apart, in one place, by HOLDFAST_TESTS=quick|all|soak.
+Leaves to each test: what it does less of, or more of.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SCALES = ("quick", "all", "soak")
+SCALE = os.environ.get("HOLDFAST_TESTS", "all")
+if SCALE not in SCALES:
+    raise ValueError(f"HOLDFAST_TESTS is one of {', '.join(SCALES)}, not {SCALE!r}")
+
+QUICK = SCALE == "quick"
+SOAK = SCALE == "soak"
+
+
+def by_scale(usual: T, *, soak: T) -> T:
+    """As much as fits into `make test`, or as much as is worth a long search."""
+    return soak if SOAK else usual
