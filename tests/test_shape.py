@@ -32,7 +32,7 @@ LONGEST_FILE = 500
 
 _WORDS = {"errors", "_model", "_time", "_ids", "_values"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
-_BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_connect"}
+_BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_faces", ""}
 
 # Each room, and the rooms that it may import besides itself. A file belongs to the longest room that fits it; ""
@@ -51,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "drivers": _WORDS | {"_worlds"},
     "backends": _WORDS | {"_worlds", "backends.base", "drivers"},
     "_connect": _WORDS | {"_worlds", "backends.base", "backends", "drivers"},
+    "_clients": {"_connect"},
     "_faces": _BELOW_FACES,
     "sync": _BELOW_FACES | {"_faces"},
     "aio": _BELOW_FACES | {"_faces"},

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.engine.order import LockOrderWarning
     from holdfast.primitives.cell import Versioned
     from holdfast.primitives.election import Leadership
-    from holdfast.primitives.manager import LockResult
+    from holdfast.primitives.manager import LockOptions, LockResult
 
 __version__ = "0.1.0"
 __all__ = [
@@ -56,6 +56,7 @@ __all__ = [
     "Lock",
     "LockError",
     "LockInfo",
+    "LockOptions",
     "LockOrderWarning",
     "LockResult",
     "Locks",
@@ -81,7 +82,7 @@ _LATER = {
     "LockOrderWarning": "holdfast.engine.order",
     "Versioned": "holdfast.primitives.cell",
     "Leadership": "holdfast.primitives.election",
-    "LockResult": "holdfast.primitives.manager",
+    **dict.fromkeys(("LockOptions", "LockResult"), "holdfast.primitives.manager"),
     **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "holdfast._faces.sync_manager"),
     **dict.fromkeys(
         ("Cell", "Election", "Limiter", "MultiLease", "MultiLock", "RWLock"), "holdfast._faces.sync_primitives"

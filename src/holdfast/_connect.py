@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def opener(url: object, wishes: Wishes) -> Make:
         _refuse_postgres_only(wishes, "a backend of your own")
         make: Make = url
         return make
-    if isinstance(url, list | tuple):
+    if isinstance(url, Sequence) and not isinstance(url, str | bytes):
         return _of_clients(url, wishes)
     if not isinstance(url, str):
         of_client = _of_client(url, wishes)
@@ -295,7 +295,7 @@ def _refuse_replicas(wishes: Wishes) -> None:
         raise Unsupported("a quorum has no replicas to wait for; nothing was sent")
 
 
-def _of_clients(clients: list[object] | tuple[object, ...], wishes: Wishes) -> Make:
+def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
     """A quorum of the servers that these clients, or URLs, lead to."""
     try:
         from holdfast.backends.quorum_redis import open_quorum

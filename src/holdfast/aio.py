@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
 from holdfast._faces.aio_open import open_locks
@@ -17,6 +17,7 @@ from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
+    from holdfast._clients import AsyncUserConnection, UrlOrClient
     from holdfast._faces.aio_manager import DistributedLock as DistributedLock
     from holdfast._faces.aio_manager import get_distributed_lock as get_distributed_lock
     from holdfast._faces.aio_primitives import (
@@ -27,8 +28,18 @@ if TYPE_CHECKING:
         AsyncMultiLock,
         AsyncRWLock,
     )
+    from holdfast._faces.signatures import (
+        AsyncF,
+        AsyncLockedOptions,
+        AsyncLockedWithLease,
+        AsyncSingleton,
+        AsyncSingletonOptions,
+        AsyncSingletonOr,
+        AsyncSingletonWithLease,
+        AsyncSingletonWithLeaseOr,
+    )
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+D = TypeVar("D")
 
 __all__ = [
     "AsyncCell",
@@ -180,20 +191,42 @@ class AsyncLocks:
 
         return AsyncCell(self._logic.cell(name))
 
-    def locked(self, name: str, *, lease_as: str | None = None, **options: Any) -> Callable[[_F], _F]:
+    @overload
+    def locked(
+        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncLockedOptions]
+    ) -> Callable[[AsyncF], AsyncF]: ...
+    @overload
+    def locked(self, name: str, *, lease_as: str, **options: Unpack[AsyncLockedOptions]) -> AsyncLockedWithLease: ...
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[AsyncLockedOptions]) -> Any:
         """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
 
-        `options` are those of `lock`. With `lease_as` the lease is given to the function under that name. Raises
-        TypeError, when decorating, unless it is a coroutine function or an async generator; ValueError for an unknown
-        field.
+        `options` are those of `lock`. With `lease_as` the function is given the lease under that name; its callers do
+        not pass it. Raises TypeError, when decorating, unless it is a coroutine function or an async generator;
+        ValueError for an unknown field.
         """
         from holdfast.primitives.decorators import async_locked
 
         return async_locked(self.lock, name, lease_as, options)
 
+    @overload
     def singleton(
-        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Any
-    ) -> Callable[[_F], _F]:
+        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingleton: ...
+    @overload
+    def singleton(
+        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonOr[D]: ...
+    @overload
+    def singleton(
+        self, name: str, *, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonWithLease: ...
+    @overload
+    def singleton(
+        self, name: str, *, default: D, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonWithLeaseOr[D]: ...
+    def singleton(
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> Any:
         """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
 
         `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
@@ -202,7 +235,7 @@ class AsyncLocks:
 
         return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
 
-    async def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+    async def in_transaction(self, connection: AsyncUserConnection, *names: str, wait: Seconds | None = None) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
         `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession, to the database
@@ -256,7 +289,7 @@ class AsyncLocks:
 
 
 def connect(
-    url_or_client: object = None,
+    url_or_client: UrlOrClient | None = None,
     *,
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._faces.sync_open import open_locks
@@ -17,11 +17,22 @@ from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
+    from holdfast._clients import UrlOrClient, UserConnection
+    from holdfast._faces.signatures import (
+        F,
+        LockedOptions,
+        LockedWithLease,
+        Singleton,
+        SingletonOptions,
+        SingletonOr,
+        SingletonWithLease,
+        SingletonWithLeaseOr,
+    )
     from holdfast._faces.sync_primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
 
 __all__ = ["Lease", "Lock", "Locks", "connect"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+D = TypeVar("D")
 
 
 class Locks:
@@ -150,19 +161,35 @@ class Locks:
 
         return Cell(self._logic.cell(name))
 
-    def locked(self, name: str, *, lease_as: str | None = None, **options: Any) -> Callable[[_F], _F]:
+    @overload
+    def locked(self, name: str, *, lease_as: None = None, **options: Unpack[LockedOptions]) -> Callable[[F], F]: ...
+    @overload
+    def locked(self, name: str, *, lease_as: str, **options: Unpack[LockedOptions]) -> LockedWithLease: ...
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[LockedOptions]) -> Any:
         """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
 
-        `options` are those of `lock`. With `lease_as` the lease is given to the function under that name. Raises
-        TypeError or ValueError, when decorating, for a coroutine function and for an unknown field.
+        `options` are those of `lock`. With `lease_as` the function is given the lease under that name; its callers do
+        not pass it. Raises TypeError or ValueError, when decorating, for a coroutine function and for an unknown field.
         """
         from holdfast.primitives.decorators import locked
 
         return locked(self.lock, name, lease_as, options)
 
+    @overload
+    def singleton(self, name: str, *, lease_as: None = None, **options: Unpack[SingletonOptions]) -> Singleton: ...
+    @overload
     def singleton(
-        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Any
-    ) -> Callable[[_F], _F]:
+        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[SingletonOptions]
+    ) -> SingletonOr[D]: ...
+    @overload
+    def singleton(self, name: str, *, lease_as: str, **options: Unpack[SingletonOptions]) -> SingletonWithLease: ...
+    @overload
+    def singleton(
+        self, name: str, *, default: D, lease_as: str, **options: Unpack[SingletonOptions]
+    ) -> SingletonWithLeaseOr[D]: ...
+    def singleton(
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[SingletonOptions]
+    ) -> Any:
         """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
 
         `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
@@ -171,7 +198,7 @@ class Locks:
 
         return locked(self.lock, name, lease_as, options, skip=True, default=default)
 
-    def in_transaction(self, connection: object, *names: str, wait: Seconds | None = None) -> int:
+    def in_transaction(self, connection: UserConnection, *names: str, wait: Seconds | None = None) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
         `connection` is one of psycopg's or Django's, or a connection or session of SQLAlchemy, to the database where
@@ -225,7 +252,7 @@ class Locks:
 
 
 def connect(
-    url_or_client: object = None,
+    url_or_client: UrlOrClient | None = None,
     *,
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,

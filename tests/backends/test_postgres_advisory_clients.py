@@ -56,7 +56,7 @@ class _DjangoConnection:
 
 
 @asynccontextmanager
-async def _client(kind: str, url: str) -> AsyncIterator[object]:
+async def _client(kind: str, url: str) -> AsyncIterator[Any]:
     if kind == "connection":
         with psycopg.connect(url) as connection:
             yield connection

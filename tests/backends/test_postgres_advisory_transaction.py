@@ -184,10 +184,10 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(locks: Locks, pl
         with pytest.raises(ValueError, match="wait"):
             locks.in_transaction(connection, "a", wait=-1)
         with pytest.raises(ValueError, match="psycopg"):
-            locks.in_transaction(object(), "a")
+            locks.in_transaction(object(), "a")  # type: ignore[arg-type]
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     with holdfast.connect("memory://") as other, pytest.raises(Unsupported, match="transaction"):
-        other.in_transaction(object(), "a")
+        other.in_transaction(object(), "a")  # type: ignore[arg-type]
 
 
 # Awaited
@@ -237,7 +237,7 @@ def test_each_world_takes_its_own_kind_of_connection(url: str, plain: str) -> No
     async def story() -> None:
         async with holdfast.aio.connect(url) as awaited, async_psycopg(plain) as connection:
             with psycopg.connect(plain) as blocking, pytest.raises(ValueError, match="a blocking connection"):
-                await awaited.in_transaction(blocking, "a")
+                await awaited.in_transaction(blocking, "a")  # type: ignore[arg-type]
             with holdfast.connect(url) as locks, pytest.raises(ValueError, match="an awaited connection"):
                 locks.in_transaction(connection, "a")
 

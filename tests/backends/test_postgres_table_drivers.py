@@ -468,7 +468,7 @@ class _DjangoConnection:
 
 @pytest.mark.parametrize("kind", ["pool", "async pool", "connection", "parameters", "django settings", "django"])
 def test_a_ready_client_is_taken_in_place_of_a_url(database: Database, kind: str) -> None:
-    clients: dict[str, Callable[[], object]] = {
+    clients: dict[str, Callable[[], Any]] = {
         "pool": lambda: psycopg_pool.ConnectionPool(database.url, open=False, kwargs={"autocommit": True}),
         "async pool": lambda: psycopg_pool.AsyncConnectionPool(database.url, open=False),
         "connection": lambda: database.connection,

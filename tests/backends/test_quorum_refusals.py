@@ -11,6 +11,7 @@ import redis
 
 import holdfast
 from holdfast import BackendUnavailable, Diagnosis, Unsupported
+from holdfast._clients import RedisClient, UrlOrClient
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
 
@@ -57,7 +58,7 @@ def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
 
 def test_what_is_no_client_is_refused() -> None:
     with pytest.raises(ValueError, match="clients or URLs of Redis, not of int"):
-        holdfast.connect([1, 2, 3])
+        holdfast.connect([1, 2, 3])  # type: ignore[list-item]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def quorum() -> Iterator[Quorum]:
         yield quorum
 
 
-def in_both_worlds(url: object) -> list[BackendUnavailable]:
+def in_both_worlds(url: UrlOrClient) -> list[BackendUnavailable]:
     """What it says to whoever wants a lock there."""
 
     async def in_a_loop() -> None:
@@ -157,7 +158,11 @@ def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None
 
 def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
     one, two, three = quorum.servers
-    where = [redis.Redis(HOST, one.port), two.url, redis.Redis(unix_socket_path=str(three.socket))]
+    where: list[str | RedisClient] = [
+        redis.Redis(HOST, one.port),
+        two.url,
+        redis.Redis(unix_socket_path=str(three.socket)),
+    ]
     with holdfast.connect(where) as locks, locks.lock("x", ttl=0.9, wait=10):
         assert quorum.held_at("x").count(True) >= 2
 

@@ -79,13 +79,15 @@ def test_what_is_no_function_is_refused_when_decorating(locks: Locks, thing: Any
 
 
 def test_an_unknown_option_is_refused_when_decorating(locks: Locks) -> None:
-    with pytest.raises(TypeError, match="tll"):
-        locks.locked("job", tll=3)(_none)
+    with pytest.raises(TypeError, match=r"a lock has no option 'tll'; did you mean 'ttl'\?"):
+        locks.locked("job", tll=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="a lock has no option 'colour'; known are ttl, wait, renew"):
+        locks.singleton("job", colour="red")  # type: ignore[call-overload]
 
 
 def test_a_singleton_refuses_to_wait_and_a_generator_a_default(locks: Locks) -> None:
     with pytest.raises(ValueError, match="skips instead of waiting, so wait=5 makes no sense"):
-        locks.singleton("job", wait=5)
+        locks.singleton("job", wait=5)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="yields nothing when it is skipped"):
         locks.singleton("job", default=0)(_items)
 

@@ -158,15 +158,55 @@ def test_a_loss_is_told_at_the_end_of_the_call(locks: Locks, clock: FakeClock) -
 
 def test_the_lease_is_given_to_the_function_that_asks_for_it(locks: Locks) -> None:
     @locks.locked("job:{job_id}", lease_as="lease")
-    def run(job_id: int, lease: Any = None) -> Lease:
+    def run(job_id: int, lease: Lease) -> Lease:
         assert isinstance(lease, Lease)
         assert lease.held
         return lease
 
     assert run(1).name == "job:1"
     assert run(job_id=2).fence > 0
-    with pytest.raises(TypeError, match="multiple values for argument 'lease'"):
+    with pytest.raises(TypeError, match="too many positional arguments"):
         run(1, "mine")
+    with pytest.raises(TypeError, match=r"run\(\) is given 'lease' by its lock; callers do not pass it"):
+        run(1, lease="mine")
+
+
+@pytest.mark.parametrize(
+    "args", [(), (1,), (1, 2), (1, 2, 3)], ids=["all by name", "one by place", "two by place", "all by place"]
+)
+def test_a_lease_finds_its_place_wherever_it_stands(locks: Locks, args: tuple[int, ...]) -> None:
+    def first(lease: Lease, a: int, b: int, c: int) -> tuple[str, int, int, int]:
+        return lease.name, a, b, c
+
+    def second(a: int, lease: Lease, b: int, c: int) -> tuple[str, int, int, int]:
+        return lease.name, a, b, c
+
+    def last(a: int, b: int, c: int, lease: Lease) -> tuple[str, int, int, int]:
+        return lease.name, a, b, c
+
+    def named(a: int, b: int, c: int, *, lease: Lease) -> tuple[str, int, int, int]:
+        return lease.name, a, b, c
+
+    by_name = dict(zip("abc", (1, 2, 3), strict=True))
+    rest = {name: value for name, value in by_name.items() if value > len(args)}
+    for function in (first, second, last, named):
+        run: Any = locks.locked("job:{a}:{c}", lease_as="lease")(function)
+        assert run(*args, **rest) == ("job:1:3", 1, 2, 3)
+
+
+def test_a_method_is_given_its_lease_after_itself(locks: Locks) -> None:
+    class Shop:
+        @locks.locked("shop:{item}", lease_as="lease")
+        def sell(self, lease: Lease, item: str) -> str:
+            return f"{lease.name} by {type(self).__name__}"
+
+        @classmethod
+        @locks.singleton("shop:{item}", lease_as="lease")
+        def find(cls, lease: Lease, item: str) -> str:
+            return f"{lease.name} by {cls.__name__}"
+
+    assert Shop().sell("a") == "shop:a by Shop"
+    assert Shop.find(item="b") == "shop:b by Shop"
 
 
 def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(locks: Locks) -> None:

@@ -44,7 +44,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 def test_a_coroutine_function_runs_under_the_lock_of_its_arguments(tell: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("job:{job_id}", lease_as="lease")
-        async def run(job_id: int, lease: Any = None) -> tuple[list[str], AsyncLease]:
+        async def run(job_id: int, *, lease: AsyncLease) -> tuple[list[str], AsyncLease]:
             """Runs it."""
             return await names(locks), lease
 
@@ -106,9 +106,9 @@ def test_what_cannot_work_is_refused_when_decorating(url: str) -> None:
     with pytest.raises(ValueError, match="names 'id'"):
         locks.locked("job:{id}")(run)
     with pytest.raises(ValueError, match="makes no sense"):
-        locks.singleton("job", wait=5)
+        locks.singleton("job", wait=5)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="yields nothing when it is skipped"):
-        locks.singleton("job", default=0)(items)
+        locks.singleton("job", default=0)(items)  # type: ignore[arg-type]
 
 
 def test_a_coroutine_is_cancelled_when_the_lease_is_lost(tell: Callable[[Story], None]) -> None:
@@ -291,7 +291,7 @@ def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(t
 def test_whoever_iterates_is_told_of_a_loss_between_two_items(tell: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.locked("items", renew=False, ttl=10, lease_as="lease")
-        async def items(lease: Any = None) -> AsyncGenerator[AsyncLease, None]:
+        async def items(lease: AsyncLease) -> AsyncGenerator[AsyncLease, None]:
             while True:
                 yield lease
 
@@ -310,7 +310,7 @@ def test_whoever_iterates_is_told_of_a_loss_between_two_items(tell: Callable[[St
 def test_an_async_generator_may_let_go_of_its_lease_early(tell: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("items", lease_as="lease")
-        async def items(lease: Any = None) -> AsyncIterator[int]:
+        async def items(lease: AsyncLease) -> AsyncIterator[int]:
             yield 1
             await lease.release()
             yield 2

@@ -134,4 +134,4 @@ def test_the_one_manager_and_the_statements_are_typed() -> None:
 
 
 def both_faces_take_a_plain_name(locks: Locks) -> None:
-    locks.locked(42)  # type: ignore[arg-type]
+    locks.locked(42)  # type: ignore[call-overload]

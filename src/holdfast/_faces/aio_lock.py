@@ -42,8 +42,9 @@ class AsyncLease(lease.Lease):
 
 
 class AsyncLock:
-    """A named lock: an async context manager, and a drop-in for `asyncio.Lock`.
+    """A named lock: an async context manager with the shape of `asyncio.Lock`, but for two methods.
 
+    `release()` and `locked()` are awaited, since both ask the backend. `acquire` gives a lease instead of True.
     If the lease is lost the body of `async with` is cancelled and LeaseLost is raised.
     """
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast._faces.aio_lock import AsyncLock
 from holdfast._faces.aio_open import open_locks
@@ -15,6 +15,9 @@ from holdfast._worlds import Clock
 from holdfast.engine.core import PATIENCE
 from holdfast.primitives.manager import LockResult, ManagerLogic, the_same
 from holdfast.primitives.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from holdfast._clients import UrlOrClient
 
 __all__ = ["DistributedLock", "get_distributed_lock"]
 
@@ -32,7 +35,7 @@ class DistributedLock:
 
     def __init__(
         self,
-        url_or_client: object = None,
+        url_or_client: UrlOrClient | None = None,
         *,
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
@@ -142,7 +145,7 @@ _ones: dict[asyncio.AbstractEventLoop, tuple[object, DistributedLock]] = {}  # a
 _mutex = threading.Lock()  # held while one is made
 
 
-def get_distributed_lock(url_or_client: object = None) -> DistributedLock:
+def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> DistributedLock:
     """The running event loop's one instance, made by the first call in it, or by the first after it was closed.
 
     Without a URL `$HOLDFAST_URL`, else SQLite in the user's state folder. Raises ValueError if it was made for another,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
 from holdfast._model import HolderInfo
@@ -15,6 +15,9 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
+
+T = TypeVar("T")
+Elected = Callable[[AsyncLease], Awaitable[T] | T]
 
 
 class AsyncRWLock:
@@ -129,17 +132,27 @@ class AsyncElection:
         """Who waits to be elected, the next one first."""
         return await self._logic.candidates()
 
+    @overload
     async def run(
         self,
-        on_elected: Callable[[AsyncLease], Any],
+        on_elected: Callable[[AsyncLease], Awaitable[T]],
         on_lost: Callable[[AsyncLease], object] | None = None,
-    ) -> Any:
+    ) -> T: ...
+    @overload
+    async def run(
+        self, on_elected: Callable[[AsyncLease], T], on_lost: Callable[[AsyncLease], object] | None = None
+    ) -> T: ...
+    async def run(
+        self,
+        on_elected: Elected[T],
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> T:
         """Campaign, and call `on_elected(lease)` once elected; after a loss begin again.
 
         Returns what `on_elected` returned, having resigned. `on_lost(lease)` is called at each loss, and
         awaited if it can be.
         """
-        return await self._logic.run(on_elected, on_lost)
+        return await self._logic.run(on_elected, on_lost)  # type: ignore[no-any-return]
 
     async def observe(self) -> AsyncGenerator[Leadership]:
         """Who leads now and each change from then on, vacancies too, as they happen. Ends with the `AsyncLocks`.

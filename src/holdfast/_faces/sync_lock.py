@@ -40,7 +40,7 @@ class Lease(lease.Lease):
 
 
 class Lock:
-    """A named lock: a context manager, and a drop-in for `threading.Lock`."""
+    """A named lock: a context manager with the shape of `threading.Lock`. `acquire` gives a lease instead of True."""
 
     __slots__ = ("_logic",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast._faces.sync_lock import Lock
 from holdfast._faces.sync_open import open_locks
@@ -14,6 +14,9 @@ from holdfast._worlds import Clock, drive
 from holdfast.engine.core import PATIENCE
 from holdfast.primitives.manager import LockResult, ManagerLogic, the_same
 from holdfast.primitives.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from holdfast._clients import UrlOrClient
 
 __all__ = ["DistributedLock", "get_distributed_lock"]
 
@@ -31,7 +34,7 @@ class DistributedLock:
 
     def __init__(
         self,
-        url_or_client: object = None,
+        url_or_client: UrlOrClient | None = None,
         *,
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
@@ -139,7 +142,7 @@ _the_one: tuple[object, DistributedLock] | None = None  # and the URL that it wa
 _mutex = threading.Lock()  # held while it is made
 
 
-def get_distributed_lock(url_or_client: object = None) -> DistributedLock:
+def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> DistributedLock:
     """The process's one instance, made by the first call, or by the first after it was closed.
 
     Without a URL `$HOLDFAST_URL`, else SQLite in the user's state folder. Raises ValueError if it was made for another.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._model import HolderInfo
@@ -16,6 +16,9 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
+
+T = TypeVar("T")
+Elected = Callable[[Lease], T]
 
 
 class RWLock:
@@ -132,14 +135,14 @@ class Election:
 
     def run(
         self,
-        on_elected: Callable[[Lease], Any],
+        on_elected: Elected[T],
         on_lost: Callable[[Lease], object] | None = None,
-    ) -> Any:
+    ) -> T:
         """Campaign, and call `on_elected(lease)` once elected; after a loss begin again.
 
         Returns what `on_elected` returned, having resigned. `on_lost(lease)` is called at each loss, in another thread.
         """
-        return drive(self._logic.run(on_elected, on_lost))
+        return drive(self._logic.run(on_elected, on_lost))  # type: ignore[no-any-return]
 
     def observe(self) -> Generator[Leadership]:
         """Who leads now and each change from then on, vacancies too, as they happen. Ends with the `Locks`.

@@ -11,14 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 import string
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from holdfast.engine.lease import Lease
 from holdfast.errors import AcquireTimeout
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorate = Callable[[Any], Any]
 Wrap = Callable[["_Plan"], Callable[..., Any]]
 
 _KINDS_OF_METHOD = (staticmethod, classmethod)  # what they hold is decorated, so that either order of decorators works
@@ -32,30 +32,44 @@ class _Plan(NamedTuple):
     template: str
     signature: inspect.Signature
     lease_as: str | None
-    options: dict[str, Any]
+    lease_at: int | None  # its place among the positional parameters; None if it has none
+    options: Mapping[str, Any]
     skip: bool  # instead of raising AcquireTimeout
     default: Any  # what a skipped call returns
 
     def lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = kwargs if self.lease_as is None else {**kwargs, self.lease_as: None}
-        bound = self.signature.bind(*args, **given)
+        args, kwargs = self.with_lease(None, args, kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return self.make_lock(self.template.format(**bound.arguments), **self.options)
 
     def call(self, lease: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = kwargs if self.lease_as is None else {**kwargs, self.lease_as: lease}
-        return self.function(*args, **given)
+        args, kwargs = self.with_lease(lease, args, kwargs)
+        return self.function(*args, **kwargs)
+
+    def with_lease(
+        self, lease: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The lease among the arguments of a caller who does not know of it: where it stands, or by its name."""
+        if self.lease_as is None:
+            return args, kwargs
+        if self.lease_as in kwargs:
+            raise TypeError(f"{_say(self.function)} is given {self.lease_as!r} by its lock; callers do not pass it")
+        at = self.lease_at
+        if at is not None and len(args) > at:
+            return (*args[:at], lease, *args[at:]), kwargs
+        return args, {**kwargs, self.lease_as: lease}
 
 
 def locked(
     make_lock: Callable[..., Any],
     template: str,
     lease_as: str | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     skip: bool = False,
     default: Any = None,
-) -> Callable[[F], F]:
+) -> Decorate:
     """For functions and generators of the blocking world."""
 
     def wrap_of(function: Callable[..., Any]) -> Wrap:
@@ -70,11 +84,11 @@ def async_locked(
     make_lock: Callable[..., Any],
     template: str,
     lease_as: str | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     skip: bool = False,
     default: Any = None,
-) -> Callable[[F], F]:
+) -> Decorate:
     """For coroutine functions and async generators."""
 
     def wrap_of(function: Callable[..., Any]) -> Wrap:
@@ -92,10 +106,11 @@ def _decorator(
     make_lock: Callable[..., Any],
     template: str,
     lease_as: str | None,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     skip: bool,
     default: Any,
-) -> Callable[[F], F]:
+) -> Decorate:
+    _refuse_unknown(options, make_lock)
     if skip and options.get("wait", 0) != 0:
         raise ValueError(f"singleton skips instead of waiting, so wait={options['wait']!r} makes no sense with it")
     options = {**options, "wait": 0} if skip else options
@@ -109,7 +124,8 @@ def _decorator(
         if default is not None and wrap in (_generator, _async_generator):
             raise ValueError(f"{_say(function)} yields nothing when it is skipped, so it has no use for a default")
         signature = inspect.signature(function)
-        plan = _Plan(function, make_lock, template, signature, lease_as, options, skip, default)
+        at = _position(signature, lease_as)
+        plan = _Plan(function, make_lock, template, signature, lease_as, at, options, skip, default)
         _check(plan)
         return functools.wraps(function)(wrap(plan))
 
@@ -262,6 +278,25 @@ def _check_lease_as(plan: _Plan, lease_as: str) -> None:
         raise ValueError(f"{_say(plan.function)} has no parameter {lease_as!r} to be given the lease")
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise ValueError(f"{lease_as!r} of {_say(plan.function)} cannot be given by its name, so not the lease either")
+
+
+def _position(signature: inspect.Signature, name: str | None) -> int | None:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [parameter.name for parameter in signature.parameters.values() if parameter.kind in positional]
+    return names.index(name) if name in names else None
+
+
+def _refuse_unknown(options: Mapping[str, Any], make_lock: Callable[..., Any]) -> None:
+    """Raises TypeError for an option that `lock` does not have."""
+    parameters = inspect.signature(make_lock).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            import difflib  # only now: it takes longer to import than all of this module
+
+            meant = difflib.get_close_matches(option, known, 1)
+            hint = f"did you mean {meant[0]!r}?" if meant else f"known are {', '.join(known)}"
+            raise TypeError(f"a lock has no option {option!r}; {hint}")
 
 
 def _fields(template: str) -> Iterator[str]:

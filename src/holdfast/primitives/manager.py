@@ -14,7 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from holdfast._model import Busy, HolderInfo, LockInfo
 from holdfast._time import Seconds, length, say
@@ -45,6 +45,15 @@ class LockResult(NamedTuple):
 
     def __bool__(self) -> bool:
         return self.acquired
+
+
+class LockOptions(TypedDict, total=False):
+    """The keywords of `acquire`, `lock` and `with_lock`, to be kept and passed on: `locks.acquire("x", **options)`."""
+
+    timeout_seconds: Seconds
+    blocking: bool
+    blocking_timeout_seconds: Seconds | None
+    metadata: Any
 
 
 class ManagerLogic:
