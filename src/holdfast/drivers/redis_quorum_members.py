@@ -186,13 +186,17 @@ class Member(Place):
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
             _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
         self.facts = facts
+        same_run = self.run_id == facts["run_id"]
         self.run_id = facts["run_id"]
         keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
         # It counts how often the second has changed since it started, which may be one more than have passed.
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
         if facts.get("role") == "slave":
             self._copied_at = boot_now()
-        self._born_at = max(self._copied_at, 0.0 if keeps_all else boot_now() - age)
+        born_at = 0.0 if keeps_all else boot_now() - age
+        if same_run:
+            born_at = min(born_at, self._born_at)  # whole seconds: of two estimates the older one is the better one
+        self._born_at = max(self._copied_at, born_at)
         flaw = self._flaw(facts)
         self.wrong = unavailable(self.name, flaw, transient=False) if flaw else None
         if self.wrong is not None:
