@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from holdfast._time import length
+from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.errors import Unsupported
@@ -32,6 +32,7 @@ class Wishes(NamedTuple):
     replicas: int = 0
     schema: str | None = None
     advisory: bool = False
+    rejoin: Seconds | None = None
 
 
 Make = Callable[[World, Clock | None], Backend]
@@ -62,11 +63,13 @@ def opener(url: object, wishes: Wishes) -> Make:
         raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
         _refuse_postgres_only(wishes, "a backend of your own")
+        _refuse_rejoin(wishes, "a backend of your own")
         make: Make = url
         return make
     if isinstance(url, Sequence) and not isinstance(url, str | bytes):
         return _of_clients(url, wishes)
     if not isinstance(url, str):
+        _refuse_rejoin(wishes, "one client")
         of_client = _of_client(url, wishes)
         if of_client is None:
             raise ValueError(f"connect() takes a URL or a client, not {type(url).__name__}; known are {_known()}")
@@ -76,6 +79,8 @@ def opener(url: object, wishes: Wishes) -> Make:
         raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
     if parts.scheme not in _OF_POSTGRES:
         _refuse_postgres_only(wishes, f"{parts.scheme}://")
+    if parts.scheme not in _OF_QUORUM:
+        _refuse_rejoin(wishes, f"{parts.scheme}://")
     return _OPENERS[parts.scheme](parts, wishes)
 
 
@@ -91,6 +96,11 @@ def _refuse_postgres_only(wishes: Wishes, where: str) -> None:
         raise Unsupported(f"{where} has no schema to choose; nothing was sent")
     if wishes.advisory:
         raise Unsupported(f"{where} has no advisory locks: only PostgreSQL has; nothing was sent")
+
+
+def _refuse_rejoin(wishes: Wishes, where: str) -> None:
+    if wishes.rejoin is not None:
+        raise Unsupported(f"{where} is no quorum, so no server is kept out and rejoin has no meaning; nothing was sent")
 
 
 def default_url() -> str:
@@ -261,6 +271,7 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'holdfast[redis]' ({error})") from error
     _refuse_fragment(parts)
     options, query = _of_the_quorum(parts)
+    options["rejoin"] = options["rejoin"] if wishes.rejoin is None else _rejoin(wishes)
     _refuse_replicas(wishes)
     login, at, hosts = parts.netloc.rpartition("@")
     if "@" in login or ("," in login and "," not in hosts):
@@ -290,6 +301,10 @@ def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
     return own, urlencode(rest)
 
 
+def _rejoin(wishes: Wishes) -> float | None:
+    return None if wishes.rejoin is None else length(wishes.rejoin, "rejoin", zero=True)
+
+
 def _refuse_replicas(wishes: Wishes) -> None:
     if wishes.replicas:
         raise Unsupported("a quorum has no replicas to wait for; nothing was sent")
@@ -306,6 +321,7 @@ def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
         ) from error
     _refuse_replicas(wishes)
     _refuse_postgres_only(wishes, "a quorum")
+    rejoin = _rejoin(wishes)
     places = []
     for client in clients:
         of_url = isinstance(client, str) and urlsplit(client).scheme in _OF_REDIS
@@ -313,10 +329,11 @@ def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
         if place is None:
             raise ValueError(f"a quorum is of clients or URLs of Redis, not of {type(client).__name__}")
         places.append(place)
-    return lambda world, clock: open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT, rejoin=None)
+    return lambda world, clock: open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT, rejoin=rejoin)
 
 
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
+_OF_QUORUM = ("redlock", "redlocks")
 _WITH_TABLE = ("postgresql", "postgres")
 _OF_POSTGRES = (*_WITH_TABLE, "postgresql+advisory", "postgres+advisory")
 _OPENERS: dict[str, Opener] = {
@@ -324,8 +341,7 @@ _OPENERS: dict[str, Opener] = {
     "sqlite": _sqlite,
     **dict.fromkeys(_WITH_TABLE, _postgres),
     **dict.fromkeys(_OF_REDIS, _redis),
-    "redlock": _redlock,
-    "redlocks": _redlock,
+    **dict.fromkeys(_OF_QUORUM, _redlock),
     **dict.fromkeys(
         [f"{scheme}+{kind}" for scheme in ("redis", "rediss", "valkey", "valkeys") for kind in ("sentinel", "cluster")],
         _redis,

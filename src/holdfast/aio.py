@@ -297,6 +297,7 @@ def connect(
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
+    rejoin: Seconds | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> AsyncLocks:
@@ -310,6 +311,7 @@ def connect(
             replicas=replicas,
             schema=schema,
             advisory=advisory,
+            rejoin=rejoin,
             debug=debug,
             clock=clock,
         )

@@ -79,9 +79,11 @@ class BackendUnavailable(LockError):
     """The backend could not be asked, or did not answer. What was asked may still have happened.
 
     `transient` tells whether trying again could help: False for a read-only, full or corrupt store.
+    `retry_after` is how many seconds have to pass first, if the backend answers and says so.
     """
 
     transient: bool = True
+    retry_after: float | None = None
 
 
 class Unsupported(LockError):

@@ -260,6 +260,7 @@ def connect(
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
+    rejoin: Seconds | None = None,
     debug: bool | None = None,
     clock: Clock | None = None,
 ) -> Locks:
@@ -270,6 +271,8 @@ def connect(
     does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
     `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
     means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
+    `rejoin` is how long a server of a quorum that started anew is kept out (the longest ttl; 0: not at all), as
+    `redlock://…?rejoin=` says it.
     `debug` (or `HOLDFAST_DEBUG=1`) warns of locks that are taken in two orders. `clock` is for tests
     (`holdfast.testing.FakeClock`).
     Raises ValueError for a URL or a name that makes no sense.
@@ -283,6 +286,7 @@ def connect(
             replicas=replicas,
             schema=schema,
             advisory=advisory,
+            rejoin=rejoin,
             debug=debug,
             clock=clock,
         )

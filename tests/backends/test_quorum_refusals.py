@@ -148,6 +148,42 @@ def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> N
             locks.lock("y", ttl=600, wait=1).acquire()
 
 
+def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum: Quorum) -> None:
+    clients = [redis.Redis(HOST, server.port) for server in quorum.servers]
+    for where in (quorum.url(""), clients):
+        for error in in_both_worlds(where):
+            assert 0.0 < (error.retry_after or 0.0) <= 30.0
+            assert str(error).startswith("lock 'x' cannot be granted for another ")
+            assert str(error).count("started anew and is kept out for another ") == 3
+            assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
+    with holdfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+        assert lease.held
+    with holdfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+        assert lease.held
+    with holdfast.DistributedLock(clients, rejoin=0) as manager:
+        assert manager.acquire("x", 600)
+
+
+def test_rejoin_is_for_a_quorum_and_a_length_of_time() -> None:
+    hosts = [f"redis://{HOST}:{port}" for port in (1, 2, 3)]
+    with pytest.raises(ValueError, match="rejoin"):
+        holdfast.connect(hosts, rejoin=-1)
+    with pytest.raises(ValueError, match="rejoin"):
+        holdfast.connect("redlock://h1,h2,h3", rejoin="soon")  # type: ignore[arg-type]
+    for url in ("memory://", hosts[0], "postgresql://h/db"):
+        with pytest.raises(Unsupported, match="is no quorum, so no server is kept out"):
+            holdfast.connect(url, rejoin=0)
+    with pytest.raises(Unsupported, match="one client is no quorum"):
+        holdfast.connect(redis.Redis(), rejoin=0)
+
+
+def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_options(quorum: Quorum) -> None:
+    with holdfast.connect(quorum.url("")) as locks:
+        assert all(0.0 < server.kept_out <= 30.0 for server in locks.doctor().servers)
+        assert locks.lock("x", ttl=0.5, wait=60).acquire()
+        assert locks.doctor().works, "half a second is the longest ttl that this client asked for"
+
+
 def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
     for server in quorum.servers:
         server.command("CONFIG", "SET", "appendonly", "yes")

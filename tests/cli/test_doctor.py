@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from tests.adversity.redlock_servers import Quorum
 from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.slow
@@ -24,6 +26,20 @@ def test_a_quorum_whose_majority_is_gone_is_told_row_by_row(shell: Shell) -> Non
     assert done.returncode == 69
     rows = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
     assert rows == [["127.0.0.1:1", "gone"], ["127.0.0.1:2", "gone"], ["127.0.0.1:3", "gone"]]
+
+
+def test_new_servers_of_a_quorum_are_kept_out_and_it_says_for_how_long_and_what_to_do(shell: Shell) -> None:
+    with Quorum(3) as quorum:
+        done = shell("doctor", quorum.url("rejoin=600"))
+        assert done.returncode == 69
+        rows = done.stdout.splitlines()[1:4]
+        assert [row.split()[1:3] for row in rows] == [["kept", "out"]] * 3
+        assert all(re.search(r"started anew; counts in (10|9)m", row) for row in rows)
+        assert "servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect()" in done.stdout.replace("\n", " ")
+        assert shell("doctor", quorum.url("")).returncode == 69, "the default ttl, although no lock was asked for"
+        works = shell("doctor", quorum.url("rejoin=0"))
+        assert works.returncode == 0
+        assert len(works.stdout.splitlines()) == 4
 
 
 def test_json_says_whether_it_works(shell: Shell) -> None:

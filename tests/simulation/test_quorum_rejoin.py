@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from holdfast._model import Busy, Claim, Grant
+from holdfast.backends.quorum import QuorumBackend
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.simulated import SimulatedWorld, Simulation
 from holdfast.testing.simulated_network import NO_FAULTS
-from tests.simulation.quorum_nodes import NodeNetwork
+from tests.simulation.quorum_nodes import NodeNetwork, SimulatedNode
 from tests.simulation.quorum_runs import Client, Resource
 
 LONG, SHORT = 4.0, 1.0
@@ -28,8 +30,15 @@ class Stage:
         self.networks = [NodeNetwork(self.simulation, f"node{n}", NO_FAULTS, 1.0) for n in range(3)]
         self.clients: list[Client] = []
 
-    def client(self, name: str, *, reaches: tuple[int, int], rejoin: float | None) -> Client:
-        client = Client(SimulatedWorld(self.simulation, name), self.networks, rejoin=rejoin)
+    def client(
+        self,
+        name: str,
+        *,
+        reaches: tuple[int, ...] = (0, 1, 2),
+        rejoin: float | None,
+        quorum: type[QuorumBackend] = QuorumBackend,
+    ) -> Client:
+        client = Client(SimulatedWorld(self.simulation, name), self.networks, rejoin=rejoin, quorum=quorum)
         for number, node in enumerate(client.nodes):
             node.cut_off_until = 0.0 if number in reaches else FOR_EVER
         self.clients.append(client)
@@ -89,3 +98,92 @@ def test_beyond_the_bound_both_believe_and_the_resource_still_refuses_the_older(
     assert resource.write(older.fence)
     assert resource.write(newer.fence)
     assert not resource.write(older.fence)
+
+
+# Servers that were all started just now
+
+
+def start_all(stage: Stage) -> None:
+    for network in stage.networks:
+        network.crash(0.01, forgets=True)
+    stage.simulation.run(stage.simulation.time + 0.02)
+
+
+def test_who_waits_without_limit_waits_until_new_servers_count(stage: Stage) -> None:
+    start_all(stage)
+    b = stage.client("b", rejoin=LONG)
+    assert b.engine.patience < LONG
+    lease = stage.run(b, b.lock(SHORT, None, renew=False).acquire)
+    since = stage.simulation.time - stage.networks[0].born_at
+    assert lease.held
+    assert LONG <= since < LONG + 0.1  # not a whole pause between two tries later
+
+
+def test_who_waits_long_enough_gets_in_when_new_servers_count(stage: Stage) -> None:
+    start_all(stage)
+    b = stage.client("b", rejoin=LONG)
+    assert stage.run(b, b.lock(SHORT, LONG + 1.0, renew=False).acquire) is not None
+    assert stage.simulation.time >= stage.networks[0].born_at + LONG
+
+
+@pytest.mark.parametrize("wait", [0.0, SHORT])
+def test_who_cannot_wait_that_long_learns_at_once_how_long_it_takes_and_what_to_do(stage: Stage, wait: float) -> None:
+    start_all(stage)
+    b = stage.client("b", rejoin=LONG)
+    asked_at = stage.simulation.time
+    with pytest.raises(BackendUnavailable) as refused:
+        stage.run(b, b.lock(SHORT, wait, renew=False).acquire)
+    assert stage.simulation.time - asked_at < 0.1
+    assert refused.value.retry_after == pytest.approx(LONG, abs=0.1)
+    said = str(refused.value)
+    assert "lock 'mutex' cannot be granted for another 3.9" in said
+    assert "node2 started anew and is kept out for another 3.9" in said
+    assert "may have forgotten a lease that is still held" in said
+    assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in said
+    assert "can let a second holder in" in said
+
+
+def test_while_a_server_is_cut_off_new_ones_are_waited_for_no_longer_than_that_one(stage: Stage) -> None:
+    """It may be back first, and count at once: so it is asked as long as there is patience, and no longer."""
+    start_all(stage)
+    b = stage.client("b", reaches=(1, 2), rejoin=LONG)
+    asked_at = stage.simulation.time
+    with pytest.raises(
+        BackendUnavailable, match=r"node1 started anew and is kept out for another 2.*rejoin=0"
+    ) as refused:
+        stage.run(b, b.lock(SHORT, None, renew=False).acquire)
+    assert refused.value.retry_after is None
+    assert b.engine.patience / 2 < stage.simulation.time - asked_at < LONG
+
+
+class _TrustsEmptyServers(QuorumBackend):
+    """What would be pleasant: servers that are all there, and all without a trace of a vote, are taken for new."""
+
+    new = False
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        nodes = [node for node in self._nodes if isinstance(node, SimulatedNode)]
+        self.new = all(not node.network.down and not node.network.server.store.fence for node in nodes)
+        return await super().acquire(claim, enqueue=enqueue, within=within)
+
+    def _kept_out_for(self, claim: Claim) -> float:
+        return 0.0 if self.new else super()._kept_out_for(claim)
+
+
+@pytest.mark.parametrize("lost", [(0, 1, 2), (0, 1)], ids=["all at once", "a majority, and one that never had a vote"])
+def test_servers_without_a_trace_of_a_vote_need_not_be_new(stage: Stage, lost: tuple[int, ...]) -> None:
+    """No marker on the servers can tell the two apart: what they lost together they cannot tell of."""
+    a = stage.client("a", reaches=lost, rejoin=LONG)
+    older = stage.run(a, a.lock(LONG, 0.0, renew=False).acquire)
+    for number in lost:
+        stage.networks[number].crash(0.01, forgets=True)
+    stage.simulation.run(stage.simulation.time + 0.02)
+    trusting = stage.client("b", rejoin=LONG, quorum=_TrustsEmptyServers)
+    newer = stage.run(trusting, trusting.lock(SHORT, 0.0, renew=False).acquire)
+    assert older.held
+    assert newer.held
+    stage.run(trusting, newer.release)
+    careful = stage.client("c", rejoin=LONG)
+    with pytest.raises(BackendUnavailable, match="kept out"):
+        stage.run(careful, careful.lock(SHORT, 0.0, renew=False).acquire)
+    assert older.held

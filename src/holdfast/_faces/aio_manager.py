@@ -43,10 +43,11 @@ class DistributedLock:
         replicas: int = 0,
         schema: str | None = None,
         advisory: bool = False,
+        rejoin: Seconds | None = None,
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory}
+        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
         self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, **wishes, **options))
 

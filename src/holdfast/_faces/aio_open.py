@@ -26,12 +26,13 @@ def open_locks(
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
+    rejoin: Seconds | None = None,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = AsyncioWorld(clock)
-    make = opener(url_or_client, Wishes(replicas, schema, advisory))
+    make = opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))
     engine = Engine(
         make(world, clock),
         world,

@@ -21,13 +21,14 @@ def open_locks(
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
+    rejoin: Seconds | None = None,
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = ThreadWorld(clock)
     engine = Engine(
-        opener(url_or_client, Wishes(replicas, schema, advisory))(world, clock),
+        opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))(world, clock),
         world,
         lease_type=Lease,
         holder=holder,

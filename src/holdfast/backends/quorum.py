@@ -23,6 +23,7 @@ from holdfast.errors import BackendUnavailable, Unsupported
 
 PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
 REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
+USUAL_TTL: Final = 30.0  # seconds: what a lock has by default, for a client that asked for none yet
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
@@ -217,7 +218,7 @@ class QuorumBackend(Votes):
         return [info for info in infos if info.holders or info.waiters]
 
     async def check_up(self) -> builtins.list[Health]:
-        until = self._longest if self._rejoin is None else self._rejoin
+        until = (self._longest or USUAL_TTL) if self._rejoin is None else self._rejoin
         healths = zip(await self._crew.check_up(), self._nodes, strict=True)
         return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
-from holdfast._time import boot_now, full_jitter
+from holdfast._time import boot_now, full_jitter, say
 from holdfast.backends.quorum_tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from holdfast.drivers.redis_quorum import PENDING, Crew
 from holdfast.errors import BackendUnavailable
@@ -19,6 +19,13 @@ TRIES: Final = 4  # rounds of one try that meets others who try at the same mome
 SPLIT: Final = 0.001  # seconds: the shortest of the longest pauses after a split vote
 SPLIT_CAP: Final = 0.1
 REMEMBERED: Final = 10_000  # claims that something is remembered of
+
+
+_WHY_KEPT_OUT: Final = (
+    "a server that started less than a ttl ago may have forgotten a lease that is still held. If the servers are new, "
+    "connect with rejoin=0 (in a URL: ?rejoin=0): they count at once then, and one that loses its data can let a "
+    "second holder in"
+)
 
 
 class Node(Protocol):
@@ -271,12 +278,19 @@ class Votes:
         return past
 
     def _no_majority(self, claim: Claim, heard: Sequence[Any], votes: Tally) -> BackendUnavailable:
-        young = [
-            f"{self._nodes[node].name} started anew and is kept out for now"
-            for node in votes.granted
-            if node not in votes.counted
-        ]
-        return self._too_few(heard, f"lock {claim.terms.name!r} cannot be asked for", young)
+        until, name = self._kept_out_for(claim), claim.terms.name
+        left = {node: max(0.0, until - self._nodes[node].age()) for node in votes.granted}
+        young = [_young(self._nodes[node], left[node]) for node in votes.granted if node not in votes.counted]
+        if not young:
+            return self._too_few(heard, f"lock {name!r} cannot be asked for")
+        if len(left) < self._majority or answers(heard) < len(heard):  # others may be back before these count
+            return self._too_few(heard, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
+        soonest = sorted(left.values())[self._majority - 1]
+        return BackendUnavailable(
+            f"lock {name!r} cannot be granted for another {say(soonest)}: {'; '.join(young)}; {_WHY_KEPT_OUT}",
+            name=name,
+            retry_after=soonest,
+        )
 
     def _too_few(self, heard: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
         errors = [answer for answer in heard if answer.__class__ is BackendUnavailable]
@@ -290,6 +304,10 @@ class Votes:
 
     def __repr__(self) -> str:
         return f"redlock of {', '.join(sorted(node.name for node in self._nodes))}"
+
+
+def _young(node: Node, left: float) -> str:
+    return f"{node.name} started anew and is kept out for another {say(left)}"
 
 
 def _failed(heard: Sequence[Any]) -> frozenset[int]:

@@ -16,6 +16,12 @@ from holdfast.sync import connect
 
 _HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
 
+_KEPT_OUT = """
+A server that started anew is kept out for one ttl (30s unless the URL says
+?rejoin=), since it may have forgotten a lease that is still held. If the
+servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect(): they count
+at once then, and one that loses its data can let a second holder in."""
+
 
 def doctor(words: list[str]) -> int:
     """One row for each server; 69 if locks are not to be had."""
@@ -37,6 +43,8 @@ def doctor(words: list[str]) -> int:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         _print_table([_HEAD, *map(_row, found.servers)])
+        if any(server.kept_out for server in found.servers):
+            print(_KEPT_OUT)
     return exits.OK if found.works else exits.UNAVAILABLE
 
 

@@ -25,9 +25,11 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
     """The lease, or who was in the way after `wait` seconds (None waits for ever, 0 asks once).
 
     Raises BackendUnavailable if the backend cannot be asked: after `wait`, or after the engine's patience if
-    there is no such limit. However it ends, by an exception too, only a returned lease holds anything: what the
-    caller must do with a lease it does in `adopt`, since an interrupt of the blocking world can fall between any two
-    calls, and nothing is called between here and the user once the lease is adopted.
+    there is no such limit; at once if the backend answers that it takes longer than that.
+
+    However it ends, by an exception too, only a returned lease holds anything: what the caller must do with a lease it
+    does in `adopt`, since an interrupt of the blocking world can fall between any two calls, and nothing is called
+    between here and the user once the lease is adopted.
     """
     claim = Claim(new_claim_id(), request.terms)
     if engine.order is not None:
@@ -86,7 +88,10 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 failures += 1
                 pause = pause_before_retry(failures, engine.world.chance())
                 limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
-                if not error.transient or engine.now() + pause > limit:
+                if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
+                    limit = FOREVER if wait is None else limit
+                    pause = min(pause, max(0.001, error.retry_after))
+                if not error.transient or engine.now() + max(pause, error.retry_after or 0.0) > limit:
                     raise
                 await engine.world.pause(pause)
                 asked_at = engine.now()
