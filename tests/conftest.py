@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.scale import SCALE, SOAK
 from tests.servers import run
 
 
@@ -15,6 +16,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not SOAK:
+        items[:] = [item for item in items if item.get_closest_marker("soak") is None]
     seed = config.getoption("--in-order-of")
     if seed is None:
         items.sort(key=lambda item: "tests/simulation" not in item.nodeid)  # the longest first: none is left at the end
@@ -35,3 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         number = getattr(signal, name)
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+
+
+def pytest_report_header() -> str:
+    return f"scale: {SCALE}; new seeds of this run: HOLDFAST_TEST_SEED={run.first_new_seed()}"

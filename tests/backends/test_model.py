@@ -30,6 +30,7 @@ from holdfast.backends.base import Backend
 from holdfast.errors import LimitMismatch
 from holdfast.testing.clock import FakeClock
 from tests.backends.reference import Event, Resource
+from tests.scale import by_scale
 from tests.servers.shared import valkey
 
 KEYS = ("a", "b")
@@ -328,9 +329,10 @@ def test_a_backend_answers_as_the_reference_does(machine: type[Machine]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "runs"), [(MemoryMachine, 250), (SqliteMachine, 120), (RedisMachine, 120)])
-def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine], runs: int) -> None:
-    run_machine(machine, runs)
+@pytest.mark.timeout(by_scale(120, soak=1800))
+@pytest.mark.parametrize("machine", [MemoryMachine, SqliteMachine, RedisMachine])
+def test_a_backend_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
+    run_machine(machine, by_scale(60, soak=1000))
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

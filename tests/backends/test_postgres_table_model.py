@@ -12,6 +12,7 @@ from holdfast._model import Claim
 from holdfast.drivers.postgres_jobs import Job, as_answers, as_statement
 from holdfast.drivers.postgres_wire import Statement
 from tests.backends.test_model import Machine, run_machine
+from tests.scale import by_scale
 from tests.servers.postgres_tables import table
 
 
@@ -57,7 +58,7 @@ def test_the_lock_table_answers_as_the_reference_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(by_scale(300, soak=1800))
 @pytest.mark.parametrize("machine", [PostgresTableMachine, BatchMachine, LargeBatchMachine])
 def test_the_lock_table_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
-    run_machine(machine, 30)
+    run_machine(machine, by_scale(15, soak=500))

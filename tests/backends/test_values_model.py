@@ -20,6 +20,7 @@ from holdfast.backends.base import Backend
 from holdfast.testing.clock import FakeClock
 from tests.backends.reference_values import Bucket, Cell
 from tests.backends.test_model import WITHIN, run_machine
+from tests.scale import by_scale
 from tests.servers.shared import valkey
 
 KEYS = ("a", "b")
@@ -138,6 +139,7 @@ def test_a_backend_keeps_values_as_the_reference_does(machine: type[ValuesMachin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "runs"), [(MemoryValues, 400), (SqliteValues, 120), (RedisValues, 120)])
-def test_a_backend_keeps_values_as_the_reference_does_in_many_runs(machine: type[ValuesMachine], runs: int) -> None:
-    run_machine(machine, runs)
+@pytest.mark.timeout(by_scale(120, soak=1800))
+@pytest.mark.parametrize("machine", [MemoryValues, SqliteValues, RedisValues])
+def test_a_backend_keeps_values_as_the_reference_does_in_many_runs(machine: type[ValuesMachine]) -> None:
+    run_machine(machine, by_scale(60, soak=1000))

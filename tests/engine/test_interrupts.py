@@ -229,10 +229,11 @@ print(interrupts)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_thousands_of_real_interrupts_leave_nothing_behind(url: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_ALL_THE_TIME, url, "4000"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-c", INTERRUPTED_ALL_THE_TIME, url, "20000"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert int(ran.stdout) > 100, "enough of them fell inside a cycle"
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import holdfast
 from holdfast.testing import FakeClock
+from tests.scale import by_scale
 
 NAMES = ("a", "b", "c", "d")
 
@@ -93,7 +94,10 @@ class SeveralInSqlite(Several):
     url = "sqlite:///{folder}/locks.db"
 
 
-@pytest.mark.parametrize(("machine", "runs"), [(SeveralInMemory, 60), (SeveralInSqlite, 20)])
+@pytest.mark.timeout(by_scale(120, soak=1800))
+@pytest.mark.parametrize(
+    ("machine", "runs"), [(SeveralInMemory, by_scale(60, soak=2000)), (SeveralInSqlite, by_scale(20, soak=500))]
+)
 def test_several_names_are_taken_and_ended_as_one(machine: type[Several], runs: int) -> None:
     limits = settings(
         max_examples=runs,

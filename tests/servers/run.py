@@ -13,12 +13,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import random
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_dice = random.SystemRandom()
+_SEED = "HOLDFAST_TEST_SEED"
 _FOLDER = "HOLDFAST_TEST_RUN"  # the environment variable that tells workers where it is
 _ends: dict[Path, int] = {}  # the FIFOs' writing ends, by their run's folder: open as long as this process lives
 
@@ -63,6 +66,12 @@ def count(what: str) -> int:
         number = int(file.read_text()) if file.exists() else 0
         file.write_text(str(number + 1))
         return number
+
+
+def first_new_seed() -> int:
+    """Where the seeds begin that only this run tries; HOLDFAST_TEST_SEED=… tries those of another run again."""
+    asked = os.environ.get(_SEED)
+    return int(asked) if asked else int(once("seed", lambda: {"first": str(_dice.randrange(10**6, 10**9))})["first"])
 
 
 @contextmanager
