@@ -86,11 +86,11 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     mine = scene.find(id)
     if mine is not None and not mine.waiting:  # asked before, and the answer was lost
         return _grant_again(t, scene, mine, claim)
-    if terms.mode == SHARED and not waits:
+    own = _own(t, claim, waits)
+    if terms.mode == SHARED and own.place is None:
         _refuse_other_limits(t, claim)
     if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
         return _grant(t, claim, counter, mine.place, scene)
-    own = _own(t, claim, waits)
     if waits and own.place is None:  # silent for so long that its place is void; what was reserved may be another's
         t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
     if not own.unserved and scene.occupancy().fits(terms.mode, terms.limit):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._model import Grant
+from holdfast._model import PRESENCE, Busy, Grant
 from holdfast.errors import LeaseLost, LimitMismatch, LockError
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
 from holdfast.testing.contract.story import Promise, about, needs
@@ -302,6 +302,20 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         await stage.queue("pool", 1)
         await lock.release()
         assert (await waiter.result()).held
+
+    async def test_a_waiter_that_was_silent_for_too_long_is_held_to_the_limit_of_those_who_came_since(
+        self, stage: Stage
+    ) -> None:
+        verbs = stage.locks().faults
+        held, silent = stage.claim("pool", ttl=600), stage.claim("pool", mode="shared", limit=2)
+        assert isinstance(await verbs.acquire(held, enqueue=False, within=5), Grant)
+        assert isinstance(await verbs.acquire(silent, enqueue=True, within=5), Busy)
+        stage.clock.advance(PRESENCE)  # its place is void
+        await verbs.release(held, linger=0, within=5)
+        since = stage.claim("pool", ttl=600, mode="shared", limit=1)
+        assert isinstance(await verbs.acquire(since, enqueue=False, within=5), Grant)
+        with pytest.raises(LimitMismatch, match=r"limit 1\b.* limit 2\b"):
+            await verbs.acquire(silent, enqueue=True, within=5)
 
     @pytest.mark.parametrize("end", ["release", "expiry", "break"])
     async def test_another_limit_is_fine_when_all_have_gone(self, stage: Stage, end: str) -> None:
