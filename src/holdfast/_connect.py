@@ -283,7 +283,12 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
     places = [
         place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
     ]
-    return lambda world, clock: open_quorum(places, world, clock, **options)
+    shown = parts._replace(netloc=f"{login.partition(':')[0]}{at}{hosts}".lstrip("@"), query=_without_password(parts))
+    return lambda world, clock: open_quorum(places, world, clock, url=shown.geturl(), **options)
+
+
+def _without_password(parts: SplitResult) -> str:
+    return urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "password"])
 
 
 def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:

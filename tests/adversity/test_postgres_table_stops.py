@@ -103,7 +103,7 @@ class TestFull(OnTable):
         late = stage.locks()
 
         async def told() -> bool:
-            with pytest.raises(BackendUnavailable, match="cannot be connected to") as caught:
+            with pytest.raises(BackendUnavailable, match="cannot reach") as caught:
                 await late.lock("x", wait=0.2).acquire()
             return caught.value.transient and "connection slots" in str(caught.value)
 

@@ -10,6 +10,7 @@ import pytest
 import redis.asyncio.cluster
 import redis.cluster
 
+import holdfast
 from holdfast import BackendUnavailable
 from holdfast._time import boot_now
 from holdfast.drivers.redis_cluster import ClusterMap
@@ -63,6 +64,12 @@ class TestCluster(Anywhere):
         self.where = self.nodes.url.replace("://", f"://{HOST}:{port},")
         for name in self.one_on_each(stage):
             assert (await stage.locks().lock(name).take()).held
+
+    def test_doctor_tells_the_version_of_a_node(self) -> None:
+        with holdfast.connect(self.where) as locks:
+            (server,) = locks.doctor().servers
+        assert (server.where, server.counts) == (self.nodes.url, True)
+        assert server.version
 
     async def test_all_names_are_listed_whichever_node_has_them(self, stage: Stage) -> None:
         locks = stage.locks()

@@ -188,7 +188,7 @@ def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loo
         monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
         asyncio.run(place.dial_async(None, 1.0))
 
-    with pytest.raises(BackendUnavailable, match="cannot be connected to") as told:
+    with pytest.raises(BackendUnavailable, match="cannot reach") as told:
         dial(RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"))
     assert told.value.transient
     with pytest.raises(RuntimeError, match="something else"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
@@ -254,7 +255,12 @@ def test_a_missing_schema_gives_an_error_that_says_what_to_run(database: Databas
             BackendUnavailable, match=r"has no lock table; run: holdfast migrate 'postgresql://.*schema=nothing_here'"
         ) as caught:
             locks.lock("a").acquire()
-    assert not caught.value.transient
+        assert not caught.value.transient
+        command = re.search(r"run: holdfast (.*) \(as ", str(caught.value))
+        assert command
+        assert main(shlex.split(command[1])) == 0  # pasted as it is, with the name of the user
+        with locks.lock("a"):
+            assert locks.inspect("a").locked
 
 
 def test_an_old_schema_gives_an_error_that_says_what_to_run(database: Database) -> None:

@@ -115,7 +115,7 @@ def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
         for _ in range(2):
             started = boot_now()
             with pytest.raises(
-                BackendUnavailable, match=r"cannot be connected to( in time|: no address of 'slow\.invalid')"
+                BackendUnavailable, match=r"cannot reach .*: (no answer in time|no address of 'slow\.invalid')"
             ):
                 take(url, 0.1, patience=0.5)
             assert boot_now() - started < AT_ONCE

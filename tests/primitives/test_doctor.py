@@ -57,4 +57,4 @@ def test_a_server_that_is_gone_is_told_and_not_raised() -> None:
     assert not diagnosis.works
     (server,) = diagnosis.servers
     assert not server.reachable
-    assert "cannot be connected to" in server.error
+    assert "cannot reach redis://127.0.0.1:1/0: connection refused" in server.error

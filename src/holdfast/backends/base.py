@@ -123,17 +123,33 @@ class OfSeveralServers(Protocol):
     async def check_up(self) -> Sequence[Health]: ...
 
 
+@runtime_checkable
+class OfOneServer(Protocol):
+    """A backend that can tell what its server is, also while that grants no locks."""
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        """Its version and its role (primary or replica), each empty where there is none. Raises BackendUnavailable."""
+        ...
+
+
 _NOBODYS: Final = "holdfast:doctor"
+_IDENTIFY_WITHIN_S: Final = 5.0
 
 
 async def check_up(backend: Backend) -> Sequence[Health]:
     """How the servers of a backend are. One that says nothing about them is asked a question, as everybody would."""
     if isinstance(backend, OfSeveralServers):
         return await backend.check_up()
+    where = getattr(backend, "url", "") or repr(backend)  # a URL without secrets, where the backend has one
+    version = role = ""
+    identified = False
     try:
+        if isinstance(backend, OfOneServer):
+            version, role = await backend.identify(_IDENTIFY_WITHIN_S)
+            identified = True
         await backend.inspect(_NOBODYS)  # which may have to connect
         started = boot_now()
         await backend.inspect(_NOBODYS)
     except BackendUnavailable as error:
-        return [Health(repr(backend), False, error=str(error))]
-    return [Health(repr(backend), True, boot_now() - started)]
+        return [Health(where, identified, version=version, role=role, error=str(error))]
+    return [Health(where, True, boot_now() - started, version, role)]

@@ -34,6 +34,7 @@ from holdfast.backends.postgres_advisory_transaction import Home, Taken, take
 from holdfast.backends.postgres_advisory_view import info_of, nameless
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement
 from holdfast.drivers.postgres_advisory_transaction import transaction_on
+from holdfast.drivers.postgres_once import identify
 from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
@@ -239,6 +240,13 @@ class PostgresAdvisoryBackend(Asking):
             self._holds.fences.after_fork()
             self._holds = Holds(self._holds.fences)
             self._sessions.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await identify(self._place, within, blocking=self._world.blocking)
 
     def __repr__(self) -> str:
         return self._place.name

@@ -19,6 +19,7 @@ from holdfast.backends import postgres_table_requests as requests
 from holdfast.backends.postgres_table_requests import AT_ONCE, LONG, Catalogue, columns_of, split
 from holdfast.drivers.postgres import PostgresDriver
 from holdfast.drivers.postgres_jobs import array
+from holdfast.drivers.postgres_once import identify
 from holdfast.drivers.postgres_wire import NameInUse
 from holdfast.errors import BackendUnavailable, LimitMismatch
 
@@ -253,6 +254,13 @@ class PostgresTableBackend:
         if child:
             self._reset()
             self._driver.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._driver.place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await identify(self._driver.place, within, blocking=self._driver.blocking)
 
     def __repr__(self) -> str:
         return repr(self._driver)

@@ -31,6 +31,7 @@ class QuorumBackend(Votes):
     capabilities = Capabilities(
         drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
     )
+    url = ""  # one that leads to all servers, without secrets, where there is one
 
     def __init__(
         self,

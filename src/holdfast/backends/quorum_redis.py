@@ -137,12 +137,23 @@ class RedisNode(RedisBackend):
 
 
 def open_quorum(
-    places: Sequence[Place], world: World, clock: Clock | None, *, node_timeout: float, rejoin: float | None
+    places: Sequence[Place],
+    world: World,
+    clock: Clock | None,
+    *,
+    node_timeout: float,
+    rejoin: float | None,
+    url: str = "",
 ) -> QuorumBackend:
-    """The quorum of these servers, for that world. Nothing is connected yet. Raises ValueError for too few of them."""
+    """The quorum of these servers, for that world. Nothing is connected yet. Raises ValueError for too few of them.
+
+    `url` leads to all of them, without secrets; empty if no URL does.
+    """
     members = members_of(places, [command("SCRIPT", "LOAD", source(name)) for name in _AT_ONCE])
     crew = open_crew(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
     drivers = [NodeDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
     nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
-    return QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
+    quorum = QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
+    quorum.url = url
+    return quorum

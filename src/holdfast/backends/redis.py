@@ -257,6 +257,13 @@ class RedisBackend:
         if child:
             self._driver.after_fork()
 
+    @property
+    def url(self) -> str:
+        return self._driver.place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await self._driver.identify(within)
+
     def __repr__(self) -> str:
         return repr(self._driver)
 

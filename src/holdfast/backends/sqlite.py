@@ -36,7 +36,7 @@ from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends import sqlite_values as values
 from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, Row, Scene, hand_over, line
 from holdfast.backends.sqlite_store import STORE, change_boot, check_boot, count, count_on, no_store
-from holdfast.drivers.sqlite import SqliteDriver, Step, T, Transaction
+from holdfast.drivers.sqlite import VERSION, SqliteDriver, Step, T, Transaction
 from holdfast.errors import LimitMismatch
 
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
@@ -405,6 +405,13 @@ class SqliteBackend:
 
     def after_fork(self, *, child: bool) -> None:
         self._driver.after_fork(child=child)
+
+    @property
+    def url(self) -> str:
+        return self._driver.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return VERSION, ""
 
     def __repr__(self) -> str:
         return repr(self._driver)

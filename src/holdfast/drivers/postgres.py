@@ -75,6 +75,9 @@ class PostgresDriver(Protocol):
         """As `wakes.expect`, but makes the connection that wake-ups arrive by, if there is none."""
         ...
 
+    @property
+    def blocking(self) -> bool: ...
+
     async def close(self) -> None: ...
     def after_fork(self) -> None: ...
 
@@ -94,6 +97,8 @@ class _Ticket:
 
 
 class BlockingPostgres:
+    blocking = True
+
     def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
         self.place = place
         self.now = clock.now if clock is not None else None
@@ -269,7 +274,7 @@ class BlockingPostgres:
                 return self._connect_to(conninfo(params), end, version)
             except (Late, Broken, TryAgain) as reason:
                 reasons.append(reason)
-        raise no_connection(self.place.name, reasons)
+        raise no_connection(self.place, reasons)
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
         speaker = Speaker(run(connect(where), until), self.place)
@@ -303,7 +308,7 @@ class BlockingPostgres:
     def _see_to_listening(self, until: float) -> None:
         """One thread does it, and the others wait for that."""
         if not self._opening.acquire(timeout=max(0.0, until - boot_now())):
-            raise unavailable(self.place.name, "cannot be connected to in time")
+            raise no_connection(self.place)
         try:
             if self._shall_listen():
                 self._listen(until)

@@ -20,7 +20,7 @@ from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine, in_turn
 from holdfast.drivers.postgres_places import Place
-from holdfast.drivers.postgres_wire import unavailable
+from holdfast.drivers.postgres_wire import no_connection, unavailable
 
 # Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
 # its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
@@ -145,7 +145,7 @@ class BlockingSessions:
             return line
         found = in_turn(self._opening, within, partial(self._open_main, boot_now() + within))
         if found is None:
-            raise unavailable(self.place.name, "cannot be connected to in time")
+            raise no_connection(self.place)
         return found
 
     def _open_main(self, until: float) -> Line:

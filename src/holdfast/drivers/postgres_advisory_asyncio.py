@@ -18,7 +18,7 @@ from holdfast.drivers.postgres_advisory import IDLE, MOST
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken
 from holdfast.drivers.postgres_places import Place
-from holdfast.drivers.postgres_wire import unavailable
+from holdfast.drivers.postgres_wire import no_connection, unavailable
 
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
@@ -130,7 +130,7 @@ class AsyncioSessions:
             async with asyncio.timeout(within):
                 return await asyncio.shield(self._dialling)
         except TimeoutError:
-            raise unavailable(self.place.name, "cannot be connected to in time") from None
+            raise no_connection(self.place) from None
 
     def _dialled(self, task: asyncio.Task[_Line]) -> None:
         self._dialling = None

@@ -207,7 +207,7 @@ def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
             reasons.append(reason)
     if isinstance(reasons[-1], BackendUnavailable):
         raise reasons[-1]
-    raise no_connection(place.name, reasons)
+    raise no_connection(place, reasons)
 
 
 def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:

@@ -56,6 +56,8 @@ _DIAL = 1.0  # seconds that connecting may take at least, however soon the first
 
 
 class AsyncioPostgres:
+    blocking = False
+
     def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
         self.place = place
         self.now = clock.now if clock is not None else None
@@ -128,18 +130,21 @@ class AsyncioPostgres:
         self._late_at = moment
         self._timer = loop.call_at(moment, self._look)
 
+    def _late(self) -> BackendUnavailable:
+        connected = self._busy or self._idle
+        return unavailable(self.place.name, "did not answer in time") if connected else no_connection(self.place)
+
     def _look(self) -> None:
         """One timer for all requests: few of them ever wait for long."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer, self._late_at = None, _NEVER
         soonest = _NEVER
-        late = "did not answer in time" if self._busy or self._idle else "cannot be connected to in time"
         for ticket in (*self._waiting, *(ticket for line in self._busy for ticket in line.tickets)):
             if ticket.answer.done():
                 continue
             if ticket.until <= now:
-                ticket.answer.set_result(unavailable(self.place.name, late))
+                ticket.answer.set_result(self._late())
             else:
                 soonest = min(soonest, ticket.until)
         if soonest < _NEVER:
@@ -236,7 +241,7 @@ class AsyncioPostgres:
             async with asyncio.timeout(max(within, _DIAL)):
                 speaker = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
         except TimeoutError:
-            self._fail(unavailable(self.place.name, "cannot be connected to in time"))
+            self._fail(no_connection(self.place))
         except BackendUnavailable as error:
             self._fail(error)
         else:
@@ -275,7 +280,7 @@ class AsyncioPostgres:
                         return await self._connect_to(conninfo(one), version)
                 except (TimeoutError, Broken, TryAgain) as reason:
                     reasons.append(reason)
-        raise no_connection(self.place.name, reasons)
+        raise no_connection(self.place, reasons)
 
     async def _connect_to(self, where: bytes, version: int) -> Speaker:
         speaker = Speaker(await run(connect(where)), self.place)
@@ -309,7 +314,7 @@ class AsyncioPostgres:
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
         await asyncio.wait({listening}, timeout=within)
         if not listening.done():
-            raise unavailable(self.place.name, "cannot be connected to in time")
+            raise no_connection(self.place)
         if listening.cancelled():
             raise self._let_go()
         error = listening.exception()

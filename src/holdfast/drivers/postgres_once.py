@@ -5,8 +5,6 @@ Decides: how it is asked in either world. Nothing is set or prepared there, so a
 
 from __future__ import annotations
 
-import asyncio
-
 from psycopg import pq
 
 from holdfast._time import boot_now
@@ -15,12 +13,23 @@ from holdfast.drivers.postgres_names import Names, each_address
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import Broken, connect, no_connection, talk
 
+_IDENTITY = "SELECT current_setting('server_version') || '|' || pg_is_in_recovery()"
+
+
+async def identify(place: Place, within: float, *, blocking: bool) -> tuple[str, str]:
+    """Version and role of the server, whatever its database has in it. Raises BackendUnavailable."""
+    answer = await ask_once(place, _IDENTITY, within, blocking=blocking)
+    version, _, replica = answer.decode().rpartition("|")
+    return version.partition(" ")[0], "replica" if replica == "true" else "primary"
+
 
 async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
     """The one value of the answer. Raises BackendUnavailable."""
     until = boot_now() + within
     if blocking:
         return _ask(place, sql, until)
+    import asyncio  # takes long to import, and a blocking caller does not need it
+
     return await asyncio.to_thread(_ask, place, sql, until)
 
 
@@ -31,7 +40,7 @@ def _ask(place: Place, sql: str, until: float) -> bytes:
             return _ask_host(conninfo(params), sql, end)
         except (Late, Broken) as reason:
             reasons.append(reason)
-    raise no_connection(place.name, reasons)
+    raise no_connection(place, reasons)
 
 
 def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:

@@ -38,6 +38,8 @@ _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
 }
 
 
+# What a URL says elsewhere, what nobody may read, and what we set ourselves.
+_NOT_SHOWN: Final = {"host", "port", "user", "password", "dbname", "sslpassword", "client_encoding", "passfile"}
 _OF_TABLE: tuple[str, ...] = ("schema", "synchronous_commit")
 _OF_ADVISORY: tuple[str, ...] = ("waiting", "pooler")
 
@@ -56,16 +58,30 @@ class Place:
 
     @cached_property
     def name(self) -> str:
-        """A URL that leads there, but for who is asking and how they show it."""
+        """A URL that leads there, but for who is asking and how they show it: two with one name are one store."""
+        return self._url("", {})
+
+    @cached_property
+    def url(self) -> str:
+        """A URL that leads there, with the name of the user and without a password."""
+        user = quote(self.params.get("user", ""), safe="")
+        options = {name: value for name, value in self.params.items() if name not in _NOT_SHOWN}
+        ours = {"synchronous_commit": self.synchronous_commit, "pooler": self.pooler}
+        options |= {name: value for name, value in ours.items() if value}
+        options |= {} if self.waiting == WAITING else {"waiting": str(self.waiting)}
+        return self._url(f"{user}@" if user else "", options)
+
+    def _url(self, login: str, more: Mapping[str, str]) -> str:
         host, ports = self.params.get("host", ""), self.params.get("port", "").split(",")
         options = {"host": host} if host.startswith("/") else {}
-        hosts = [""] if options else host.split(",")
+        hosts = [""] if options else [f"[{one}]" if ":" in one else one for one in host.split(",")]
         where = ",".join(f"{one}:{port}" if port else one for one, port in zip(hosts, cycle(ports), strict=False))
         if self.schema != PUBLIC:
             options["schema"] = self.schema
+        options |= more
         database = quote(self.params.get("dbname", ""))
         scheme = "postgresql+advisory" if self.advisory else "postgresql"
-        return f"{scheme}://{where}/{database}" + (f"?{urlencode(options, safe='/')}" if options else "")
+        return f"{scheme}://{login}{where}/{database}" + (f"?{urlencode(options, safe='/')}" if options else "")
 
     @property
     def hosts(self) -> list[dict[str, str]]:

@@ -35,7 +35,7 @@ def run_script(place: Place, text: str) -> None:
         else:
             _run(speaker, place, text)
             return
-    raise no_connection(place.name, reasons)
+    raise no_connection(place, reasons)
 
 
 def _run(speaker: Speaker, place: Place, text: str) -> None:
@@ -58,7 +58,7 @@ def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
     except NoRights as error:
         yield from speaker.say_plainly(b"ROLLBACK")
         ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
-        reason = str(error).removesuffix(how_to_grant(place.name))
+        reason = str(error).removesuffix(how_to_grant(place))
         raise NoRights(f"{reason}{advice.decode()}. Nothing was changed", transient=False) from error
 
 

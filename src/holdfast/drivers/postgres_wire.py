@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ _LASTING: Final = re.compile(  # why a connection is refused, and will be: libpq
     "|[Pp]ermission denied|is not currently accepting|does not support SSL|definition of service|service file"
     "|invalid (\\S+ )?value|unrecognized configuration|unterminated quoted|connection option"
 )
+_QUESTION: Final = re.compile(r" Is the server running .*\?$")  # which libpq asks after its reason
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this process, also those that are being made
 
 
@@ -195,7 +197,7 @@ class Speaker:
             there = yield from self.say_plainly(question.encode())
         if int(there[0][0]) < version:
             what = "has no lock table" if found is None else "has an old lock table"
-            raise unavailable(self._place.name, f"{what}; {how_to_migrate(self._place.name)}", transient=False)
+            raise unavailable(self._place.name, f"{what}; {how_to_migrate(self._place.url)}", transient=False)
 
     def say(self, statement: Statement, params: Sequence[bytes | None]) -> Waiting:
         """The answer, from JSON. Raises TryAgain, BackendUnavailable, and Broken if the connection is."""
@@ -246,7 +248,7 @@ class Speaker:
             raise ReadOnly(text)
         if self.pg.status == pq.ConnStatus.BAD or code.startswith(_GOES_AWAY) or not code:
             raise Broken(text or _of(self.pg))
-        raise refusal(self._place.name, code, text)
+        raise refusal(self._place, code, text)
 
     def close(self) -> None:
         self.pg.finish()
@@ -274,13 +276,13 @@ def complaint(result: Any) -> tuple[str, str]:
     return code.decode(), text.decode(errors="replace")
 
 
-def refusal(place: str, code: str, text: str) -> Refused:
+def refusal(place: Place, code: str, text: str) -> Refused:
     """What an error of the server's means for whoever asked."""
-    at = f"PostgreSQL at {place}"
+    at = f"PostgreSQL at {place.name}"
     if code == _LOCK_TIMEOUT:
         return NameInUse(f"{at}: a transaction of somebody else's is at that lock, and does not end")
     if code in _NO_SCHEMA:
-        return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place)}", transient=False)
+        return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place.url)}", transient=False)
     if code == _NO_RIGHTS:
         return NoRights(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
     return Refused(f"{at} refuses: {text} ({code})", transient=passes(code))
@@ -291,24 +293,25 @@ def passes(code: str) -> bool:
     return code.startswith(_IN_PASSING) and code != _FULL
 
 
-def how_to_migrate(place: str) -> str:
-    return f"run: holdfast migrate '{place}', as a user who may create tables there"
+def how_to_migrate(url: str) -> str:
+    return f"run: holdfast migrate {shlex.quote(url)} (as a user who may create tables there)"
 
 
-def how_to_grant(place: str) -> str:
-    schema = place.partition("schema=")[2] or "public"
+def how_to_grant(place: Place) -> str:
+    schema, user = (f'"{name}"' for name in (place.schema, place.params.get("user", "the_user").replace('"', '""')))
     return (
-        f'whoever ran `holdfast migrate` can run: GRANT USAGE ON SCHEMA "{schema}" TO the_user; '
-        f'GRANT ALL ON ALL TABLES IN SCHEMA "{schema}" TO the_user; '
-        f'GRANT ALL ON ALL SEQUENCES IN SCHEMA "{schema}" TO the_user'
+        f"whoever ran `holdfast migrate` can run: GRANT USAGE ON SCHEMA {schema} TO {user}; "
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {user}; "
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {user}"
     )
 
 
-def no_connection(place: str, reasons: Sequence[Exception]) -> BackendUnavailable:
-    """Why none of its hosts could be connected to: the last one's reason, which passes if one of them does."""
-    last = str(reasons[-1])
-    what = f"cannot be connected to: {last}" if last else "cannot be connected to in time"
-    return unavailable(place, what, transient=not all(_LASTING.search(str(reason)) for reason in reasons))
+def no_connection(place: Place, reasons: Sequence[Exception] = ()) -> BackendUnavailable:
+    """Why none of its hosts could be reached: the last one's reason, which passes if one of them does."""
+    told = [_QUESTION.sub("", str(reason)) for reason in reasons]
+    lasts = bool(told) and all(_LASTING.search(reason) for reason in told)
+    reason = (told[-1] if told else "") or "no answer in time"
+    return BackendUnavailable(f"cannot reach {place.url}: {reason}", transient=not lasts)
 
 
 def _read(text: str) -> Any:

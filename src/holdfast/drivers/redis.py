@@ -30,6 +30,7 @@ from holdfast.drivers.redis_wire import (
     command,
     keep_alive,
     new_channel,
+    no_connection,
     refusal,
     unavailable,
 )
@@ -188,7 +189,7 @@ class BlockingWires:
         if not self._wakes.address:
             until = boot_now() + within
             if not self._opening.acquire(timeout=within):
-                raise unavailable(self._place.name, "cannot be connected to in time")
+                raise no_connection(self._place.url_of(address), "no answer in time")
             try:
                 if not self._wakes.address:
                     self._subscribe(address, max(0.01, until - boot_now()))
@@ -206,11 +207,15 @@ class BlockingWires:
 
     def _line_to(self, address: Address | None, within: float) -> tuple[_Line, float]:
         """A connection, and how long to wait on it for an answer: one that used to work may lead nowhere by now."""
+        line: _Line | None
         try:
-            return self._idle[address].pop(), within if within < PATIENT else PATIENT
+            line = self._idle[address].pop()
         except LookupError:
-            started = boot_now()
-            return self._dial(address, within), max(0.01, within - (boot_now() - started))
+            line = None
+        if line is not None:
+            return line, within if within < PATIENT else PATIENT
+        started = boot_now()  # not inside `except`: an error in there would seem to come of the missing key
+        return self._dial(address, within), max(0.01, within - (boot_now() - started))
 
     def _dial(self, address: Address | None, within: float) -> _Line:
         if self._closed:

@@ -28,6 +28,7 @@ from holdfast.drivers.redis_wire import (
     command,
     keep_alive,
     new_channel,
+    no_connection,
     refusal,
     unavailable,
 )
@@ -226,9 +227,9 @@ class _Shared:
     redis-py swallows cancellations, so what makes connections is a task of its own anyway.
     """
 
-    def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], name: str) -> None:
+    def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], url: str) -> None:
         self._make = make
-        self._name = name
+        self._url = url
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -244,7 +245,7 @@ class _Shared:
             async with asyncio.timeout(within):
                 await asyncio.shield(self._task)
         except TimeoutError as error:
-            raise unavailable(self._name, "cannot be connected to in time") from error
+            raise no_connection(self._url, "no answer in time") from error
 
 
 def _seen(task: asyncio.Task[None]) -> None:
@@ -292,7 +293,7 @@ class AsyncioRedisWakes(AsyncioSeats):
 
     async def subscribe(self, address: Address | None, within: float) -> None:
         if self._opening is None or not self._opening.under_way:  # else it would be the node of the first time for ever
-            self._opening = _Shared(partial(self._subscribe, address), self._place.name)
+            self._opening = _Shared(partial(self._subscribe, address), self._place.url_of(address))
         await self._opening.made(within)
 
     async def _subscribe(self, address: Address | None, within: float) -> None:
@@ -380,9 +381,7 @@ class AsyncioWires:
         if line is None or not line.alive:
             dialling = self._dialling.get(address)
             if dialling is None:
-                dialling = self._dialling[address] = _Shared(
-                    partial(self._dial, address), str(address or self._place.name)
-                )
+                dialling = self._dialling[address] = _Shared(partial(self._dial, address), self._place.url_of(address))
             await dialling.made(within)
             line = self._lines.get(address)
             if line is None or not line.alive:

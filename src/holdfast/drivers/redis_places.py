@@ -7,11 +7,12 @@ that is said on a connection afterwards. redis-py repeats nothing here: its retr
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qs
+from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
 import redis
 import redis.asyncio
@@ -22,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from holdfast._time import boot_now
-from holdfast.drivers.redis_wire import unavailable
+from holdfast.drivers.redis_wire import no_connection
 from holdfast.errors import BackendUnavailable
 
 PORT = 6379
@@ -50,11 +51,18 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         return f"{self.host}:{self.port}" if self.port else self.host
 
+    @property
+    def netloc(self) -> str:
+        """As a URL has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
 
 class Place:
     """One server."""
 
     clustered = False
+    variant = ""  # what follows the scheme of its URL
 
     def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
         self._kind = kind  # "tcp", "tls" or "unix"
@@ -73,6 +81,33 @@ class Place:
     def db(self) -> int:
         return int(self._settings.get("db") or 0)
 
+    @property
+    def url(self) -> str:
+        """A URL that leads there, with the name of the user and without a password."""
+        return self._url(self.address)
+
+    def _url(self, *hosts: Address) -> str:
+        scheme = {"tcp": "redis", "tls": "rediss", "unix": "unix"}[self._kind] + self.variant
+        user = quote(str(self._settings.get("username") or ""), safe="")
+        login = f"{user}@" if user else ""
+        if self._kind == "unix":
+            return f"{scheme}://{login}{quote(self.address.host)}" + (f"?db={self.db}" if self.db else "")
+        netloc = ",".join(host.netloc for host in hosts)
+        options = urlencode(self._options(), safe="/")
+        return f"{scheme}://{login}{netloc}{self._path()}" + (f"?{options}" if options else "")
+
+    def _path(self) -> str:
+        return f"/{self.db}"
+
+    def _options(self) -> dict[str, str]:
+        """Those of TLS that a URL can say, without secrets and without what is so anyway."""
+        plain = {name: str(value) for name, value in self._settings.items() if isinstance(value, str | bool)}
+        return {
+            name: value
+            for name, value in plain.items()
+            if name.startswith("ssl_") and name != "ssl_password" and value not in ("required", "True")
+        }
+
     def find(self, within: float) -> Address:
         """Where the server is now. Raises redis.RedisError."""
         return self.address
@@ -90,7 +125,7 @@ class Place:
             connection.until = until
             connection.connect()
         except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
-            raise self.unreachable(address, error) from error
+            raise self.unreachable(address, error) from _root(error)
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
@@ -105,7 +140,7 @@ class Place:
                 hang_up(connection)
                 raise
         except (redis.RedisError, OSError, TypeError) as error:
-            raise self.unreachable(address, error) from error
+            raise self.unreachable(address, error) from _root(error)
         except RuntimeError as error:
             if not is_of_a_closed_connection(error):
                 raise
@@ -123,10 +158,14 @@ class Place:
         return text
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
-        distrust = _distrust(error)  # told itself: not every release of redis-py does
+        root = _root(error)
+        distrust = isinstance(root, ssl.SSLCertVerificationError)  # it stays so, however often it is tried
         final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError)
-        told = f"cannot be connected to: {distrust or self._without_secrets(str(error))}"
-        return unavailable(str(address or self.name), told, transient=not final)
+        return no_connection(self.url_of(address), self._without_secrets(_reason(root)), transient=not final)
+
+    def url_of(self, address: Address | None) -> str:
+        """The URL of one of its servers, for messages; of all of them, if none is named."""
+        return self.url if address is None else f"{'rediss' if self._kind == 'tls' else 'redis'}://{address.netloc}"
 
 
 def _is_wanted(name: str, value: Any) -> bool:
@@ -135,11 +174,31 @@ def _is_wanted(name: str, value: Any) -> bool:
     return name in _WANTED or (name.startswith("ssl_") and not left_out)
 
 
-def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """That a certificate is not trusted, if it comes of that: it stays so, however often it is tried."""
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        error = error.__cause__ or error.__context__
-    return error
+def _root(error: Exception) -> BaseException:
+    """The error of the operating system or of TLS that redis-py has wrapped; itself, if there is none.
+
+    The steps of redis-py that led there are not shown with it: they help nobody who reads the traceback.
+    """
+    root: BaseException | None = error
+    while root is not None and not isinstance(root, OSError):
+        root = root.__cause__ or root.__context__
+    if root is None:
+        return error
+    root.__suppress_context__ = True
+    return root.with_traceback(None)
+
+
+def _reason(root: BaseException) -> str:
+    """connection refused; name or service not known; the server's own words."""
+    text = str(root)
+    if isinstance(root, ssl.SSLError):
+        return text
+    if isinstance(root, OSError):
+        number = re.search(r"\[Errno (\d+)\]", text)  # asyncio lists several addresses in one text
+        text = os.strerror(int(number[1])) if number else root.strerror or text
+    if isinstance(root, OSError | redis.TimeoutError):
+        text = text[:1].lower() + text[1:] or "no answer in time"
+    return text
 
 
 def is_of_a_closed_connection(error: RuntimeError) -> bool:
@@ -158,6 +217,8 @@ def hang_up(connection: Any) -> None:
 class Sentinels(Place):
     """The primary of a service that Sentinels watch: asked for anew with each connection."""
 
+    variant = "+sentinel"
+
     def __init__(self, kind: str, settings: dict[str, Any], service: str, sentinels: Sequence[Address]) -> None:
         super().__init__(kind, settings, Address(service))
         self._service = service
@@ -171,6 +232,17 @@ class Sentinels(Place):
     @property
     def name(self) -> str:
         return self._name
+
+    @property
+    def url(self) -> str:
+        return self._url(*self._sentinels)
+
+    def _path(self) -> str:
+        return f"/{quote(self._service, safe='')}" + (f"/{self.db}" if self.db else "")
+
+    def _options(self) -> dict[str, str]:
+        user = self._to_sentinels.get("username")
+        return {**super()._options(), **({"sentinel_username": str(user)} if user else {})}
 
     def _arguments(self, within: float) -> dict[str, Any]:
         each = min(SENTINEL_WITHIN, within / len(self._sentinels))
@@ -211,6 +283,7 @@ class Cluster(Place):
     """Many nodes, each with a part of the names; `address` is None wherever a node must be chosen first."""
 
     clustered = True
+    variant = "+cluster"
 
     def __init__(self, kind: str, settings: dict[str, Any], seeds: Sequence[Address]) -> None:
         super().__init__(kind, settings, seeds[0])
@@ -220,6 +293,13 @@ class Cluster(Place):
     @property
     def name(self) -> str:
         return f"cluster {', '.join(map(str, self.seeds))}"
+
+    @property
+    def url(self) -> str:
+        return self._url(*self.seeds)
+
+    def _path(self) -> str:
+        return ""
 
 
 class _Timed:

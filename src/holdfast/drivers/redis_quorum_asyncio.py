@@ -21,7 +21,15 @@ from holdfast.drivers.redis_asyncio import _GONE, _Line, _WakeLine
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
 from holdfast.drivers.redis_quorum_members import SOONEST, Member, refuse_wrong
 from holdfast.drivers.redis_quorum_rounds import Round, Shout
-from holdfast.drivers.redis_wire import ReplyError, command, keep_alive, new_channel, refusal, unavailable
+from holdfast.drivers.redis_wire import (
+    ReplyError,
+    command,
+    keep_alive,
+    new_channel,
+    no_connection,
+    refusal,
+    unavailable,
+)
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.errors import BackendUnavailable
 
@@ -267,7 +275,7 @@ class AsyncioCrew:
     def _too_late(self, round: Round, node: int) -> None:
         if node in round.pending:
             self.members[node].failed()
-            round.fail(node, unavailable(self.members[node].name, "cannot be connected to in time"))
+            round.fail(node, no_connection(self.members[node].url, "no answer in time"))
 
     def _made(self, what: str, node: int, task: asyncio.Task[None]) -> None:
         self._making.pop((what, node), None)

@@ -17,7 +17,7 @@ from holdfast._model import Health
 from holdfast._time import boot_now
 from holdfast.drivers.redis_places import Address, Place, hang_up, is_of_a_closed_connection
 from holdfast.drivers.redis_routes import EVICTS
-from holdfast.drivers.redis_wire import command, unavailable
+from holdfast.drivers.redis_wire import command, facts_in, unavailable, version_and_role
 from holdfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("holdfast")
@@ -164,23 +164,20 @@ class Member(Place):
             hang_up(connection)
 
     def _health(self, error: BackendUnavailable | None = None, latency: float | None = None) -> Health:
-        facts = self.facts if error is None or error is self.wrong else {}
+        version, role = version_and_role(self.facts if error is None or error is self.wrong else {})
         return Health(
             self.name,
             reachable=error is None or error is self.wrong,
             latency=latency,
-            version=facts.get("valkey_version") or facts.get("redis_version", ""),
-            role={"master": "primary", "slave": "replica"}.get(facts.get("role", ""), ""),
+            version=version,
+            role=role,
             error="" if error is None else str(error),
         )
 
     def _greet(self, answers: Sequence[Any]) -> None:
         """Raises BackendUnavailable if it cannot be one of a quorum."""
         *told, fsync = answers[:_ANSWERS]
-        facts: dict[str, str] = {}
-        for answer in told:
-            if isinstance(answer, bytes):
-                facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        facts = facts_in(told)
         if "run_id" not in facts:
             raise self._untold(told[0])
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":

@@ -15,7 +15,18 @@ from holdfast._model import Claim
 from holdfast._time import boot_now
 from holdfast.drivers.redis_cluster import ClusterMap, address_in
 from holdfast.drivers.redis_places import Address, Cluster, Place
-from holdfast.drivers.redis_wire import ASKING, ReplyError, Script, command, kind_of, refusal, unavailable, whole
+from holdfast.drivers.redis_wire import (
+    ASKING,
+    ReplyError,
+    Script,
+    command,
+    facts_in,
+    kind_of,
+    refusal,
+    unavailable,
+    version_and_role,
+    whole,
+)
 from holdfast.drivers.wakes import Wakes
 from holdfast.errors import BackendUnavailable
 
@@ -308,14 +319,17 @@ class RedisDriver:
             await self._learn(within)
         return max(0.01, until - boot_now())
 
+    async def identify(self, within: float) -> tuple[str, str]:
+        """Version and role of the server, or of a node of the cluster; empty where it does not tell this user."""
+        address = None if self._map is None else await self._learn(within)
+        questions = command("INFO", "server") + command("INFO", "replication")
+        return version_and_role(facts_in(await self._wires.ask(address, questions, 2, within)))
+
     async def _greet(self, within: float) -> None:
         """Once: look at what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
         address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "memory") + command("INFO", "replication")
-        facts: dict[str, str] = {}
-        for answer in await self._wires.ask(address, questions, 2, within):
-            if isinstance(answer, bytes):  # to some users it is not told
-                facts |= dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        facts = facts_in(await self._wires.ask(address, questions, 2, within))
         if facts.get("role") == "slave" and type(self.place) is Place:
             raise unavailable(self.place.name, "is a read-only replica: locks are kept on the primary", transient=False)
         policy = facts.get("maxmemory_policy", "noeviction")

@@ -100,6 +100,22 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
     return BackendUnavailable(f"the lock server {server} {what}", transient=transient)
 
 
+def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"cannot reach {url}: {reason}", transient=transient)
+
+
+def facts_in(replies: Sequence[Any]) -> dict[str, str]:
+    """What the replies to INFO say. A user who may not ask gets an error in place of one, which says nothing."""
+    lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def version_and_role(facts: dict[str, str]) -> tuple[str, str]:
+    """Of a server, by its INFO: empty where that says nothing."""
+    role = {"master": "primary", "slave": "replica"}.get(facts.get("role", ""), "")
+    return facts.get("valkey_version") or facts.get("redis_version", ""), role
+
+
 def kind_of(error: Any) -> str:
     """The word that says what it is. An older server puts it somewhere into the text of a script's error."""
     first, *others = str(error).split() or [""]

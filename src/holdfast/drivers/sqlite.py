@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
@@ -26,6 +27,7 @@ from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
+VERSION: Final = sqlite3.sqlite_version
 AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
 
@@ -71,6 +73,8 @@ class SqliteDriver(Protocol):
         """
         ...
 
+    @property
+    def url(self) -> str: ...
     async def close(self) -> None: ...
     def before_fork(self) -> None: ...
     def after_fork(self, *, child: bool) -> None: ...
@@ -159,6 +163,10 @@ class BlockingSqlite:
             self.wakes.wake(wake.claim)
             return True
         return self._sender.send(wake.address, wake.claim)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{quote(self._name)}"
 
     # Opening
 

@@ -80,6 +80,10 @@ class AsyncioSqlite:
         if child:
             self._jobs = None
 
+    @property
+    def url(self) -> str:
+        return self._blocking.url
+
     def __repr__(self) -> str:
         return repr(self._blocking)
 
