@@ -74,6 +74,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 within = max(0.02, give_up_at - asked_at)
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
+                if failures:
+                    engine.outage.over()
                 if isinstance(answer, Grant):
                     engine.waiting.pop(claim.id, None)
                     lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
@@ -91,8 +93,10 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
                     limit = FOREVER if wait is None else limit
                     pause = min(pause, max(0.001, error.retry_after))
-                if not error.transient or engine.now() + max(pause, error.retry_after or 0.0) > limit:
-                    raise
+                again_at = engine.now() + pause
+                if not error.transient or max(again_at, engine.now() + (error.retry_after or 0.0)) > limit:
+                    raise engine.outage.final(error) from error.__cause__
+                engine.outage.failed(error, asked_at, again_at, limit)
                 await engine.world.pause(pause)
                 asked_at = engine.now()
                 continue

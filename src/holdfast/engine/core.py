@@ -20,6 +20,7 @@ from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
+from holdfast.engine.outage import Outage
 from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
 
@@ -55,6 +56,7 @@ class Engine:
         self.events = Events()
         self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
+        self.outage = Outage(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue, or may soon
         self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
@@ -256,24 +258,36 @@ class Engine:
             return freed
         except BackendUnavailable as last:
             if self.backend.capabilities.expires:
-                self.tell_lease("release_failed", lease, f"{last}; it ends by itself when its ttl has passed")
+                self.tell_lease("release_failed", lease, f"it ends by itself when its ttl has passed; {last}")
             else:
                 self._finish_behind(lease._claim)
-                self.tell_lease("release_failed", lease, f"{last}; it is tried again until its session ends")
+                self.tell_lease("release_failed", lease, f"it is tried again until its session ends; {last}")
             raise
 
     async def insist(self, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
         """Ask again and again while the backend fails in passing; the answer, and how often it failed."""
         failures = 0
         while True:
+            asked_at = self.now()
             try:
-                return await ask(max(0.01, min(self.patience, until - self.now()))), failures
+                answer = await ask(max(0.01, min(self.patience, until - asked_at)))
+                if failures:
+                    self.outage.over()
+                return answer, failures
             except BackendUnavailable as error:
                 failures += 1
-                pause = pause_before_retry(failures, self.world.chance())
-                if not error.transient or self.now() + pause >= until:
-                    raise
-                await self.world.pause(pause)
+                again_at = self.now() + pause_before_retry(failures, self.world.chance())
+                if not error.transient or again_at >= until:
+                    raise self.outage.final(error) from error.__cause__
+                self.outage.failed(error, asked_at, again_at, until)
+                await self.world.pause(again_at - self.now())
+
+    async def once(self, asked: Awaitable[T]) -> T:
+        """The answer to a question that is not repeated."""
+        try:
+            return await asked
+        except BackendUnavailable as error:
+            raise self.outage.final(error) from error.__cause__
 
     def let_go(self, lease: Lease) -> None:
         """Nobody enters it again."""
@@ -324,6 +338,7 @@ class Engine:
         for lease in list(self.keeper.leases.values()):
             lease._move("fork")
         self.keeper = Keeper(self)
+        self.outage = Outage(self)
         self.entered = {}
         self.waiting = {}
         self.unfinished = {}

@@ -251,7 +251,12 @@ class Keeper:
             answers = await engine.backend.renew(batch, within=within)
         except Exception as error:
             self._ride_out(leases, error)
+            if isinstance(error, BackendUnavailable):
+                until = max(lease._deadline for lease in leases)
+                engine.outage.failed(error, asked_at, min(lease._renew_at for lease in leases), until)
         else:
+            if any(lease._failures for lease in leases):
+                engine.outage.over()
             self._hear(leases, batch, answers, asked_at)
         finally:
             for lease in leases:

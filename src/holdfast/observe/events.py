@@ -14,7 +14,17 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple, NoReturn
 
 Kind = Literal[
-    "asked", "waited", "granted", "renewed", "renewal_failed", "lost", "released", "release_failed", "broken"
+    "asked",
+    "waited",
+    "granted",
+    "renewed",
+    "renewal_failed",
+    "lost",
+    "released",
+    "release_failed",
+    "broken",
+    "unreachable",  # of the backend, not of a lock: it has no name
+    "reachable",  # again
 ]
 
 logger = logging.getLogger("holdfast")
@@ -111,7 +121,12 @@ def _complain(event: Event) -> None:
         logger.exception("a listener failed on %s", event)
 
 
-_LEVELS = {"lost": logging.WARNING, "release_failed": logging.WARNING}
+_LEVELS = {
+    "lost": logging.WARNING,
+    "release_failed": logging.WARNING,
+    "unreachable": logging.WARNING,
+    "reachable": logging.INFO,
+}
 
 
 def log(event: Event) -> None:
@@ -121,7 +136,10 @@ def log(event: Event) -> None:
         facts = {key: value for key, value in event._asdict().items() if value not in (None, "")}
         text = " ".join(f"{key}={_plain(value)}" for key, value in facts.items() if key != "kind")
         fields = {f"lock_{key}": value for key, value in facts.items()}
-        logger.log(level, "lock %s: %s", event.kind.replace("_", " "), text, extra=fields)
+        if event.name:
+            logger.log(level, "lock %s: %s", event.kind.replace("_", " "), text, extra=fields)
+        else:
+            logger.log(level, "%s", event.detail, extra=fields)
 
 
 def _plain(value: object) -> str:

@@ -316,7 +316,7 @@ class MultiLogic:
         """Whether anybody holds one of the names."""
         self.engine.must_be_open()
         for request in self._requests:
-            if (await self.engine.backend.inspect(request.terms.key)).locked:
+            if (await self.engine.once(self.engine.backend.inspect(request.terms.key))).locked:
                 return True
         return False
 

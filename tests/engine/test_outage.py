@@ -1,0 +1,258 @@
+"""A backend that cannot be reached: one warning after a second, one notice when it answers, an error that helps."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from holdfast import BackendUnavailable
+from holdfast._worlds import World
+from holdfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
+from holdfast.observe.events import Event
+from holdfast.primitives.locks import LocksLogic
+from holdfast.testing import FakeClock
+from holdfast.testing.faults import ALWAYS, FaultyBackend, Verb
+from tests.engine.hurried import on_url, run_hurried
+
+WORLDS = ("threads", "asyncio")
+TTL = 3600.0
+
+
+def faulty(world: World) -> FaultyBackend:
+    return FaultyBackend(on_url(f"memory://{uuid4().hex}")(world), world)
+
+
+def broken(locks: LocksLogic) -> Any:
+    return locks.engine.backend
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=WORLDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if getattr(record, "lock_kind", "") == "unreachable"]
+
+
+# Each verb that is repeated
+
+
+async def acquire(locks: LocksLogic) -> Awaitable[object]:
+    return locks.lock("a", ttl=TTL).acquire()
+
+
+async def release(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL).acquire()
+    assert lease is not None
+    return lease._release_once()
+
+
+async def extend(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
+    assert lease is not None
+    return locks.engine.extend(lease, TTL)
+
+
+async def read_cell(locks: LocksLogic) -> Awaitable[object]:
+    return locks.cell("a").read()
+
+
+async def take_permit(locks: LocksLogic) -> Awaitable[object]:
+    return locks.limiter("a", 1, 1.0, None).try_acquire(1)
+
+
+REPEATED: dict[Verb, Callable[[LocksLogic], Awaitable[Awaitable[object]]]] = {
+    "acquire": acquire,
+    "release": release,
+    "renew": extend,
+    "read": read_cell,
+    "throttle": take_permit,
+}
+
+
+@pytest.mark.parametrize("verb", REPEATED)
+def test_whatever_is_repeated_reports_an_outage_once_and_within_a_second(
+    verb: Verb, kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[float] = []
+
+    async def work(locks: LocksLogic) -> None:
+        asked = await REPEATED[verb](locks)
+        broken(locks).lose_request(verb, ALWAYS)
+        started = clock.now()
+        locks.engine.events.listen(lambda event: heard.extend(_moment(event, clock.now() - started)))
+        with pytest.raises(BackendUnavailable, match=r"was lost; locks\.doctor\(\) tells more$"):
+            await asked
+        broken(locks).heal()
+
+    run_hurried(kind, faulty, work, clock)
+    [warning] = outages(caplog)
+    assert "; trying again until " in warning
+    assert heard[0] <= REPORT_AFTER_S
+
+
+def _moment(event: Event, at: float) -> list[float]:
+    return [at] if event.kind == "unreachable" else []
+
+
+def test_a_renewal_that_fails_reports_it_too(kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(locks: LocksLogic) -> None:
+        lease = await locks.lock("a", ttl=TTL).acquire()
+        assert lease is not None
+        broken(locks).lose_request("renew", ALWAYS)
+        for _ in range(3):
+            await locks.engine.keeper._renew_batch([lease])
+            clock.advance(REPORT_AFTER_S)
+        broken(locks).heal()
+
+    run_hurried(kind, faulty, work, clock)
+    assert len(outages(caplog)) == 1
+
+
+def test_what_passes_within_a_second_is_not_reported(
+    kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+
+    async def work(locks: LocksLogic) -> None:
+        broken(locks).lose_request("acquire", 3)  # 20, 80 and 160 ms of pause at most
+        lease = await locks.lock("a", ttl=TTL).acquire()
+        assert lease is not None
+
+    run_hurried(kind, faulty, work, clock)
+    assert caplog.records == []
+
+
+def test_the_end_of_a_reported_outage_is_reported_too(
+    kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+
+    async def work(locks: LocksLogic) -> None:
+        for _ in range(2):
+            broken(locks).lose_request("acquire", ALWAYS)
+            locks.engine.events.listen(lambda event: broken(locks).heal() if event.kind == "unreachable" else None)
+            lease = await locks.lock("a", ttl=TTL).acquire()
+            assert lease is not None
+            await lease._release_once()
+
+    run_hurried(kind, faulty, work, clock)
+    told = [getattr(record, "lock_kind", "") for record in caplog.records]
+    assert told == ["unreachable", "reachable"] * 2
+    assert "answers again, after " in caplog.records[1].getMessage()
+
+
+def test_an_outage_whose_end_nobody_saw_is_not_confused_with_the_next(
+    kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(locks: LocksLogic) -> None:
+        for _ in range(2):
+            broken(locks).lose_request("read", ALWAYS)
+            for _ in range(2):
+                with pytest.raises(BackendUnavailable):
+                    await locks.cell("a").read()
+            broken(locks).heal()
+            clock.advance(FORGET_AFTER_S + 1)
+
+    run_hurried(kind, faulty, work, clock)
+    assert len(outages(caplog)) == 2
+
+
+# Real backends at which nobody listens
+
+SECRET = "s3cret"
+GONE = {
+    f"redis://bob:{SECRET}@127.0.0.1:1/2": "redis://bob@127.0.0.1:1/2",
+    f"rediss://:{SECRET}@127.0.0.1:1?ssl_cert_reqs=none": "'rediss://127.0.0.1:1/0?ssl_cert_reqs=none'",
+    "unix:///nowhere/the%20redis.sock?db=3": "'unix:///nowhere/the%20redis.sock?db=3'",
+    f"redis+cluster://bob:{SECRET}@127.0.0.1:1,127.0.0.1:2": "redis+cluster://bob@127.0.0.1:1,127.0.0.1:2",
+    f"redis+sentinel://bob:{SECRET}@127.0.0.1:1/main/4?sentinel_username=eve&sentinel_password={SECRET}": (
+        "'redis+sentinel://bob@127.0.0.1:1/main/4?sentinel_username=eve'"
+    ),
+    f"redlock://bob:{SECRET}@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/1": "redlock://bob@127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/1",
+    f"postgresql://bob:{SECRET}@127.0.0.1:1/app": "postgresql://bob@127.0.0.1:1/app",
+    f"postgresql://b%40b:{SECRET}@127.0.0.1:1/app?schema=locks&sslmode=disable": (
+        "'postgresql://b%40b@127.0.0.1:1/app?schema=locks&sslmode=disable'"
+    ),
+    f"postgresql+advisory://bob:{SECRET}@127.0.0.1:1/app?waiting=3": (
+        "'postgresql+advisory://bob@127.0.0.1:1/app?waiting=3'"
+    ),
+}
+
+
+def refused(url: str, kind: str, clock: FakeClock) -> BackendUnavailable:
+    async def work(locks: LocksLogic) -> Exception:
+        with pytest.raises(BackendUnavailable) as caught:
+            await locks.lock("a", ttl=TTL, wait=5).enter()
+        return caught.value
+
+    error = run_hurried(kind, on_url(url), work, clock)
+    assert isinstance(error, BackendUnavailable)
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", GONE)
+def test_the_error_ends_with_a_command_that_can_be_pasted_and_shows_no_password(
+    url: str, kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = refused(url, kind, clock)
+    assert str(error).endswith(f"; for more, run: holdfast doctor {GONE[url]}")
+    [warning] = outages(caplog)
+    assert "cannot reach " in warning
+    told = [str(error), repr(error), warning, "".join(traceback.format_exception(error)), caplog.text]
+    assert not [text for text in told if SECRET in text]
+    copied = pickle.loads(pickle.dumps(error))
+    assert (str(copied), copied.hint, copied.transient) == (str(error), error.hint, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["redis://localhost:1/0", "postgresql://127.0.0.1:1/app"])
+def test_the_traceback_shows_the_callers_line_and_one_cause(url: str, kind: str, clock: FakeClock) -> None:
+    error = refused(url, kind, clock)
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    assert not [name for name in frames if "/drivers/" in name or "/backends/" in name or "site-packages" in name]
+    assert error.__suppress_context__
+    if url.startswith("redis"):
+        assert isinstance(error.__cause__, ConnectionRefusedError)
+        assert "connection refused" in str(error)
+    shown = "".join(traceback.format_exception(error)).splitlines()
+    assert sum(line.startswith("Traceback") for line in shown) == 1
+    assert not [line for line in shown if line.startswith("During handling")]
+
+
+@pytest.mark.slow
+def test_a_question_that_is_not_repeated_ends_with_the_command_too(kind: str, clock: FakeClock) -> None:
+    async def work(locks: LocksLogic) -> None:
+        for ask in (lambda: locks.inspect("a"), lambda: locks.list(""), lambda: locks.break_lock("a")):
+            with pytest.raises(BackendUnavailable, match=r"; for more, run: holdfast doctor redis://127\.0\.0\.1:1/0$"):
+                await ask()
+        with pytest.raises(BackendUnavailable, match="holdfast doctor"):
+            await locks.lock("a", ttl=TTL).locked()
+
+    run_hurried(kind, on_url("redis://127.0.0.1:1"), work, clock)
+
+
+def test_what_will_not_pass_is_raised_at_once_and_needs_no_doctor(
+    kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(locks: LocksLogic) -> None:
+        broken(locks).lose_request("acquire", ALWAYS, BackendUnavailable("the disk is full", transient=False))
+        with pytest.raises(BackendUnavailable, match=r"^the disk is full$"):
+            await locks.lock("a", ttl=TTL).enter()
+        broken(locks).heal()
+
+    run_hurried(kind, faulty, work, clock)
+    assert outages(caplog) == []
