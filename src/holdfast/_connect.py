@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from holdfast._suggest import suggestion
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
@@ -75,8 +76,8 @@ def opener(url: object, wishes: Wishes) -> Make:
             raise ValueError(f"connect() takes a URL or a client, not {type(url).__name__}; known are {_known()}")
         return of_client
     parts = _split(url)
-    if parts.scheme not in _OPENERS:
-        raise ValueError(f"unknown scheme {parts.scheme!r}; known are {_known()}")
+    if parts.scheme not in _OPENERS or "://" not in url:
+        raise _unknown(url, parts.scheme)
     if parts.scheme not in _OF_POSTGRES:
         _refuse_postgres_only(wishes, f"{parts.scheme}://")
     if parts.scheme not in _OF_QUORUM:
@@ -112,8 +113,18 @@ def default_url() -> str:
     return f"sqlite:///{quote(str(state / 'holdfast' / 'locks.db'))}"
 
 
+def _unknown(url: str, scheme: str) -> ValueError:
+    """Not all of the URL is shown: it may have a password in it."""
+    what = f"unknown scheme {scheme!r}" if "://" in url else "this is no URL"
+    return ValueError(f"{what}; {suggestion(url, _OPENERS) or f'known are {_known()}'}")
+
+
 def _known() -> str:
-    return ", ".join(f"{scheme}://" for scheme in _OPENERS)
+    """One for each backend; the pages name the others."""
+    return (
+        "memory://, sqlite:///file.db, redis://, redis+sentinel://, redis+cluster://, redlock://, postgresql:// and "
+        "postgresql+advisory://"
+    )
 
 
 def _memory(parts: SplitResult, wishes: Wishes) -> Make:
