@@ -16,6 +16,7 @@ from holdfast.cli.demo.story import NAMES, Story
 from holdfast.cli.guardian import Guardian, Plan
 from holdfast.cli.look import span
 from holdfast.cli.options import seconds
+from holdfast.cli.run import _parser, _split
 from holdfast.cli.signals import Inbox
 from holdfast.cli.supervisor import Grace, Supervisor
 from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
@@ -23,13 +24,25 @@ from tests.cli.conftest import eventually, is_gone
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("30", 30), ("1.5", 1.5), ("200ms", 0.2), ("5s", 5), ("2m", 120), ("1h", 3600), ("1d", 86400)]
+    ("text", "value"),
+    [
+        ("30", 30),
+        ("1.5", 1.5),
+        ("200ms", 0.2),
+        ("5s", 5),
+        ("2m", 120),
+        ("1h", 3600),
+        ("1d", 86400),
+        ("1h30m", 5400),
+        ("1m0.5s", 60.5),
+        ("1d12h", 129600),
+    ],
 )
 def test_times_are_written_as_people_write_them(text: str, value: float) -> None:
     assert seconds(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "s", "soon", "5 apples", "5sm", "1:30"])
+@pytest.mark.parametrize("text", ["", "s", "soon", "5 apples", "5sm", "1:30", "1h30", "1.2.3s", "h30m"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a time"):
         seconds(text)
@@ -193,3 +206,45 @@ def test_a_story_that_lacks_something_says_what(change: dict[str, object], lacks
     story = _story()
     vars(story).update(change)
     assert any(lacks in line for line in missing(story))
+
+
+# Where the command of `run` begins
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "command"),
+    [
+        ("job ./x", "job", "./x"),
+        ("job -- ./x", "job", "./x"),
+        ("job ./x -- -v", "job", "./x -- -v"),
+        ("job ./x --wait 0 -n", "job", "./x --wait 0 -n"),
+        ("job --wait 0 ./x", "job --wait 0", "./x"),
+        ("--wait 0 job -v ./x -v", "--wait 0 job -v", "./x -v"),
+        ("--wait=0 job ./x", "--wait=0 job", "./x"),
+        ("-w0 job ./x", "-w0 job", "./x"),
+        ("-nv job ./x", "-nv job", "./x"),
+        ("-vw 5 job ./x", "-vw 5 job", "./x"),
+        ("-vw5 job ./x", "-vw5 job", "./x"),
+        ("--ttl -1 job ./x", "--ttl -1 job", "./x"),
+        ("--metadata -- job ./x", "--metadata -- job", "./x"),
+        ("--system job ./x", "--system job", "./x"),
+        ("-- -x -- ./x", "-- -x", "./x"),
+        ("-n -- -x -- ./x -y", "-n -- -x", "./x -y"),
+        ("--unknown job ./x", "--unknown job", "./x"),
+        ("job --unknown ./x", "job --unknown", "./x"),
+        ("job - x", "job", "- x"),
+        ("job", "job", ""),
+        ("job --", "job", ""),
+        ("", "", ""),
+    ],
+)
+def test_the_command_begins_after_the_name_as_it_does_for_flock(line: str, ours: str, command: str) -> None:
+    assert _split(_parser(), line.split()) == (ours.split(), command.split())
+
+
+@pytest.mark.parametrize("line", ["-- ./report.sh now", "-- true", "-n -- env A=1 ./x", "-- grep -- x", "-- -x", "--"])
+def test_a_command_without_a_name_is_never_taken_for_the_name(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        _split(_parser(), line.split())
+    assert end.value.code == exits.USAGE
+    assert "which lock? Write its name before --" in capsys.readouterr().err

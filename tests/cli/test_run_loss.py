@@ -59,8 +59,10 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     finally:
         blocker.close()
     assert running.returncode == 74
-    assert err.count("\n") == 1
-    assert "stayed locked by another process" in err
+    *outages, last = err.splitlines()
+    assert all("; trying again until " in line for line in outages)
+    assert len(outages) <= 1  # only one that lasts for a second is reported
+    assert "stayed locked by another process" in last
     assert is_gone(grandchild)
     assert heart.last_beat() < deadline
     assert heart.last_beat() > deadline - 1.2, "renewal was tried until it was time to end"

@@ -27,6 +27,8 @@ COMMANDS = {
     "migrate": "make the tables that postgresql:// needs, or update them",
 }
 
+_HELP = ("-h", "--help", "help")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code. Says what went wrong in one line on stderr and never shows a traceback."""
@@ -61,11 +63,8 @@ def _write_whatever_comes() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        from holdfast.cli.options import overview
-
-        print(overview(COMMANDS), file=sys.stdout if words else sys.stderr)
-        return exits.OK if words else exits.USAGE
+    if not words or words[0] in _HELP:
+        return _help(words)
     if words[0] in ("-V", "--version"):
         import holdfast
 
@@ -75,6 +74,16 @@ def _dispatch(words: list[str]) -> int:
         known = ", ".join(COMMANDS)
         raise ValueError(f"{words[0]!r} is not a command; known are {known}, and options come after the command")
     return _command(words[0])(words[1:])
+
+
+def _help(words: list[str]) -> int:
+    """`help`, `help run`, `-h run`."""
+    if words[1:] and words[1] not in _HELP:
+        return _dispatch([words[1], "--help"])
+    from holdfast.cli.options import overview
+
+    print(overview(COMMANDS), file=sys.stdout if words else sys.stderr)
+    return exits.OK if words else exits.USAGE
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -11,8 +11,21 @@ from collections.abc import Sequence
 from holdfast._model import Health
 from holdfast.cli import exits
 from holdfast.cli.look import span
-from holdfast.cli.options import Parser, add_store_options, keep_logs_quiet, visible
+from holdfast.cli.options import Parser, keep_logs_quiet, visible
+from holdfast.cli.store import add_store_options, url_of
 from holdfast.sync import connect
+
+_MORE = """STATE is
+  ok        it answers, and locks can be acquired
+  refused   it answers, but grants no locks: the last column says why
+  kept out  it started anew, and does not count in a quorum yet
+  gone      it does not answer
+
+exits 69 if no locks can be acquired: the store does not answer or refuses, or
+less than a majority of a quorum counts.
+
+--json prints one object: works, and servers, a list of objects with where,
+reachable, latency (seconds), version, role, kept_out (seconds), error, counts"""
 
 _HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
 
@@ -27,17 +40,16 @@ def doctor(words: list[str]) -> int:
     """One row for each server; 69 if locks are not to be had."""
     parser = Parser(
         "doctor",
-        description="Tell how each server is that the locks rest on. Nothing is changed there.",
-        epilog="exits 69 if no locks are to be had: the store does not answer, or less than a majority of a quorum.\n\n"
-        "--json prints one object: works, and servers, a list of objects with where, reachable, latency (seconds),\n"
-        "version, role, kept_out (seconds), error, counts",
+        description="Tell how each server is that the locks rest on: whether it answers, how fast,\n"
+        "its version and its role. Nothing is changed there.",
+        epilog=_MORE,
     )
     parser.add_argument("--json", action="store_true", help="for programs; see below")
     parser.add_argument("where", metavar="URL", nargs="?", help="the same as --url")
     add_store_options(parser)
     args = parser.parse_args(words)
     keep_logs_quiet()
-    with connect(args.where or args.url, namespace=args.namespace) as locks:
+    with connect(args.where or url_of(args), namespace=args.namespace) as locks:
         found = locks.doctor()
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

@@ -14,19 +14,23 @@ from typing import Any
 
 from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import exits
-from holdfast.cli.options import Parser, add_store_options, complain, keep_logs_quiet, unmistakable, visible
+from holdfast.cli.options import Parser, complain, keep_logs_quiet, unmistakable, visible
+from holdfast.cli.store import add_store_options, url_of
 from holdfast.sync import Locks, connect
 
 _JSON = """--json prints one document. A lock is an object with
   name       string
   locked     true or false
   waiters    how many wait for it
+  queue      list of their holder ids, first in line first
   holders    list of objects, oldest first:
              holder, claim_id, fence (null if the store does not know it),
-             mode ("exclusive" or "shared"), acquired_at and expires_at (seconds since the epoch;
-             expires_at is null if only the end of its connection ends it),
-             metadata (any JSON, or null), session (null, or an object about that connection:
-             pid, application_name, client, connected_at, state; null for what is not shown to you)"""
+             mode ("exclusive" or "shared"), acquired_at and expires_at
+             (seconds since the epoch; expires_at is null if only the end of
+             its connection ends it), metadata (any JSON, or null),
+             session (null, or an object about that connection: pid,
+             application_name, client, connected_at, state; null for what is
+             not shown to you)"""
 
 
 def list_locks(words: list[str]) -> int:
@@ -68,12 +72,14 @@ def break_(words: list[str]) -> int:
     """End every hold of one lock, and tell what there was."""
     parser = _parser(
         "break",
-        "End every hold of the lock NAME, whoever's it is, and let the next in line have it.\n\n"
-        "The former holder is not asked. It learns of it when it next renews, within a third of its ttl, and\n"
-        "until then it may go on working. The next holder's fence is higher: whatever checks fences refuses the\n"
-        "former holder's writes from that moment.\n\n"
-        "An advisory lock of PostgreSQL is broken by ending the connection of its holder, with everything else\n"
-        "that it holds. The holder learns of it at once.",
+        "End every hold of the lock NAME, whoever's it is, and let the next in line have\n"
+        "it.\n\n"
+        "The former holder is not asked. It learns of it when it next renews, within a\n"
+        "third of its ttl, and until then it may go on working. The next holder's fence\n"
+        "is higher: whatever checks fences refuses the former holder's writes from that\n"
+        "moment.\n\n"
+        "An advisory lock of PostgreSQL is broken by ending the connection of its\n"
+        "holder, with everything else that it holds. The holder learns of it at once.",
         f"exits 1 if nobody held it.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
     )
     parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
@@ -98,7 +104,7 @@ def _parser(command: str, about: str, more: str) -> Parser:
 
 def _connect(args: Namespace) -> Locks:
     keep_logs_quiet()
-    return connect(args.url, namespace=args.namespace)
+    return connect(url_of(args), namespace=args.namespace)
 
 
 def _as_json(info: LockInfo) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from holdfast._connect import migration
 from holdfast.cli import exits
 from holdfast.cli.options import Parser
 
-_MORE = """It can be run again at any time, by several at once too: what is there stays, functions are put in place of
-older ones, all in one transaction. Whoever runs it must be allowed to create tables in that schema; whoever uses the
-locks needs no more than USAGE on the schema and the rights to read and write its tables and sequences.
+_MORE = """It can be run again at any time, by several at once too: what is there stays,
+functions are put in place of older ones, all in one transaction. The user who
+runs it must be allowed to create tables in that schema. Users of the locks need
+no more than USAGE on the schema and the rights to read and write its tables and
+sequences.
 
   holdfast migrate postgresql://admin@db/app
-  holdfast migrate --schema locks --print postgresql:// > migrations/0007_locks.sql"""
+  holdfast migrate --schema locks --print postgresql:// > locks.sql"""
 
 
 def migrate(words: list[str]) -> int:

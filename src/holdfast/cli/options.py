@@ -1,24 +1,29 @@
 """What all commands share: how options are read, and how a line is said.
 
-Decides: that a usage error is one line and exit code 64, how times are written, which options every command has,
-and that nothing which others chose (a name, a holder) can move the reader's cursor or look like a line of ours.
+Decides: that a usage error is one line and exit code 64, how times are written, that help fits a terminal of 80
+columns, and that nothing which others chose (a name, a holder) can move the reader's cursor or look like a line of
+ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from typing import Any, NoReturn
 
 from holdfast.cli import exits
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"([\d.]+)(ms|[smhd])")
+TIMES = "A TIME is in seconds (30, 1.5) or written as 200ms, 5m, 1h30m or 1d."
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=110)  # given, or argparse imports half the library to find it out
+        # The width is given, or argparse imports half the library to find it out.
+        super().__init__(prog, width=80, max_help_position=26)
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,25 +37,33 @@ class Parser(argparse.ArgumentParser):
             **more,
         )
 
+    def takes_next(self, word: str) -> bool:
+        """Whether the word after this option, or after these one-letter options in one word, is a value of it."""
+        if word.startswith("--"):
+            return self._has_value(word)
+        for number, letter in enumerate(word[1:], 2):
+            if self._has_value(f"-{letter}"):
+                return number == len(word)
+        return False
+
+    def _has_value(self, option: str) -> bool:
+        action = self._option_string_actions.get(option)
+        return action is not None and action.nargs != 0
+
     def error(self, message: str) -> NoReturn:
         complain(f"{message} ({self.prog} --help tells more)")
         raise SystemExit(exits.USAGE)
 
 
-def add_store_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where the locks are")
-    group.add_argument("--url", help="default: $HOLDFAST_URL, else SQLite in your state folder")
-    group.add_argument("--namespace", default="holdfast", help="keeps the names of two applications apart")
-
-
 def seconds(text: str) -> float:
-    """`30`, `1.5`, `200ms`, `5m`: a length of time as it is written on the command line."""
-    number = text.rstrip("mshd")
-    unit = text[len(number) :] or "s"
+    """`30`, `1.5`, `200ms`, `5m`, `1h30m`: a length of time as it is written on the command line."""
+    parts = _PART.findall(text)
     try:
-        return float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 30, 1.5, 200ms or 5m") from None
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return sum(float(number) * _UNITS[unit] for number, unit in parts)
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 30, 1.5, 200ms, 5m or 1h30m") from None
 
 
 def code(text: str) -> int:
@@ -97,22 +110,24 @@ Locks between processes and hosts, that are right by default.
 commands:
 {lines}
 
-`holdfast COMMAND --help` tells more. `holdfast --version` tells the version.
+`holdfast help COMMAND` tells more. `holdfast --version` tells the version.
 
 examples:
-  holdfast run nightly-report -- ./report.sh      wait for the lock, then run
-  holdfast run --wait 0 nightly-report -- ./report.sh
-                                                  exit 75 at once if it is held
-  holdfast ls                                     who holds what
+  holdfast run nightly-report ./report.sh     wait for the lock, then run
+  holdfast run --wait 0 nightly-report ./report.sh
+                                              exit 75 at once if it is held
+  holdfast ls                                 who holds what
   holdfast show nightly-report --json
   holdfast break nightly-report
 
 exit codes:
-  0    done                           74   the lease was lost; the command was ended
-  1    no (see the command's help)    75   the lock was not to be had
-  64   wrong usage                    126, 127  cannot execute, not found
-  69   the store cannot be asked      128+n     ended by signal n
+  0    done                          74        the lease was lost
+  1    no (see the command's help)   75        the lock was not acquired in time
+  64   wrong usage                   126, 127  cannot execute, not found
+  69   the store cannot be asked     128+n     ended by signal n
 
 environment:
-  HOLDFAST_URL    where the locks are, if --url is not given
-  HOLDFAST_DEBUG  if set, an error shows where it came from"""
+  HOLDFAST_URL         where the locks are, if --url is not given
+  HOLDFAST_SYSTEM_URL  where they are with --system, in place of
+                       /var/lib/holdfast
+  HOLDFAST_DEBUG       if set, an error shows where it came from"""

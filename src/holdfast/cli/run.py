@@ -14,65 +14,86 @@ from argparse import Namespace
 from typing import Any
 from urllib.parse import quote
 
-from holdfast._connect import default_url
 from holdfast._time import length, say
 from holdfast.cli import child, exits, guardian
-from holdfast.cli.options import Parser, add_store_options, code, complain, keep_logs_quiet, seconds
+from holdfast.cli.options import TIMES, Parser, code, complain, keep_logs_quiet, seconds
 from holdfast.cli.signals import Inbox, interrupt_on_signals
+from holdfast.cli.store import add_store_options, report_outages, url_of
 from holdfast.cli.supervisor import Grace, Outcome, Supervisor
 from holdfast.cli.terminal import open_terminal
-from holdfast.errors import AcquireTimeout, LeaseLost
+from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
 from holdfast.observe.events import Event
 from holdfast.primitives.names import valid
 from holdfast.sync import Lease, Lock, Locks, connect
 
 _LEAST_TTL = 0.5  # below, there is no time to end a command before its lease ends
 
-_ABOUT = """Wait for the lock NAME, run COMMAND while holding it, release it, and exit as COMMAND did.
+_ABOUT = """Wait for the lock NAME, run COMMAND while holding it, release it, and exit as
+COMMAND did.
 
-The lease is renewed while COMMAND runs. If it is lost, or cannot be renewed, COMMAND and everything that it started
-in its process group are ended (TERM, then KILL) before anybody else can hold the lock. The same happens if
-holdfast itself is killed or stopped."""
+The lease is renewed while COMMAND runs. If it is lost, or cannot be renewed,
+COMMAND and everything that it started in its process group are ended (TERM,
+then KILL) before anybody else can hold the lock. The same happens if holdfast
+itself is killed or stopped.
 
-_MORE = """what COMMAND finds in its environment:
+COMMAND begins with the first word after NAME that is not an option, or after
+--. Options of COMMAND are its own."""
+
+_MORE = f"""{TIMES}
+
+what COMMAND finds in its environment:
   HOLDFAST_NAME     the lock's name
-  HOLDFAST_FENCE    a number that only ever grows for this name; let what you write to refuse a lower one
+  HOLDFAST_FENCE    a number that only ever grows for this name; let what you
+                    write to refuse a lower one
   HOLDFAST_HOLDER   who holds it, as others see it
   HOLDFAST_CLAIM    the id of this hold
   HOLDFAST_TTL      seconds that the lease lasts without renewal
-  HOLDFAST_EXPIRES  when it ends unless renewed, in seconds since the epoch, as of the start of COMMAND
+  HOLDFAST_EXPIRES  when it ends unless renewed, in seconds since the epoch, as
+                    of the start of COMMAND
   HOLDFAST_URL      where the lock is
 
 exit codes:
   COMMAND's own; 128+n if signal n ended it
-  64  wrong usage         69  the store cannot be asked      74  the lease was lost and COMMAND was ended
-  75  the lock was not to be had in time (see --wait, -E)    126, 127  COMMAND cannot be executed, is not found
+  64  wrong usage
+  69  the store cannot be asked
+  74  the lease was lost and COMMAND was ended
+  75  the lock was not acquired in time (see --wait, -E)
+  126, 127  COMMAND cannot be executed, is not found
 
 examples:
-  holdfast run nightly -- ./report.sh                  wait for ever, as flock does
-  holdfast run --wait 0 nightly -- ./report.sh         exit 75 at once if somebody holds it
-  holdfast run --min-hold 60 cron:mail -- ./mail.sh    once a minute at most, on however many hosts
-  holdfast run -- -x -- ./report.sh                    a name that begins with -"""
+  holdfast run nightly ./report.sh                wait for ever, as flock does
+  holdfast run --wait 0 nightly ./report.sh       exit 75 at once if it is held
+  holdfast run --wait 1h30m nightly ./report.sh   exit 75 after that time
+  holdfast run --min-hold 60 cron:mail ./mail.sh  once a minute at most
+  holdfast run --system nightly ./report.sh       one lock for several users
+  holdfast run -- -x -- ./report.sh               a name that begins with -"""
 
 
 def _parser() -> Parser:
-    parser = Parser("run", usage="holdfast run [OPTION…] NAME -- COMMAND [ARGUMENT…]", description=_ABOUT, epilog=_MORE)
+    usage = "holdfast run [OPTION…] NAME [--] COMMAND [ARGUMENT…]"
+    parser = Parser("run", usage=usage, description=_ABOUT, epilog=_MORE)
+    time: dict[str, Any] = {"type": seconds, "metavar": "TIME"}
     parser.add_argument("name", metavar="NAME", help="the lock's name; one that begins with - after a -- of its own")
-    parser.add_argument("--ttl", type=seconds, default=30.0, help="how long the lease outlives us (default: 30)")
+    parser.add_argument("--ttl", **time, default=30.0, help="how long the lease outlives us (default: 30)")
     wait = parser.add_mutually_exclusive_group()
-    wait.add_argument("-w", "--wait", type=seconds, help="wait at most so long; 0 tries once (default: for ever)")
+    wait.add_argument("-w", "--wait", **time, help="wait at most so long; 0 tries once (default: for ever)")
     wait.add_argument("-n", "--no-wait", dest="wait", action="store_const", const=0.0, help="the same as --wait 0")
     parser.add_argument(
-        "-E", "--busy-code", type=code, default=exits.BUSY, help="exit code if it was not to be had (default: 75)"
+        "-E",
+        "--busy-code",
+        metavar="CODE",
+        type=code,
+        default=exits.BUSY,
+        help="exit code if it was not acquired in time (default: 75)",
     )
-    parser.add_argument("--min-hold", type=seconds, default=0.0, help="keep the name taken for at least so long")
+    parser.add_argument("--min-hold", **time, default=0.0, help="keep the name taken for at least so long")
     parser.add_argument(
-        "--kill-after", type=seconds, help="from TERM to KILL when the lease is lost (default: ttl/6, at most 5)"
+        "--kill-after", **time, help="from TERM to KILL when the lease is lost (default: ttl/6, at most 5)"
     )
-    parser.add_argument("--holder", help="what others are told who ask for the holder (default: host:pid:random)")
+    parser.add_argument("--holder", help="what others see who ask for the holder (default: host:pid:random)")
     parser.add_argument("--metadata", metavar="JSON", type=_json, help="kept with the lock, for `holdfast show`")
     how_loud = parser.add_mutually_exclusive_group()
-    how_loud.add_argument("-q", "--quiet", action="store_true", help="say nothing if the lock was not to be had")
+    how_loud.add_argument("-q", "--quiet", action="store_true", help="say nothing if the lock was not acquired in time")
     how_loud.add_argument("-v", "--verbose", action="store_true", help="say when it was acquired and released")
     add_store_options(parser)
     return parser
@@ -90,24 +111,40 @@ def _json(text: str) -> Any:
 def run(words: list[str]) -> int:
     """The command's exit code, or one of ours."""
     parser = _parser()
-    ours, command = _split(words)
+    ours, command = _split(parser, words)
     args = parser.parse_args(ours)
     if not command:
-        parser.error("what is to run? Write it after --, as in: holdfast run NAME -- COMMAND")
+        parser.error("what is to run? Write it after the name, as in: holdfast run NAME COMMAND")
     valid(args.name)
     grace = _grace(args)
-    args.url = args.url or os.environ.get("HOLDFAST_URL") or default_url()
+    args.url = url_of(args)
     path = child.find(command[0])
     keep_logs_quiet()
     return _run(args, path, command, grace)
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Our words, and the command after `--`. In `run -- -x -- COMMAND` the first `--` is ours: it ends the options."""
-    at = words.index("--") if "--" in words else len(words)
-    if words[at + 2 : at + 3] == ["--"] and words[at + 1].startswith("-"):
-        at += 2
-    return words[:at], words[at + 1 :]
+def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
+    """Our words, and the command: all after `--`, or from the first word after the name that is no option.
+
+    In `run -- -x -- COMMAND` the first `--` is ours: it ends the options. Any other `--` before a name is refused,
+    or a command whose lock was forgotten would be taken for the name, and its first argument for the command.
+    """
+    at, named = 0, False
+    while at < len(words):
+        word = words[at]
+        if word == "--" and named:
+            return words[:at], words[at + 1 :]
+        if word == "--":
+            if words[at + 2 : at + 3] != ["--"] or not words[at + 1].startswith("-"):
+                parser.error("which lock? Write its name before --, as in: holdfast run NAME -- COMMAND")
+            return words[: at + 2], words[at + 3 :]
+        if word.startswith("-") and word != "-":
+            at += 1 + parser.takes_next(word)
+        elif named:
+            return words[:at], words[at:]
+        else:
+            at, named = at + 1, True
+    return words, []
 
 
 def _grace(args: Namespace) -> Grace:
@@ -138,6 +175,7 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
     troubles: dict[str, str] = {}  # by kind of event: what went wrong last
     outcome = None
     with connect(args.url, holder=args.holder, namespace=args.namespace) as locks:
+        report_outages(locks)
         lock = _lock(args, locks, inbox)
         _say_who_is_first(args, locks)
         try:
@@ -210,11 +248,15 @@ def _from_anywhere(url: str) -> str:
 
 
 def _say_who_is_first(args: Namespace, locks: Locks) -> None:
-    if args.verbose and args.wait != 0:
+    if not args.verbose or args.wait == 0:
+        return
+    try:
         info = locks.inspect(args.name)
-        if info.locked or info.waiters:
-            holders = ", ".join(repr(holder.holder) for holder in info.holders) or "nobody"
-            complain(f"waiting for {args.name!r}, held by {holders}, behind {info.waiters} more")
+    except BackendUnavailable:
+        return  # to acquire it is tried for longer, and that reports it
+    if info.locked or info.waiters:
+        holders = ", ".join(repr(holder.holder) for holder in info.holders) or "nobody"
+        complain(f"waiting for {args.name!r}, held by {holders}, behind {info.waiters} more")
 
 
 def _say(args: Namespace, text: str) -> None:

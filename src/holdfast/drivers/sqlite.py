@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -191,6 +192,7 @@ class BlockingSqlite:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.is_file() and self.path.stat().st_nlink > 1:
             raise self._unavailable("has several names (hard links), so SQLite cannot keep it safe", transient=False)
+        _make_for_group(self.path)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(db)
@@ -262,6 +264,22 @@ class BlockingSqlite:
 
     def __repr__(self) -> str:
         return f"sqlite:///{self.path}"
+
+
+def _make_for_group(path: Path) -> None:
+    """A new file in a folder that a group may write is for that group, whatever our umask says.
+
+    SQLite gives its other files the same mode. The file is not opened here: to close it again would end the locks
+    that another thread may have on it by then.
+    """
+    if not path.parent.stat().st_mode & stat.S_IWGRP or path.exists():
+        return
+    with suppress(FileExistsError):  # another process was faster
+        try:
+            os.mknod(path, stat.S_IFREG | 0o660)
+        except PermissionError:  # macOS lets nobody but root do that
+            path.touch(0o660, exist_ok=False)
+        path.chmod(0o660)
 
 
 def _pause(tries: int) -> None:

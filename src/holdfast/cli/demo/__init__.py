@@ -17,11 +17,14 @@ from holdfast.cli.demo.story import LIMIT, NAMES, TTL, Story
 from holdfast.cli.demo.view import choose
 from holdfast.cli.options import Parser, keep_logs_quiet
 from holdfast.cli.signals import interrupt_on_signals
+from holdfast.cli.store import report_outages
 from holdfast.sync import connect
 
-_ABOUT = """Four processes compete for one lock. One is killed (SIGKILL) while it holds the lock; one is stopped
-(SIGSTOP) until its lease has run out, and then continued. The others take over, the stopped one learns that it lost,
-and its late write is refused because its fence is old. Takes about 6 seconds and leaves nothing behind."""
+_ABOUT = """Four processes compete for one lock. One is killed (SIGKILL) while it holds the
+lock; one is stopped (SIGSTOP) until its lease has run out, and then continued.
+The others take over, the stopped one learns that it lost, and its late write is
+refused because its fence is old. Takes about 6 seconds and leaves nothing
+behind."""
 
 
 def demo(words: list[str]) -> int:
@@ -37,6 +40,7 @@ def demo(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         url = args.url or f"sqlite:///{folder}/locks.db"
         with connect(url) as locks, Story(locks, url, Path(folder), choose(args.plain)) as story:
+            report_outages(locks)
             story.play()
     print("\n".join(seen(story)))
     lacking = list(missing(story))

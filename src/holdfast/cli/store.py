@@ -1,0 +1,115 @@
+"""Where a command finds its locks, and what it says while they cannot be reached.
+
+Decides: which URL is meant by the options that all commands share, where the one store of a host is, and whether this
+user can use it. Leaves to `_connect`: what a URL means.
+
+The store of the host is a file in a folder that root has made for a group. The folder is never made here: a store that
+only its first user can open would keep nobody out, and one that everybody can write could be replaced by anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from urllib.parse import unquote
+
+from holdfast._connect import default_url
+from holdfast.cli import exits
+from holdfast.cli.options import complain
+from holdfast.observe.events import Event
+from holdfast.sync import Locks
+
+_SQLITE = "sqlite:///"
+
+
+def add_store_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("where the locks are")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument(
+        "--url", help="default: $HOLDFAST_URL, else SQLite in your own state folder, which other users do not share"
+    )
+    where.add_argument("--system", action="store_true", help="the one store of this host, for the users of a group")
+    group.add_argument("--namespace", default="holdfast", help="keeps the names of two applications apart")
+
+
+def url_of(args: Namespace) -> str:
+    """The URL that the options mean. Raises Refused if it is the store of the host and this user cannot use it."""
+    if args.system:
+        url = system_url()
+        if url.startswith(_SQLITE):
+            _must_be_usable(Path(unquote(url.removeprefix(_SQLITE))))
+        return url
+    return str(args.url or os.environ.get("HOLDFAST_URL") or default_url())
+
+
+def system_url() -> str:
+    """What `--system` means."""
+    folder = "/Library/Application%20Support" if sys.platform == "darwin" else "/var/lib"
+    return os.environ.get("HOLDFAST_SYSTEM_URL") or f"{_SQLITE}{folder}/holdfast/locks.db"
+
+
+def report_outages(locks: Locks) -> None:
+    """Say on stderr when the store cannot be reached, and when it answers again."""
+    locks.events.listen(_report)
+
+
+def _report(event: Event) -> None:
+    if event.kind in ("unreachable", "reachable"):
+        complain(event.detail)
+
+
+# The store of the host
+
+
+def _must_be_usable(file: Path) -> None:
+    from shlex import quote  # here: most commands do not need it
+
+    folder = quote(str(file.parent))
+    share = f"root can make it for the members of a group: install -d -m 2770 -g GROUP {folder}"
+    try:
+        mode = file.parent.stat().st_mode
+    except FileNotFoundError:
+        raise exits.Refused(exits.UNAVAILABLE, f"this host has no store for all users yet; {share}") from None
+    if mode & stat.S_IWOTH:
+        raise exits.Refused(
+            exits.UNAVAILABLE, f"anybody could put another file into {folder}: {share} && chmod o-rwx {folder}"
+        )
+    if not os.access(file.parent, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+        how = f"root can add a user: usermod -aG {_group(file.parent)} {_user()}" if mode & stat.S_IWGRP else share
+        raise _not_yours(file.parent, how)
+    for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
+        if one.exists() and not os.access(one, os.R_OK | os.W_OK, effective_ids=_EFFECTIVE):
+            files = f"{quote(str(file))}*"
+            raise _not_yours(one, f"its owner can share it: chgrp {_group(file.parent)} {files} && chmod g+rw {files}")
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+
+def _not_yours(path: Path, how: str) -> exits.Refused:
+    found = path.stat()
+    whose = f"it belongs to {_name_of(found.st_uid)}:{_group(path)} with mode {stat.S_IMODE(found.st_mode):o}"
+    return exits.Refused(exits.UNAVAILABLE, f"user {_user()} may not write {path}: {whose}; {how}")
+
+
+def _group(path: Path) -> str:
+    try:
+        return path.group()
+    except KeyError:  # a number without a name
+        return str(path.stat().st_gid)
+
+
+def _user() -> str:
+    return _name_of(os.geteuid())
+
+
+def _name_of(uid: int) -> str:
+    import pwd  # here: most commands do not need it
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
