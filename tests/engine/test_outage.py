@@ -12,13 +12,17 @@ from uuid import uuid4
 import pytest
 
 from holdfast import BackendUnavailable
+from holdfast._model import Claim, Grant
+from holdfast._values import Booked, Rate
 from holdfast._worlds import World
+from holdfast.engine.core import PATIENCE
 from holdfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
 from holdfast.observe.events import Event
 from holdfast.primitives.locks import LocksLogic
 from holdfast.testing import FakeClock
 from holdfast.testing.faults import ALWAYS, FaultyBackend, Verb
 from tests.engine.hurried import on_url, run_hurried
+from tests.engine.stub import StubBackend
 
 WORLDS = ("threads", "asyncio")
 TTL = 3600.0
@@ -256,3 +260,62 @@ def test_what_will_not_pass_is_raised_at_once_and_needs_no_doctor(
 
     run_hurried(kind, faulty, work, clock)
     assert outages(caplog) == []
+
+
+# One that does not even refuse
+
+
+class Silent(StubBackend):
+    """Takes all the time that it is given, and answers nothing."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+        self.given: list[float] = []
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
+        return await self._nothing(within)
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        return await self._nothing(within)
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        return await self._nothing(within)
+
+    async def _nothing(self, within: float) -> Any:
+        self.given.append(within)
+        self._clock.advance(within)
+        raise BackendUnavailable("it did not answer in time")
+
+
+@pytest.mark.parametrize("wait", [None, 0.0, 3.0, 60.0])
+def test_silence_is_reported_after_a_second_and_ends_in_time(
+    wait: float | None, kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = Silent(clock)
+
+    async def work(locks: LocksLogic) -> float:
+        started = clock.now()
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("a", ttl=TTL, wait=wait).acquire()
+        return clock.now() - started
+
+    took = run_hurried(kind, lambda world: silent, work, clock)
+    assert silent.given[0] == REPORT_AFTER_S
+    assert len(outages(caplog)) == 1
+    assert took <= (wait or PATIENCE) + 0.05
+
+
+def test_silence_of_any_request_that_is_repeated_is_reported_as_early(
+    kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = Silent(clock)
+
+    async def work(locks: LocksLogic) -> None:
+        with pytest.raises(BackendUnavailable):
+            await locks.limiter("a", 1, 1.0, None).try_acquire(1)
+
+    run_hurried(kind, lambda world: silent, work, clock)
+    assert silent.given[0] <= REPORT_AFTER_S
+    assert sum(silent.given) <= PATIENCE
+    assert len(outages(caplog)) == 1

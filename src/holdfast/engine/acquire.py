@@ -61,6 +61,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
+    most = engine.try_within
     failures = 0
     checked = False  # that it does not wait for itself
     try:
@@ -69,7 +70,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         while True:
             if engine.closed:
                 engine.must_be_open()
-            within = engine.patience
+            within = most
             if wait and give_up_at - asked_at < within:
                 within = max(0.02, give_up_at - asked_at)
             try:
@@ -99,8 +100,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 engine.outage.failed(error, asked_at, again_at, limit)
                 await engine.world.pause(pause)
                 asked_at = engine.now()
+                most = max(0.02, min(engine.patience, limit - asked_at))
                 continue
-            failures = 0
+            failures, most = 0, engine.patience
             answered_at = engine.now()
             if engine.closed:
                 engine.must_be_open()
