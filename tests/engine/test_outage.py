@@ -274,18 +274,18 @@ class Silent(StubBackend):
         self.given: list[float] = []
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
-        return await self._nothing(within)
+        raise self._after(within)
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        return await self._nothing(within)
+        raise self._after(within)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
-        return await self._nothing(within)
+        raise self._after(within)
 
-    async def _nothing(self, within: float) -> Any:
+    def _after(self, within: float) -> BackendUnavailable:
         self.given.append(within)
         self._clock.advance(within)
-        raise BackendUnavailable("it did not answer in time")
+        return BackendUnavailable("it did not answer in time")
 
 
 @pytest.mark.parametrize("wait", [None, 0.0, 3.0, 60.0])
