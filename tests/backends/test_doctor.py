@@ -78,6 +78,18 @@ def test_a_postgresql_without_a_table_answers_and_what_it_says_can_be_pasted(tmp
     assert examine(url, world).works
 
 
+def test_a_server_that_refuses_the_login_answers_and_is_not_called_gone(tmp_path: Path, world: str) -> None:
+    for url in (
+        shared.valkey().url(tmp_path).replace("//", "//nobody:wrong@"),
+        table().url(tmp_path).replace("//holdfast@", "//nobody:wrong@"),
+    ):
+        diagnosis = examine(url, world)
+        server = the_one(diagnosis)
+        assert (server.reachable, diagnosis.works) == (True, False)
+        assert f"{server.where} cannot be used: " in server.error
+        assert "wrong" not in server.error
+
+
 def test_a_sqlite_file_tells_the_version_of_the_library(tmp_path: Path, world: str) -> None:
     server = the_one(examine(f"sqlite:///{tmp_path}/a%20file.db", world))
     assert server.where == f"sqlite:///{tmp_path}/a%20file.db"

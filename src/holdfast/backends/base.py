@@ -151,5 +151,6 @@ async def check_up(backend: Backend) -> Sequence[Health]:
         started = boot_now()
         await backend.inspect(_NOBODYS)
     except BackendUnavailable as error:
-        return [Health(where, identified, version=version, role=role, error=str(error))]
+        answers = identified or not error.transient  # a wrong password, say: what lasts was said by the server
+        return [Health(where, answers, version=version, role=role, error=str(error))]
     return [Health(where, True, boot_now() - started, version, role)]

@@ -311,7 +311,8 @@ def no_connection(place: Place, reasons: Sequence[Exception] = ()) -> BackendUna
     told = [_QUESTION.sub("", str(reason)) for reason in reasons]
     lasts = bool(told) and all(_LASTING.search(reason) for reason in told)
     reason = (told[-1] if told else "") or "no answer in time"
-    return BackendUnavailable(f"cannot reach {place.url}: {reason}", transient=not lasts)
+    text = f"{place.url} cannot be used: {reason}" if lasts else f"cannot reach {place.url}: {reason}"
+    return BackendUnavailable(text, transient=not lasts)
 
 
 def _read(text: str) -> Any:

@@ -101,7 +101,8 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
 
 
 def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"cannot reach {url}: {reason}", transient=transient)
+    text = f"cannot reach {url}: {reason}" if transient else f"{url} cannot be used: {reason}"
+    return BackendUnavailable(text, transient=transient)
 
 
 def facts_in(replies: Sequence[Any]) -> dict[str, str]:

@@ -34,7 +34,7 @@ async def in_transaction(
             engine.must_not_wait_for_itself(Claim(new_claim_id(), Terms(key, name, engine.holder, 1.0)))
     assert take is not None
     started = engine.now()
-    fence, missing, holder = await take(connection, dict(keys), limit)
+    fence, missing, holder = await engine.once(take(connection, dict(keys), limit))
     if missing is not None:
         name = dict(keys)[missing]
         waited = engine.now() - started
