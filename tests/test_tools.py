@@ -1,0 +1,120 @@
+"""The tools of the tests keep their own promises: one set of servers for a run, and a table of what was red."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import flaky
+from tests.servers.waiting import until
+from tests.side_by_side import main as run_side_by_side
+
+ROOT = Path(__file__).parent.parent
+
+# A process that begins a run, another that joins it and starts a server, and the first one's end.
+BEGINS = """
+import subprocess, sys
+from tests.servers import run
+print(run.begin(), flush=True)
+joins = '''
+from tests.servers import run, shared
+print(shared.valkey().server.command("INFO", "server").decode().partition("process_id:")[2].split()[0])
+'''
+subprocess.run([sys.executable, "-c", joins], check=True)
+subprocess.run([sys.executable, "-c", joins], check=True)
+sys.stdout.flush()
+sys.stdin.readline()
+"""
+COUNTS = "from tests.servers import run; print(*[run.count('x') for _ in range(20)])"
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def _fresh() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "HOLDFAST_TEST_RUN"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="needs the process table as files")
+@pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "in order"])
+def test_a_shared_server_outlives_the_process_that_started_it_and_ends_with_the_run(end: signal.Signals | None) -> None:
+    words = [sys.executable, "-c", BEGINS]
+    with subprocess.Popen(
+        words, cwd=ROOT, env=_fresh(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as begins:
+        assert begins.stdout is not None
+        assert begins.stdin is not None
+        folder = Path(begins.stdout.readline().strip())
+        first, again = int(begins.stdout.readline()), int(begins.stdout.readline())
+        assert first == again, "it was started once, and outlived its starter"
+        if end is not None:
+            begins.send_signal(end)
+        begins.stdin.close()
+    until(lambda: _gone(first) and not folder.exists())
+
+
+@pytest.mark.slow
+def test_no_two_processes_of_a_run_get_the_same_number() -> None:
+    def count() -> list[int]:
+        command = [sys.executable, "-c", COUNTS]
+        return [int(word) for word in subprocess.check_output(command, cwd=ROOT, text=True).split()]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = [number for numbers in pool.map(lambda _: count(), range(4)) for number in numbers]
+    assert len(set(found)) == 80
+
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.a" name="test_good"/>
+<testcase classname="tests.a" name="test_bad"><failure message="no"/></testcase>
+<testcase classname="tests.b" name="test_broken"><error message="no"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_table_tells_which_tests_were_red_in_which_run(tmp_path: Path) -> None:
+    (tmp_path / "0.xml").write_text(REPORT)
+    tests, failed = flaky.read(tmp_path / "0.xml")
+    assert (tests, failed) == (3, ["tests.a::test_bad", "tests.b::test_broken"])
+    runs = [
+        flaky.Run(0, False, 7, 61.0, 3, failed, 1),
+        flaky.Run(1, True, 8, 5.0, 3, [], 0),
+        flaky.Run(2, False, 9, 5.0, 3, failed[:1], 1),
+        flaky.Run(3, True, 9, 5.0, 0, [], 3),
+    ]
+    told = flaky.table(runs)
+    assert "1 of 4 green" in told
+    assert "- tests.a::test_bad: red in run 0, 2" in told
+    assert "- tests.b::test_broken: red in run 0" in told
+    assert "| 0 | nothing | 7 | 1:01 | 3 | 2 failed (exit 1) |" in told
+    assert "| 3 | busy loops | 9 | 0:05 | 0 | 0 failed (exit 3) |" in told, "a run that broke off is not green"
+
+
+def test_commands_side_by_side_fail_if_one_does_and_show_what_each_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_side_by_side(["echo one", "echo two >&2"]) == 0
+    assert run_side_by_side(["true", "echo three; exit 3"]) == 1
+    shown = capfd.readouterr().out
+    assert all(word in shown for word in ("one\nok", "two\nok", "three\nFAILED with 3"))
+
+
+@pytest.mark.slow
+def test_an_order_by_a_seed_is_the_same_each_time_and_another_by_another() -> None:
+    def order(seed: int) -> list[str]:
+        words = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"--in-order-of={seed}"]
+        answer = subprocess.check_output([sys.executable, *words, "tests/test_tools.py"], cwd=ROOT, text=True)
+        return [line for line in answer.splitlines() if "::" in line]
+
+    first = order(1)
+    assert first == order(1)
+    assert first != order(2)
+    assert sorted(first) == sorted(order(2))
