@@ -61,7 +61,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0
-    most = engine.try_within
+    most = engine.patience  # how long the next request may take
     failures = 0
     checked = False  # that it does not wait for itself
     try:

@@ -20,7 +20,7 @@ from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
-from holdfast.engine.outage import REPORT_AFTER_S, Outage
+from holdfast.engine.outage import Outage
 from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
 
@@ -52,9 +52,6 @@ class Engine:
         self.now = world.now
         self.lease_type = lease_type
         self.patience = patience
-        # How long one request may take: all the time there is, but no more than a second until the first has failed.
-        # So a server that does not even refuse, as behind a firewall, is reported as early as any other.
-        self.try_within = min(patience, REPORT_AFTER_S)
         self.belief = 1.0 - backend.capabilities.drift  # the part of a ttl that we believe in
         self.events = Events()
         self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
@@ -206,7 +203,7 @@ class Engine:
             return False
         linger = self.linger(lease) if lease._request.min_hold else 0.0
         within = lease._deadline - self.now()  # afterwards it has ended by itself
-        within = self.try_within if within > self.try_within else max(0.02, within)
+        within = self.patience if within > self.patience else max(0.02, within)
         try:
             try:
                 freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
@@ -273,7 +270,7 @@ class Engine:
         while True:
             asked_at = self.now()
             try:
-                answer = await ask(max(0.01, min(self.try_within, until - asked_at)))
+                answer = await ask(max(0.01, min(self.patience, until - asked_at)))
                 if failures:
                     self.outage.over()
                 return answer, failures
@@ -322,7 +319,7 @@ class Engine:
         until = self.now() + (self.patience if within is None else within)
         for lease in list(self.keeper.leases.values()):
             lease._depth = 1
-            self.patience = self.try_within = max(0.02, until - self.now())
+            self.patience = max(0.02, until - self.now())
             with suppress(BackendUnavailable):  # told as an event; its ttl ends it
                 await self.release(lease)
         for claim in list(self.waiting.values()):  # whoever waits learns of the end only when it looks up

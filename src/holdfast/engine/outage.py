@@ -40,7 +40,6 @@ class Outage:
             if asked_at - self._failed_at > FORGET_AFTER_S:
                 self._since, self._reported = asked_at, False
             self._failed_at = engine.now()
-            engine.try_within = engine.patience
             report = not self._reported and again_at - self._since >= REPORT_AFTER_S
             self._reported = self._reported or report
         if report:
