@@ -125,7 +125,7 @@ class BlockingSqlite:
                 if not _is_busy(error) or boot_now() >= until:
                     raise self._translate(error) from error
             except OSError as error:
-                raise self._unavailable(f"cannot be used: {error}", transient=False) from error
+                raise self._unavailable(f"cannot be used: {_reason(error)}", transient=False) from error
             tries += 1
             _pause(tries)  # another process writes; our own mutex is free meanwhile
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
@@ -291,6 +291,11 @@ def _pause(tries: int) -> None:
         os.sched_yield()
     else:
         time.sleep(random.uniform(0.00002, 0.0004))
+
+
+def _reason(error: OSError) -> str:
+    """In words: the number and the path, which is named already, help nobody."""
+    return error.strerror.lower() if error.strerror else str(error)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:
