@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 class TestLostInAFailover(Anywhere):
     @pytest.fixture(autouse=True)
     def _where(self) -> Iterator[None]:
-        with Server("--repl-diskless-sync-delay", "0") as self.primary, Server() as self.replica:
+        with Server() as self.primary, Server() as self.replica:
             self.replica.follow(self.primary)
             yield
 

@@ -29,7 +29,7 @@ Pair = tuple[Server, Server]
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    with Server("--repl-diskless-sync-delay", "0") as primary, Server() as replica:
+    with Server() as primary, Server() as replica:
         yield primary, replica
 
 

@@ -27,7 +27,6 @@ _ARGS = (
     *("--cluster-replica-validity-factor", "0"),
     *("--cluster-allow-replica-migration", "no"),
     *("--cluster-require-full-coverage", "no"),
-    *("--repl-diskless-sync-delay", "0"),
 )
 
 

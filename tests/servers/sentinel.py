@@ -38,8 +38,8 @@ class Watched(Group):
 
     def __init__(self, sentinels: int = 3) -> None:
         super().__init__()
-        self.primary = Server("--repl-diskless-sync-delay", "0")
-        self.replica = Server("--repl-diskless-sync-delay", "0", "--repl-timeout", "5")
+        self.primary = Server()
+        self.replica = Server("--repl-timeout", "5")
         self.sentinels = [Server(sentinel=True) for _ in range(sentinels)]
 
     @property

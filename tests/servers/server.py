@@ -30,7 +30,10 @@ _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in eve
 _NOT_YET = (redis.RedisError, OSError)  # what a replica says that loads what its primary has sent
 _connection: Any = redis.Connection  # redis-py says nothing of its types
 HOST = "127.0.0.1"
-_QUIET = ("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no")
+_QUIET = (
+    *("--repl-diskless-sync-delay", "0"),  # a replica need not wait for others that might come
+    *("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no"),
+)
 
 
 def free_port() -> int:

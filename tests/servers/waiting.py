@@ -57,6 +57,11 @@ async def moment(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
+def pause(seconds: float) -> None:
+    """As `moment`, in a thread."""
+    time.sleep(seconds)
+
+
 def join(*threads: threading.Thread) -> None:
     """Until they have ended. Raises AssertionError after LIMIT, with where those stand that have not."""
     limit = time.monotonic() + LIMIT
