@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.testing.stage import Stage
-from tests.servers.waiting import until
+from tests.servers.waiting import until, until_async
 
 
 def renew_soon(*leases: Any) -> None:
@@ -30,6 +30,11 @@ async def renewed(stage: Stage, lease: Any) -> None:
 def renew(lease: Any) -> None:
     """As `renewed`, in a thread."""
     until(_renewal(lease), "a renewal")
+
+
+async def renew_async(lease: Any) -> None:
+    """As `renewed`, in the loop that keeps the lease."""
+    await until_async(_renewal(lease), "a renewal")
 
 
 def _renewal(lease: Any) -> Callable[[], bool]:

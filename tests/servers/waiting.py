@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -38,14 +38,14 @@ def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -
         time.sleep(_BLINK)
 
 
-async def until_async(condition: Callable[[], T | Awaitable[T]], what: str = "", *, despite: Errors = ()) -> T:
+async def until_async(condition: Callable[[], Any], what: str = "", *, despite: Errors = ()) -> Any:
     """As `until`, in a task; the condition may be awaitable."""
     looks = _Looks(condition, what)
     while True:
         try:
-            answer: Any = condition()
+            answer = condition()
             if answer := looks.saw(await answer if inspect.isawaitable(answer) else answer):
-                return answer  # type: ignore[no-any-return]
+                return answer
         except despite as error:
             looks.saw(error)
         looks.check()
