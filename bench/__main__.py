@@ -15,7 +15,7 @@ from bench.peers import Missing
 from bench.report import draw, table, write_json
 
 QUESTIONS = (
-    *("uncontended", "contended", "memory", "keeper", "startup", "waiting"),
+    *("uncontended", "contended", "memory", "keeper", "startup", "waiting", "promptness"),
     *("redis_uncontended", "redis_asyncio", "redis_contended", "redis_keeper", "redis_server_cpu"),
     "redlock",
     *("postgres_table", "postgres_advisory"),

@@ -17,6 +17,7 @@ import pytest
 
 import holdfast
 import holdfast.aio
+from tests.servers.waiting import LIMIT
 
 FOLDER = Path(__file__).parent.parent / "examples"
 FILES = {file.name: file for file in sorted(FOLDER.glob("*.py"))}
@@ -49,7 +50,7 @@ SHOWN_ON_A_PAGE = {"in_transaction": "postgres.md"}  # what needs a server; test
 NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "doctor", "close"}
 
 
-def run(file: Path, folder: Path, *, seconds: float = 50) -> tuple[int, str]:
+def run(file: Path, folder: Path, *, seconds: float = LIMIT) -> tuple[int, str]:
     """Its exit code and all it prints, warnings being errors.
 
     Waits until the output ends, and that is when the last process has ended that was started: each has it from its

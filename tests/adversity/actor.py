@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from urllib.parse import urlsplit
 
 import holdfast
 from holdfast._time import boot_now
-
-ANSWER_WITHIN = 30.0  # real seconds; only ever reached when something is broken
+from tests.servers.waiting import LIMIT
 
 
 class Actor:
@@ -57,7 +55,7 @@ class Actor:
         """Let it end by itself, as a program does that comes to its last line."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(ANSWER_WITHIN)
+        return self.process.wait(LIMIT)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -78,11 +76,20 @@ class Stage:
         self.locks = locks
         self.lease: holdfast.Lease | None = None
         self.lost = 0
+        self.asked = 0  # requests for a lock
+        backend = locks._logic.engine.backend
+        ask = backend.acquire
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.asked += 1
+            return ask(*args, **options)
+
+        backend.acquire = counted  # type: ignore[method-assign]
 
     def acquire(self, name: str, ttl: float = 30, wait: float | None = None, renew: bool = True) -> dict[str, Any]:
         lock = self.locks.lock(name, ttl=ttl, wait=wait, renew=renew, on_lost=self._count_loss)
         self.lease = lock.acquire()
-        return {"fence": self.lease.fence if self.lease else None, "at": boot_now(), "cpu": time.process_time()}
+        return {"fence": self.lease.fence if self.lease else None, "at": boot_now(), "asked": self.asked}
 
     def _count_loss(self, lease: object) -> None:
         self.lost += 1
@@ -104,6 +111,23 @@ class Stage:
     def inspect(self, name: str) -> dict[str, Any]:
         return self.locks.inspect(name).as_dict()
 
+    def never_look(self) -> dict[str, Any]:
+        """From now on it gets what it waits for by a wake-up, or not at all."""
+        import pytest  # not for every actor: it takes longer than all the rest
+
+        from tests.patrols import never_look
+
+        never_look(pytest.MonkeyPatch())
+        return {}
+
+    def renew(self) -> dict[str, Any]:
+        """Return once one more renewal has come through."""
+        from tests.renewals import renew
+
+        assert self.lease is not None
+        renew(self.lease)
+        return {}
+
     def fork(self) -> dict[str, Any]:
         """What the child of a fork finds in the lease of its parent."""
         assert self.lease is not None
@@ -111,7 +135,7 @@ class Stage:
         pid = os.fork()
         if pid == 0:
             seen: dict[str, Any] = {**self.look(), "released": self.lease.release(), "holder": self.locks.holder}
-            with self.locks.lock("the child's own", ttl=5, wait=5) as own:
+            with self.locks.lock("the child's own", ttl=60, wait=LIMIT) as own:
                 seen["own_holder"] = self.locks.inspect("the child's own").holders[0].holder
                 seen["own_fence"] = own.fence
             os.write(there, json.dumps(seen).encode())

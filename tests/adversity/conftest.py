@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import holdfast
 from tests.adversity.actor import Actor
+from tests.servers.waiting import until
 
 
 @pytest.fixture
@@ -38,11 +38,24 @@ def locks(url: str) -> Iterator[holdfast.Locks]:
 
 
 @pytest.fixture
+def queued(locks: holdfast.Locks) -> Callable[[str, int], None]:
+    """Return once one waits for the name behind the hold of that fence, which lasts for a short while only."""
+
+    def queued(name: str, fence: int) -> None:
+        def waits() -> bool:
+            info = locks.inspect(name)
+            return info.waiters == 1 or any(holder.fence != fence for holder in info.holders)
+
+        until(waits, f"one to wait for {name!r}, or to have it")
+
+    return queued
+
+
+@pytest.fixture
 def waiting(locks: holdfast.Locks) -> Callable[[str, int], None]:
     """Return once so many wait for the name."""
 
     def waiting(name: str, number: int) -> None:
-        while locks.inspect(name).waiters != number:  # the test's own time limit ends a wait for ever
-            time.sleep(0.002)
+        until(lambda: locks.inspect(name).waiters == number, f"{number} to wait for {name!r}")
 
     return waiting

@@ -1,4 +1,4 @@
-"""What the stories of a PostgreSQL server in trouble are told on: a server of their own, both worlds, in real time.
+"""What the stories of a PostgreSQL server in trouble are told on: a chapter's own server, both worlds, in real time.
 
 Decides: nothing about locks.
 """
@@ -27,6 +27,7 @@ class OnPostgres(Promise):
     """The base of each chapter. Clients connect directly, or where `where` says."""
 
     can = frozenset()
+    guest = "DO $$ BEGIN CREATE ROLE guest LOGIN; EXCEPTION WHEN duplicate_object THEN END $$"  # for whom room is short
     settings: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -35,13 +36,21 @@ class OnPostgres(Promise):
                 setattr(cls, name, pytest.mark.slow(on_the_real_clock(story)))
         super().__init_subclass__()
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def chapter(cls) -> Iterator[PostgresServer]:
+        """One server for all stories of the chapter: to start one takes longer than most of them."""
+        with PostgresServer(cls.settings) as server:
+            yield server
+
     @pytest.fixture(autouse=True)
-    def _servers(self) -> Iterator[None]:
-        with PostgresServer(self.settings) as self.server:
-            self.where = advisory_url(self.server)
-            yield
-            if self.server.running:
-                self.server.go_on()
+    def _servers(self, chapter: PostgresServer) -> Iterator[None]:
+        self.server, self.where = chapter, advisory_url(chapter)
+        if not chapter.running:
+            chapter.start()
+        yield
+        if chapter.running:
+            chapter.go_on()
 
     def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
         return open_backend(self.where, world, clock)

@@ -15,8 +15,8 @@ import pytest
 
 from holdfast._model import LockInfo
 from holdfast.backends.postgres_table_schema import LISTENER
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.stage import Stage
+from holdfast.testing.awaited import AwaitedLocks
+from holdfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_stage import OnPostgres
 from tests.servers.postgres import USER, PostgresServer
 from tests.servers.postgres_tables import empty_table
@@ -37,15 +37,9 @@ class OnTable(OnPostgres):
             yield server
 
     @pytest.fixture(autouse=True)
-    def _servers(self, chapter: PostgresServer) -> Iterator[None]:
-        self.server = chapter
-        if not chapter.running:
-            chapter.start()
-        empty_table(chapter.url)
-        self.where = chapter.url
-        yield
-        if chapter.running:
-            chapter.go_on()
+    def _table(self, _servers: None) -> None:
+        empty_table(self.server.url)
+        self.where = self.server.url
 
     async def ready(self, stage: Stage, **options: Any) -> AwaitedLocks:
         """A client that is connected, and has asked what it is going to ask."""
@@ -113,10 +107,13 @@ class OnTable(OnPostgres):
     def held(self) -> int:
         return int(self.ask("SELECT count(*) FROM distributed_locks WHERE expires_at > clock_timestamp()"))
 
-    async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
-        """Until one more renewal has come through."""
-        before = lease._deadline
-        await stage.until(lambda: lease._deadline > before, "a renewal")
+    def queued(self, stage: Stage, waiter: Actor[Any]) -> Callable[[], Any]:
+        """Whether one waits for "x", or is done with it: where time is short, that may have come first."""
+
+        async def waits() -> bool:
+            return waiter.done or (await stage.info("x")).waiters == 1
+
+        return waits
 
     def free(self, stage: Stage, name: str) -> Callable[[], Any]:
         async def is_free() -> bool:

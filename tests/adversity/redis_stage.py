@@ -17,16 +17,26 @@ from holdfast._model import LockInfo
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.backends.redis_requests import script
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
+from holdfast.drivers import redis as redis_blocking
+from holdfast.drivers import redis_asyncio
+from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
+from tests.servers.waiting import LIMIT
 
 
 def request_of(verb: str) -> bytes:
     """What a request of that verb begins with on the quick way, once the server knows the script."""
     return script({"acquire": "acquire_quick", "release": "release_quick"}.get(verb, verb)).digest
+
+
+def sooner(patch: pytest.MonkeyPatch, seconds: float = 0.5) -> float:
+    """A connection that falls silent is given up after so many seconds instead of three."""
+    for driver in (redis_blocking, redis_asyncio):
+        patch.setattr(driver, "PATIENT", seconds)
+    return seconds
 
 
 class OnAServer(Promise):
@@ -61,7 +71,7 @@ class OnAServer(Promise):
         lease = await locks.lock("ready", renew=False).take()
         await lease.extend(1)
         await lease.release()
-        await locks.faults.abandon(stage.claim("ready"), within=5)
+        await locks.faults.abandon(stage.claim("ready"), within=LIMIT)
         return locks
 
     def beside_the_wire(self, stage: Stage, **options: Any) -> AwaitedLocks:
@@ -84,8 +94,3 @@ class OnAServer(Promise):
     async def waiting(self, stage: Stage, name: str, number: int = 1) -> None:
         """Until so many wait for it."""
         await stage.until(lambda: self.truth(stage, name).waiters == number, f"{number} to wait for {name!r}")
-
-    async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
-        """Until one more renewal has come through."""
-        before = lease._deadline
-        await stage.until(lambda: lease._deadline > before, "a renewal")

@@ -38,11 +38,6 @@ class Anywhere(Promise):
     def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
         return open_backend(self.where, world, clock, self.replicas)
 
-    async def renewed(self, stage: Stage, lease: AwaitedLease) -> None:
-        """Until one more renewal has come through."""
-        before = lease._deadline  # not expires_at: that is told by another clock, which trembles
-        await stage.until(lambda: lease._deadline > before, "a renewal")
-
     async def works(self, stage: Stage, name: str = "works") -> None:
         """A lock is taken, waited for and handed over."""
         one, two = stage.locks(), stage.locks()

@@ -16,9 +16,12 @@ from holdfast.testing.contract import needs
 from holdfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.postgres_stage import OnPostgres, advisory_url
+from tests.patience import impatient, refused_for
+from tests.renewals import renew_soon
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import VERSIONS
 from tests.servers.proxy import Proxy
+from tests.servers.waiting import LIMIT
 
 
 class TestSessionsThatEnd(OnPostgres):
@@ -107,7 +110,7 @@ class TestServersThatCrash(OnPostgres):
         await stage.until(lambda: self._takes(stage), "the server to be back")
 
     async def _takes(self, stage: Stage) -> bool:
-        lease = await stage.locks().lock("a", wait=5).acquire()
+        lease = await stage.locks().lock("a", wait=LIMIT).acquire()
         return lease is not None and await lease.release()
 
     async def test_an_orderly_restart_is_a_loss_too(self, stage: Stage) -> None:
@@ -122,10 +125,12 @@ class TestServersThatCrash(OnPostgres):
 class TestServersThatHang(OnPostgres):
     async def test_a_server_that_hangs_for_less_than_the_ttl_costs_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
-        lease = await locks.lock("a", ttl=6).take()
+        lease = await locks.lock("a", ttl=60).take()
         self.server.pause()
         deadline = lease._deadline
-        await stage.until(lambda: locks.faults.calls["renew"] > 1, "a renewal to go unanswered, and the next")
+        with impatient(locks, 0.3):
+            renew_soon(lease)
+            await stage.until(lambda: locks.faults.calls["renew"] > 1, "a renewal to go unanswered, and the next")
         self.server.go_on()
         await stage.until(lambda: lease._deadline > deadline, "a renewal to come through")
         assert lease.held
@@ -139,18 +144,19 @@ class TestServersThatHang(OnPostgres):
         await stage.until(self.nothing_left(), "what nobody believes in to be let go of")
 
     async def test_what_a_hanging_server_grants_later_is_let_go_of(self, stage: Stage) -> None:
-        locks = stage.locks(patience=0.3)
+        locks = stage.locks()
         async with locks.lock("ready"):
             pass
         self.server.pause()
-        with pytest.raises(BackendUnavailable):
-            await locks.lock("a", wait=0.3).acquire()
-        with pytest.raises(BackendUnavailable):
-            await locks.lock("a", wait=0).acquire()
+        with impatient(locks, 0.3):
+            with pytest.raises(BackendUnavailable):
+                await locks.lock("a", wait=0.3).acquire()
+            with pytest.raises(BackendUnavailable):
+                await locks.lock("a", wait=0).acquire()
         self.server.go_on()
         async with stage.locks().lock("other"):
             await stage.until(lambda: self.held() == 1, "what was granted unheard to be let go of")
-        async with locks.lock("a", wait=10):
+        async with locks.lock("a", wait=LIMIT):
             assert self.held() == 1
 
     async def test_a_waiter_is_served_when_the_server_answers_again(self, stage: Stage) -> None:
@@ -170,19 +176,19 @@ class TestServersThatAreFull(OnPostgres):
     settings = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}  # noqa: RUF012
 
     async def test_a_full_server_is_told_and_asked_again(self, stage: Stage) -> None:
-        self.server.psql("CREATE ROLE guest LOGIN")
+        self.server.psql(self.guest)
         self.where = self.where.replace("holdfast@", "guest@") + "?waiting=1"
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]
-        with pytest.raises(BackendUnavailable, match="cannot reach "):
-            await stage.locks(patience=1).lock("d", wait=0).acquire()
-        patient = stage.start(stage.locks().lock("d", wait=60).take())
+        late = stage.locks()
+        await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be told")
+        patient = stage.start(stage.locks().lock("d", wait=LIMIT).take())
         await stage.breathe()
         await first[0].release()
         await stage._opened[0].close()
         assert (await patient.result()).held
 
     async def test_one_that_finds_no_room_to_wait_in_is_served_when_there_is(self, stage: Stage) -> None:
-        self.server.psql("CREATE ROLE guest LOGIN")
+        self.server.psql(self.guest)
         self.where = self.where.replace("holdfast@", "guest@")
         locks = [stage.locks() for _ in range(3)]
         for number, one in enumerate(locks):
@@ -200,11 +206,10 @@ class TestReplicas(OnPostgres):
     async def test_a_replica_is_refused_and_after_its_promotion_it_is_not(self, stage: Stage) -> None:
         with self.server.replica() as replica:
             self.where = advisory_url(replica)
-            locks = stage.locks(patience=0.3)
-            with pytest.raises(BackendUnavailable, match="is a replica"):
-                await locks.lock("a", wait=0).acquire()
+            locks = stage.locks()
+            await stage.until(lambda: refused_for(locks, "a", "is a replica"), "the reason to be told")
             replica.promote()
-            async with locks.lock("a", wait=10) as lease:
+            async with locks.lock("a", wait=LIMIT) as lease:
                 assert lease.held
 
     async def test_a_failover_is_a_loss_at_once_and_fences_go_on(self, stage: Stage) -> None:
@@ -216,7 +221,7 @@ class TestReplicas(OnPostgres):
             self.server.kill()
             await stage.until(lambda: lease.lost, "the loss to be noticed")
             replica.promote()
-            async with locks.lock("a", wait=30) as again:
+            async with locks.lock("a", wait=LIMIT) as again:
                 assert again.fence > lease.fence
 
 
@@ -227,4 +232,4 @@ def test_a_client_that_is_killed_frees_its_locks_at_once(start: Callable[..., Ac
         actor.ask("acquire", name="a", ttl=3600)
         assert locks.lock("a", wait=0).acquire() is None
         actor.signal(signal.SIGKILL)
-        assert locks.lock("a", wait=30).acquire() is not None
+        assert locks.lock("a", wait=LIMIT).acquire() is not None

@@ -19,7 +19,7 @@ import holdfast
 from holdfast._time import boot_now
 from holdfast.testing.history import Hold, judge
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 Connection = psycopg.Connection[Any]
@@ -57,7 +57,7 @@ def test_an_old_snapshot_lets_nobody_in_beside_a_reader_that_came_since(url: str
             late = locks.rwlock("x").read().acquire()
             assert early is not None
             assert late is not None
-            until(lambda: locks.inspect("x").holders[0].claim_id == late.claim_id)
+            until(lambda: locks.inspect("x").holders[0].claim_id == late.claim_id, "the early reader to be over")
             assert not taken(old, "x")
             assert late.held
 
@@ -135,6 +135,5 @@ def test_nobody_is_let_in_twice_at_any_mixture_of_isolation_levels(url: str) -> 
         thread.start()
     until(lambda: all(sum(hold.holder.startswith(level) for hold in list(holds)) > 20 for level in LEVELS))
     enough.set()
-    for thread in crew:
-        thread.join()
+    join(*crew)
     assert judge(holds) == []

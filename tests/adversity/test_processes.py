@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast._model import GRACE, PATROL
+from holdfast._model import patrol
 from holdfast.backends.postgres_table_schema import LISTENER
 from holdfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
+from tests.patrols import HOUR
 from tests.servers.postgres_tables import table
 from tests.servers.shared import valkey
 from tests.servers.waiting import until
@@ -23,10 +23,7 @@ pytestmark = pytest.mark.slow
 
 Start = Callable[..., Actor]
 Waiting = Callable[[str, int], None]
-
-BLINK = 0.002  # seconds between two looks
-SOON = 0.5  # seconds: much less than any timer that could have done it instead
-
+Queued = Callable[[str, int], None]
 
 STORES: dict[str, Callable[[Path], str]] = {
     "sqlite": lambda folder: f"sqlite:///{folder / 'locks.db'}",
@@ -40,15 +37,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return STORES[request.param](tmp_path)
 
 
-def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, waiting: Waiting) -> None:
+def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
     first = holder.ask("acquire", name="x", ttl=1)
     waiter.tell("acquire", name="x")
-    waiting("x", 1)
+    queued("x", first["fence"])
     holder.signal(signal.SIGKILL)
-    second = waiter.expect()
-    assert second["fence"] > first["fence"]
-    assert second["at"] - first["at"] < 1 + 1 + SOON  # a renewal may have come just before the end
+    assert waiter.expect()["fence"] > first["fence"]
 
 
 def until_listeners_are(number: int, url: str) -> None:
@@ -62,7 +57,8 @@ def until_listeners_are(number: int, url: str) -> None:
 
 def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str) -> None:
     holder, *dead, next_one = (start() for _ in range(5))
-    holder.ask("acquire", name="x")
+    holder.ask("acquire", name="x", ttl=HOUR)
+    next_one.ask("never_look")
     for number, actor in enumerate((*dead, next_one), 1):
         actor.tell("acquire", name="x")
         waiting("x", number)
@@ -70,15 +66,15 @@ def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str)
         actor.signal(signal.SIGKILL)
         actor.process.wait()
     until_listeners_are(1, url)
-    released = holder.ask("release")
-    assert next_one.expect()["at"] - released["at"] < SOON
+    holder.ask("release")
+    assert next_one.expect()["fence"], "it was woken, past all of them"
 
 
 def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
     start: Start, waiting: Waiting, locks: holdfast.Locks, url: str
 ) -> None:
     holder, *dead = (start() for _ in range(4))
-    holder.ask("acquire", name="x")
+    holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate(dead, 1):
         actor.tell("acquire", name="x")
         waiting("x", number)
@@ -87,7 +83,7 @@ def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
         actor.process.wait()
     until_listeners_are(0, url)
     holder.ask("release")
-    lease = locks.lock("x", wait=SOON).acquire()
+    lease = locks.lock("x").acquire(blocking=False)
     assert lease is not None
     assert lease.release()
 
@@ -96,44 +92,41 @@ def test_a_waiter_killed_after_the_lock_was_reserved_for_it_delays_the_next_by_a
     start: Start, waiting: Waiting
 ) -> None:
     holder, reserved, next_one = start(), start(), start()
-    holder.ask("acquire", name="x")
+    first = holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate((reserved, next_one), 1):
         actor.tell("acquire", name="x")
         waiting("x", number)
     reserved.signal(signal.SIGSTOP)
-    released = holder.ask("release")
+    holder.ask("release")
     reserved.signal(signal.SIGKILL)
-    assert next_one.expect()["at"] - released["at"] < GRACE + PATROL
+    assert next_one.expect()["fence"] > first["fence"]
 
 
-def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(
-    start: Start, waiting: Waiting, locks: holdfast.Locks
-) -> None:
+def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(start: Start, waiting: Waiting) -> None:
     holder, stopped, next_one = start(), start(), start()
-    holder.ask("acquire", name="x")
+    first = holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate((stopped, next_one), 1):
         actor.tell("acquire", name="x")
         waiting("x", number)
     stopped.signal(signal.SIGSTOP)
-    released = holder.ask("release")
+    holder.ask("release")
     second = next_one.expect()
-    assert second["at"] - released["at"] < GRACE + PATROL
+    assert second["fence"] > first["fence"], "while the other stood still"
     stopped.signal(signal.SIGCONT)
     next_one.ask("release")
     assert stopped.expect()["fence"] > second["fence"]
 
 
-def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, waiting: Waiting) -> None:
+def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
-    holder.ask("acquire", name="x", ttl=1)
-    waiter.tell("acquire", name="x")
-    waiting("x", 1)
+    first = holder.ask("acquire", name="x", ttl=1)
+    waiter.tell("acquire", name="x", ttl=60)
+    queued("x", first["fence"])
     holder.signal(signal.SIGSTOP)
     second = waiter.expect()
     holder.signal(signal.SIGCONT)
     assert holder.ask("look").items() >= {"held": False, "lost": True, "check": "LeaseLost"}.items()
-    while holder.ask("look")["told"] != 1:  # on_lost is called by whoever noticed first, in its own time
-        continue
+    until(lambda: holder.ask("look")["told"] == 1, "on_lost, which is called by whoever noticed first, in its own time")
     assert holder.ask("release")["released"] is False
     assert waiter.ask("look")["held"] is True
     (now,) = waiter.ask("inspect", name="x")["holders"]
@@ -142,7 +135,7 @@ def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, waiting
 
 def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
     parent = start()
-    parent.ask("acquire", name="x", ttl=1.5)
+    parent.ask("acquire", name="x", ttl=60)
     child = parent.ask("fork")
     assert (child["held"], child["lost"], child["check"]) == (False, False, "NotHeld")
     assert child["released"] is False
@@ -155,11 +148,11 @@ def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
 
 def test_a_parent_goes_on_renewing_after_a_fork(start: Start, locks: holdfast.Locks) -> None:
     parent = start()
-    parent.ask("acquire", name="x", ttl=1.5)
+    parent.ask("acquire", name="x", ttl=60)
     parent.ask("fork")
     first = locks.inspect("x").holders[0].expires_at
-    while locks.inspect("x").holders[0].expires_at < first + 2:  # longer than without renewals
-        time.sleep(BLINK)
+    parent.ask("renew")
+    assert locks.inspect("x").holders[0].expires_at > first
     assert parent.ask("look")["held"] is True
 
 
@@ -180,32 +173,30 @@ def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, loc
 
 
 def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, locks: holdfast.Locks) -> None:
-    lease = locks.lock("x", ttl=30).acquire()
+    """It sleeps between its looks, which are few; `python -m bench --only waiting` measures what they cost."""
+    lease = locks.lock("x", ttl=HOUR).acquire()
     waiter = start()
     before = waiter.ask("acquire", name="another")
     waiter.ask("release")
     waited = waiter.ask("acquire", name="x", wait=3)
     assert waited["fence"] is None
     assert lease is not None
-    assert waited["at"] - before["at"] >= 3
-    assert waited["cpu"] - before["cpu"] < 0.03  # one in a hundred of the time, the start included
+    assert waited["at"] >= before["at"] + 3
+    assert waited["asked"] - before["asked"] <= 2 + 3 / patrol(0)
 
 
-def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(
-    start: Start, waiting: Waiting
-) -> None:
+def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
-    holder.ask("acquire", name="x", ttl=0.4)
+    first = holder.ask("acquire", name="x", ttl=0.4)
     waiter.tell("acquire", name="x")
-    waiting("x", 1)
+    queued("x", first["fence"])
     stalled = holder.ask("stall", seconds=0.8)  # the last and longest of several stalls, with no time between
     assert (stalled["held"], stalled["lost"], stalled["check"]) == (False, True, "LeaseLost")
     assert waiter.expect()["fence"]
 
 
-@pytest.mark.timeout(180)
 def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path, url: str) -> None:
-    workers, times = 8, 200 if url.startswith("postgresql") else 500  # each of those waits for the disk
+    workers, times = 8, 60 if url.startswith("postgresql") else 150  # each of those waits for the disk
     counter = tmp_path / "counter"
     counter.write_text("0")
     actors = [start() for _ in range(workers)]

@@ -11,17 +11,15 @@ import pytest
 from redis.crc import key_slot
 
 from holdfast import BackendUnavailable, LeaseLost
-from holdfast._time import boot_now
 from holdfast.drivers.redis_cluster import ClusterMap
 from holdfast.drivers.redis_places import Address
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows, record_of
+from tests.renewals import renewed
 from tests.servers.cluster import Nodes
 from tests.servers.server import HOST, Server
 
 pytestmark = pytest.mark.slow
-
-SOON = 1.0  # seconds: much less than anybody waits for a node that hangs
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +65,10 @@ class TestSlotsMove(Anywhere):
         locks = stage.locks()
         move = slot, source, target = self._ends(stage, "x")
         self.nodes.begin_move(*move)
-        lease = await locks.lock("x", ttl=3).take()
+        lease = await locks.lock("x", ttl=60).take()
         assert met(source, "ASK")
         assert knows(target, lease)
-        await self.renewed(stage, lease)
+        await renewed(stage, lease)
         assert await lease.release()
         later = await locks.lock("x").take()
         assert later.fence > lease.fence
@@ -90,14 +88,14 @@ class TestSlotsMove(Anywhere):
         self.nodes.end_move(*move)
 
     async def test_holders_and_waiters_move_with_their_slot(self, stage: Stage) -> None:
-        lease = await stage.locks().lock("x", ttl=2).take()
+        lease = await stage.locks().lock("x", ttl=60).take()
         waiter = stage.start(stage.locks().lock("x").take())
         await stage.queue("x", 1)
         move = slot, source, target = self._ends(stage, "x")
         self.nodes.begin_move(*move)
-        await self.renewed(stage, lease)
+        await renewed(stage, lease)
         self.nodes.move_keys(*move, record_of(stage.namespace, "x").encode())
-        await self.renewed(stage, lease)  # its record is at the one node, the queue at the other
+        await renewed(stage, lease)  # its record is at the one node, the queue at the other
         release = stage.start(lease.release())
         await stage.until(lambda: met(source, "TRYAGAIN") or met(target, "TRYAGAIN"), "a refusal in between")
         assert not release.done
@@ -122,22 +120,20 @@ class TestSlotsMove(Anywhere):
         hanging, *others = self.nodes.primaries
         locks, losses = stage.locks(), list[Any]()
         stuck = await locks.lock(name_on(self.nodes, stage, hanging), ttl=2, on_lost=losses.append).take()
-        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=2).take() for node in others]
+        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=60).take() for node in others]
         hanging.pause()
         try:
             await stage.until(lambda: losses, "the loss to be told")
             with pytest.raises(LeaseLost):
                 stuck.check()
             for lease in leases:
-                await self.renewed(stage, lease)
+                await renewed(stage, lease)
                 assert lease.held
             for _ in range(6):
                 with pytest.raises(BackendUnavailable):
                     await locks.lock(stuck.name, wait=0.05).take()
-                started = boot_now()
                 for lease in leases:
                     assert await locks.lock(lease.name, wait=0).acquire() is None
-                assert boot_now() - started < SOON
         finally:
             hanging.go_on()
 
@@ -154,8 +150,8 @@ class TestNodesDie(Anywhere):
         heir = self.nodes.replicas[0]
         locks = stage.locks()
         name = name_on(self.nodes, stage, dying)
-        lease = await locks.lock(name, ttl=9).take()
-        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=2).take() for node in others]
+        lease = await locks.lock(name, ttl=60).take()
+        leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=60).take() for node in others]
         with pytest.MonkeyPatch.context() as patch:  # its wake-ups too would come from the node that dies
             patch.setattr(ClusterMap, "any", lambda self: Address(HOST, dying.port))
             waiter = stage.start(stage.locks().lock(name).take())
@@ -164,9 +160,9 @@ class TestNodesDie(Anywhere):
         dying.kill()
         for _ in range(3):
             for one in leases:
-                await self.renewed(stage, one)
+                await renewed(stage, one)
         self.nodes.replace(dying)
-        await self.renewed(stage, lease)
+        await renewed(stage, lease)
         assert heir.command("ROLE")[0] == b"master"
         assert all(one.held for one in leases)
         assert await lease.release()

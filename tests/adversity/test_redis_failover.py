@@ -17,8 +17,7 @@ from holdfast import StaleFence, fencing
 from holdfast.testing.awaited import AwaitedLease
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
-from tests.servers.sentinel import replicates, until
-from tests.servers.server import HOST, Server, free_port
+from tests.servers.server import HOST, Server
 
 pytestmark = pytest.mark.slow
 
@@ -26,23 +25,23 @@ pytestmark = pytest.mark.slow
 class TestLostInAFailover(Anywhere):
     @pytest.fixture(autouse=True)
     def _where(self) -> Iterator[None]:
-        with Server("--repl-diskless-sync-delay", "0") as self.primary, Server() as self.replica:
-            self.replica.command("REPLICAOF", HOST, self.primary.port)
-            until(lambda: replicates(self.replica), "the replica")
+        with Server() as self.primary, Server() as self.replica:
+            self.replica.follow(self.primary)
             yield
 
     async def two_holders(self, stage: Stage) -> tuple[AwaitedLease, AwaitedLease]:
         """The first one's lock never reaches the replica, which is the primary from then on."""
         self.where = self.primary.url
-        locks = stage.locks(patience=0.5)  # when the story is over, it cannot let go of what it never gave back
+        locks = stage.locks()
         early = await locks.lock("x").take()
-        await stage.until(lambda: knows(self.replica, early))
+        await stage.until(lambda: knows(self.replica, early), "the replica to know")
         assert await early.release()
-        self.replica.command("REPLICAOF", HOST, free_port())
+        self.replica.follow_nobody()
         first = await locks.lock("x", ttl=60).take()
         assert not knows(self.replica, first)
         self.primary.kill()
-        self.replica.command("REPLICAOF", "NO", "ONE")
+        locks.raw._logic.engine.patience = 0.1  # when the story is over, it cannot let go of what it never gave back
+        self.replica.lead()
         self.where = self.replica.url
         second = await stage.locks().lock("x", ttl=60).take()
         assert early.fence < first.fence

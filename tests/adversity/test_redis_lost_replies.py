@@ -12,12 +12,15 @@ import redis.asyncio
 
 from holdfast import AcquireTimeout, BackendUnavailable
 from holdfast._model import LockInfo
-from holdfast._time import boot_now
 from holdfast.drivers import redis_asyncio
 from holdfast.drivers.redis_places import place_of_url
 from holdfast.testing.contract import needs
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer, request_of
+from tests.patience import impatient
+from tests.patrols import HOUR
+from tests.renewals import renewed
+from tests.servers.waiting import LIMIT, moment
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +29,7 @@ class TestLostOnTheWire(OnAServer):
     async def test_a_lost_reply_to_an_acquire_is_asked_for_again_and_granted_once(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lost = self.proxy.cut_instead_of_reply(to=request_of("acquire"))
-        lease = await locks.lock("x", ttl=30).take()
+        lease = await locks.lock("x", ttl=60).take()
         assert lost.is_set()
         (holder,) = self.truth(stage, "x").holders
         assert (holder.claim_id, holder.fence) == (lease.claim_id, lease.fence)
@@ -48,7 +51,7 @@ class TestLostOnTheWire(OnAServer):
         locks = await self.ready(stage)
         lost = self.proxy.swallow_reply(to=request_of("acquire"))
         with pytest.raises(BackendUnavailable):
-            await locks.lock("x", ttl=30, wait=0.2).take()
+            await locks.lock("x", ttl=HOUR, wait=0.2).take()
         assert lost.is_set()
         await stage.until(self.free(stage, "x"), "what was granted unheard to be cleaned up")
 
@@ -62,10 +65,10 @@ class TestLostOnTheWire(OnAServer):
         assert not lease.lost
 
     async def test_a_release_that_could_not_be_sent_can_be_tried_again(self, stage: Stage) -> None:
-        locks = await self.ready(stage, patience=0.1)
-        lease = await locks.lock("x", ttl=30, renew=False).take()
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=60, renew=False).take()
         self.proxy.refuse()
-        with pytest.raises(BackendUnavailable):
+        with impatient(locks), pytest.raises(BackendUnavailable):
             await lease.release()
         self.proxy.heal()
         assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
@@ -74,35 +77,32 @@ class TestLostOnTheWire(OnAServer):
 
     async def test_a_lost_reply_to_a_renewal_is_no_loss(self, stage: Stage) -> None:
         locks = await self.ready(stage)
-        lease = await locks.lock("x", ttl=2).take()
+        lease = await locks.lock("x", ttl=60).take()
         lost = self.proxy.cut_instead_of_reply(to=request_of("renew"))
-        await stage.until(lost.is_set)
-        first = lease.expires_at
-        await stage.until(lambda: lease.expires_at > first + 0.5)
+        await renewed(stage, lease)
+        assert lost.is_set()
         assert lease.held
 
     async def test_what_arrives_after_it_was_given_up_is_not_granted(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         self.proxy.black_hole()
         with pytest.raises(BackendUnavailable):
-            await locks.lock("x", ttl=60, wait=0.2).take()
+            await locks.lock("x", ttl=HOUR, wait=0.2).take()
         self.proxy.heal()  # now the request arrives, and whatever was sent after it
         other = self.beside_the_wire(stage)
-        lease = await other.lock("x", wait=5).take()  # much sooner than the ttl of what came late
+        lease = await other.lock("x", wait=LIMIT).take()  # much sooner than the ttl of what came late
         await lease.release()
-        await stage.until(self.free(stage, "x"))
+        await stage.until(self.free(stage, "x"), "nothing to be left of it")
 
     @needs("cancellation")
     async def test_cancelled_acquires_leave_nothing_held(self, stage: Stage) -> None:
         locks, dice = await self.ready(stage), random.Random(4)
-        started = boot_now()
-        for _ in range(20):
-            await (await locks.lock("x").take()).release()
-        usual = (boot_now() - started) / 20
         cancelled = granted = 0
+        longest = 0.0  # seconds until it is cancelled at most: so long that about half of them are granted
         while min(cancelled, granted) < 200:
+            longest = max(0.0, longest + (0.0001 if cancelled > granted else -0.0001))
             asker = stage.start(locks.lock("x", ttl=60).acquire())
-            await asyncio.sleep(dice.uniform(0, usual))
+            await moment(dice.uniform(0, longest))
             asker.cancel()
             try:
                 lease = await asker.result()
@@ -112,7 +112,7 @@ class TestLostOnTheWire(OnAServer):
             granted += 1
             assert lease is not None
             await lease.release()
-        await stage.until(self.free(stage, "x"))
+        await stage.until(self.free(stage, "x"), "nothing to be left of it")
 
     @needs("cancellation")
     async def test_waiters_cancelled_as_the_lock_is_handed_to_them_leave_nothing_held(self, stage: Stage) -> None:
@@ -123,7 +123,7 @@ class TestLostOnTheWire(OnAServer):
             waiter = stage.start(locks.lock("x", ttl=60).acquire())
             await stage.queue("x", 1)
             release = stage.start(held.release())
-            await asyncio.sleep(dice.uniform(0, 0.002))
+            await moment(dice.uniform(0, 0.002))
             waiter.cancel()
             try:
                 lease = await waiter.result()
@@ -138,15 +138,15 @@ class TestLostOnTheWire(OnAServer):
     async def test_a_server_that_is_down_is_told_apart_from_a_lock_that_is_held(
         self, stage: Stage, blocking: bool
     ) -> None:
-        locks = await self.ready(stage, patience=1)
-        holder = await self.beside_the_wire(stage).lock("x").take()
+        locks = await self.ready(stage)
+        holder = await self.beside_the_wire(stage).lock("x", ttl=HOUR).take()
         assert await locks.lock("x").acquire(blocking, 0.5 if blocking else None) is None
         with pytest.raises(AcquireTimeout):
             async with locks.lock("x", wait=0.5):
                 raise AssertionError
         assert await holder.release()
         self.proxy.refuse()
-        with pytest.raises(BackendUnavailable, match=str(self.proxy.port)):
+        with impatient(locks), pytest.raises(BackendUnavailable, match=str(self.proxy.port)):
             await locks.lock("x").acquire(blocking, 0.1 if blocking else None)
         self.proxy.heal()
         assert self.truth(stage, "x") == LockInfo("x")
@@ -170,7 +170,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
             theirs.send(b"+OK\r\n")
             assert await first == b"OK"
             with pytest.raises(BackendUnavailable, match="was let go of"):
-                await asyncio.wait_for(second, 20)
+                await asyncio.wait_for(second, LIMIT)
             assert not line.alive
 
     asyncio.run(story())

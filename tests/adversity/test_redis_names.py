@@ -9,8 +9,10 @@ import pytest
 
 import holdfast
 import holdfast.aio
+from tests.patrols import HOUR, never_look
 from tests.servers.binaries import HAS_REDIS_6
 from tests.servers.shared import redis_6, valkey
+from tests.servers.waiting import LIMIT, until_async
 
 NAMES = (
     "{a}",
@@ -90,14 +92,19 @@ def test_asyncio_means_the_same_names(url: str, locks: holdfast.Locks) -> None:
     asyncio.run(look())
 
 
-def test_waiters_are_woken_whatever_the_name(url: str) -> None:
+async def _waits(locks: holdfast.aio.AsyncLocks, name: str) -> int:
+    return (await locks.inspect(name)).waiters
+
+
+def test_waiters_are_woken_whatever_the_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_look(monkeypatch)
+
     async def wait_for_all() -> None:
         async with holdfast.aio.connect(url) as locks, holdfast.aio.connect(url) as others:
-            leases = [await locks.lock(name).acquire() for name in NAMES]
-            waiters = [asyncio.ensure_future(others.lock(name, wait=20).acquire()) for name in NAMES]
+            leases = [await locks.lock(name, ttl=HOUR).acquire() for name in NAMES]
+            waiters = [asyncio.ensure_future(others.lock(name, wait=LIMIT).acquire()) for name in NAMES]
             for name in NAMES:
-                while not (await others.inspect(name)).waiters:
-                    continue  # the test's own time limit ends a wait for ever
+                await until_async(lambda name=name: _waits(others, name), f"one to wait for {name!r}")  # type: ignore[misc]
             for lease in leases:
                 assert lease is not None
                 assert await lease.release()

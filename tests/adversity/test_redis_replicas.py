@@ -12,12 +12,14 @@ import holdfast.aio
 from holdfast import BackendUnavailable, LeaseLost, Unsupported
 from holdfast._model import LockInfo
 from holdfast._time import boot_now
-from holdfast.drivers.redis_wire import PATIENT
 from holdfast.testing.stage import Stage
+from tests.adversity.redis_stage import sooner
 from tests.adversity.redis_worlds import Anywhere, knows
+from tests.patience import impatient
+from tests.renewals import renew_soon, renewed
 from tests.servers.proxy import Proxy
-from tests.servers.sentinel import replicates, until
-from tests.servers.server import HOST, Server, free_port
+from tests.servers.server import Server
+from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +29,7 @@ Pair = tuple[Server, Server]
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
-    with Server("--repl-diskless-sync-delay", "0") as primary, Server() as replica:
+    with Server() as primary, Server() as replica:
         yield primary, replica
 
 
@@ -37,8 +39,7 @@ class TestReplicas(Anywhere):
     @pytest.fixture(autouse=True)
     def _where(self, pair: Pair) -> Iterator[None]:
         self.primary, self.replica = pair
-        self.replica.command("REPLICAOF", HOST, self.primary.port)
-        until(lambda: replicates(self.replica), "the replica")
+        self.replica.follow(self.primary)
         self.where = self.primary.url
         yield
         self.replica.go_on()
@@ -53,15 +54,15 @@ class TestReplicas(Anywhere):
 
     async def test_waiting_handing_over_and_renewing_work_as_ever(self, stage: Stage) -> None:
         await self.works(stage)
-        lease = await stage.locks().lock("x", ttl=2).take()
+        lease = await stage.locks().lock("x", ttl=60).take()
         for _ in range(3):
-            await self.renewed(stage, lease)
+            await renewed(stage, lease)
         assert await lease.release()
 
     async def test_a_grant_that_is_not_confirmed_is_taken_back(self, stage: Stage) -> None:
-        locks = stage.locks(patience=0.3)
+        locks = stage.locks()
         self.replica.pause()
-        with pytest.raises(BackendUnavailable, match=r"only 0 replicas .* 1 were asked for") as told:
+        with impatient(locks, 0.3), pytest.raises(BackendUnavailable, match=r"only 0 replicas .* 1 were") as told:
             await locks.lock("x", ttl=60).take()
         assert not told.value.transient  # the same claim was given up: whoever asks again asks anew
         await stage.until(lambda: self._free(stage, "x"), "the grant to be taken back")
@@ -69,18 +70,20 @@ class TestReplicas(Anywhere):
         assert (await locks.lock("x").take()).held
 
     async def test_a_primary_that_its_replica_has_left_grants_nothing(self, stage: Stage) -> None:
-        self.replica.command("REPLICAOF", HOST, free_port())
+        self.replica.follow_nobody()
         with pytest.raises(BackendUnavailable, match="only 0 replicas"):
             await stage.locks(patience=0.3).lock("x").take()
         await stage.until(lambda: self._free(stage, "x"), "the grant to be taken back")
 
     async def test_a_renewal_that_is_not_confirmed_is_asked_for_again(self, stage: Stage) -> None:
-        lease = await stage.locks().lock("x", ttl=2).take()
+        lease = await stage.locks().lock("x", ttl=60).take()
         heard = stage.record(stage._opened[0])
         self.replica.pause()
-        await stage.until(lambda: any(event.kind == "renewal_failed" for event in heard), "a renewal in vain")
+        with impatient(stage._opened[0], 0.5):
+            renew_soon(lease)
+            await stage.until(lambda: any(event.kind == "renewal_failed" for event in heard), "a renewal in vain")
         self.replica.go_on()
-        await self.renewed(stage, lease)
+        await renewed(stage, lease)
         assert lease.held
 
     async def test_without_confirmation_the_lease_is_lost_in_time(self, stage: Stage) -> None:
@@ -94,9 +97,10 @@ class TestReplicas(Anywhere):
             lease.check()
 
     async def test_a_downgrade_that_is_not_confirmed_leaves_the_lease_as_held_as_it_says(self, stage: Stage) -> None:
-        lease = await stage.locks(patience=0.3).rwlock("x", ttl=60).write().take()
+        locks = stage.locks()
+        lease = await locks.rwlock("x", ttl=60).write().take()
         self.replica.pause()
-        with pytest.raises(BackendUnavailable):
+        with impatient(locks, 0.3), pytest.raises(BackendUnavailable):
             await lease.downgrade()
         assert lease.held
         with holdfast.connect(self.primary.url, namespace=stage.namespace) as other:
@@ -110,15 +114,18 @@ class TestReplicas(Anywhere):
         assert lease.held
         assert await lease.release()
 
-    async def test_a_connection_that_leads_nowhere_does_not_cost_the_lock(self, stage: Stage) -> None:
+    async def test_a_connection_that_leads_nowhere_does_not_cost_the_lock(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        patience = sooner(monkeypatch)
         with Proxy(self.primary) as proxy:
             self.where = proxy.url
             locks = stage.locks()
             assert await (await locks.lock("ready").take()).release()
             proxy.forsake()
             started = boot_now()
-            await locks.lock("x", wait=3 * PATIENT).take()
-            assert PATIENT <= boot_now() - started < 2 * PATIENT
+            await locks.lock("x", wait=LIMIT).take()
+            assert boot_now() >= started + patience
             await locks.close()
 
     async def test_more_replicas_than_there_are_is_told_with_their_number(self, stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,6 @@ import redis.asyncio
 
 import holdfast
 from holdfast._connect import open_backend
-from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.testing.contract import Promise, on_the_real_clock
@@ -22,6 +22,7 @@ from holdfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +40,8 @@ class TestPlaces(Promise):
         return open_backend(self.where, world, clock)
 
     async def works(self, stage: Stage) -> None:
-        held = await stage.locks().lock("x", wait=10).take()
-        waiter = stage.start(stage.locks().lock("x", wait=30).take())
+        held = await stage.locks().lock("x", wait=LIMIT).take()
+        waiter = stage.start(stage.locks().lock("x", wait=LIMIT).take())
         await stage.queue("x", 1)
         assert await held.release()
         granted = await waiter.result()
@@ -54,7 +55,7 @@ class TestPlaces(Promise):
             server.command("ACL", "SETUSER", "ann", "on", ">secret word", "~*", "&*", "+@all")
         fronts = [self.stack.enter_context(TlsFront(server, certificates)) for server in self.servers]
         hosts = ",".join(f"{HOST}:{front.port}" for front in fronts)
-        options = urlencode({**certificates.trusting, "rejoin": 0, "node_timeout": 5})
+        options = urlencode({**certificates.trusting, "rejoin": 0, "node_timeout": LIMIT})
         self.where: object = f"redlocks://ann:secret%20word@{hosts}/3?{options}"
         await self.works(stage)
         assert [server.command("INFO", "keyspace").count(b"db3") for server in self.servers].count(1) >= 2
@@ -63,14 +64,11 @@ class TestPlaces(Promise):
     @pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis])
     async def test_by_clients_of_either_world(self, stage: Stage, kind: type) -> None:
         self.where = [kind(host=HOST, port=server.port) for server in self.servers]
-        await stage.until(lambda: _are_old_enough(self.servers), "servers that count")
-        held = await stage.locks().lock("x", ttl=0.9, wait=10).take()
+        for server in self.servers:
+            server.keep_all()  # else it would have to be as old as the ttl
+        held = await stage.locks().lock("x", wait=LIMIT).take()
         assert held.held
         assert await held.release()
-
-
-def _are_old_enough(servers: list[Server]) -> bool:
-    return all(b"uptime_in_seconds:0" not in server.command("INFO", "server") for server in servers)
 
 
 def test_two_servers_that_hang_when_they_are_connected_to_cost_their_time_but_once() -> None:
@@ -83,9 +81,14 @@ def test_two_servers_that_hang_when_they_are_connected_to_cost_their_time_but_on
             pass
 
     with Quorum(5) as quorum:
-        quorum.proxies[0].black_hole()
-        quorum.proxies[3].black_hole()
+        hanging = quorum.proxies[0], quorum.proxies[3]
         for go in (in_a_thread, lambda url: asyncio.run(in_a_loop(url))):
-            started = boot_now()
-            go(quorum.url("rejoin=0&node_timeout=2"))
-            assert 2.0 <= boot_now() - started < 3.5
+            for proxy in hanging:
+                proxy.black_hole()
+                proxy.accepted = 0
+            asking = threading.Thread(target=go, args=(quorum.url(f"rejoin=0&node_timeout={LIMIT}"),))
+            asking.start()
+            until(lambda: all(proxy.accepted for proxy in hanging), "both to be connected to, at the same time")
+            for proxy in hanging:
+                proxy.heal()
+            join(asking)

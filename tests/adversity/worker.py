@@ -49,18 +49,20 @@ class Worker:
         self.process.stdout.close()
 
 
-def take_permits(locks: holdfast.Locks, rate: float, burst: float, seconds: float) -> Iterator[Any]:
-    """Each permit's moments before the request and after the answer; now waiting for one, now only trying."""
+def take_permits(locks: holdfast.Locks, rate: float, burst: float, number: float) -> Iterator[Any]:
+    """So many permits, each with the moments before the request and after the answer, and how many were refused.
+
+    Now it waits for one, now it only tries.
+    """
     limiter = locks.limiter("api", rate=rate, burst=int(burst))
-    end = boot_now() + seconds
     granted: list[tuple[float, float]] = []
     asked = 0
-    while (before := boot_now()) < end:
-        asked += 1
+    while len(granted) < number:
+        asked, before = asked + 1, boot_now()
         answer = limiter.acquire(timeout=0.5) if asked % 8 == 0 else limiter.try_acquire()
         if answer:
             granted.append((before, boot_now()))
-    yield granted
+    yield {"permits": granted, "refused": asked - len(granted)}
 
 
 def increment(locks: holdfast.Locks, times: float) -> Iterator[Any]:

@@ -12,10 +12,12 @@ from holdfast._connect import open_backend
 from holdfast._model import LockInfo
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
-from holdfast.testing.awaited import AwaitedLocks
+from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.contract import Promise, on_the_real_clock
 from holdfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
+from tests.renewals import renewed
+from tests.servers.waiting import LIMIT
 
 
 class OnAQuorum(Promise):
@@ -23,7 +25,7 @@ class OnAQuorum(Promise):
 
     can = frozenset()
     size = 3
-    options = "rejoin=0&node_timeout=0.4"
+    options = f"rejoin=0&node_timeout={LIMIT}"  # on a busy machine a server may take long; see `hasty`
 
     def __init_subclass__(cls) -> None:
         for name, story in list(vars(cls).items()):
@@ -53,6 +55,24 @@ class OnAQuorum(Promise):
 
         await stage.until(all_vote, "the votes of all")
         return locks
+
+    async def repaired(self, stage: Stage, node: int, lease: AwaitedLease) -> None:
+        """Until that server has the hold again, which it forgot: renewals see to that."""
+
+        async def holds() -> bool:
+            await renewed(stage, lease)
+            return bool(self.at(stage, node, lease.name).holders)
+
+        await stage.until(holds, "the hold to be repaired")
+
+
+def hasty(locks: AwaitedLocks, seconds: float = 0.4) -> AwaitedLocks:
+    """From now on a server that is silent for so long is given up."""
+    crew = backend_of(locks)._crew
+    crew.node_timeout = seconds
+    if hasattr(crew, "_janitor"):
+        crew._janitor._patience = max(1.0, seconds)
+    return locks
 
 
 def backend_of(locks: AwaitedLocks):  # type: ignore[no-untyped-def]

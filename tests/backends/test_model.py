@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +31,11 @@ from holdfast.testing.clock import FakeClock
 from tests.backends.reference import Event, Resource
 from tests.scale import by_scale
 from tests.servers.shared import valkey
+from tests.servers.waiting import LIMIT, until
 
 KEYS = ("a", "b")
 HOLDERS = ("us", "them")
-WITHIN = 5.0
+WITHIN = LIMIT
 # All lengths of time are whole 64ths of a second: then sums that look equal are equal, in microseconds too.
 times = st.sampled_from([0.0625, 0.3125, GRACE / 2, GRACE, 2.0, 5.0, PRESENCE / 2, PRESENCE])
 
@@ -48,12 +48,7 @@ def claim_of(
 
 def is_woken(backend: Backend, claim: Claim) -> bool:
     """Whether a wake-up is there or arrives; from a server it comes by a way of its own, so in real time."""
-    until = time.monotonic() + WITHIN
-    while not drive(backend.wait(claim, 0.0)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.0001)
-    return True
+    return until(lambda: drive(backend.wait(claim, 0.0)), "a wake-up")
 
 
 class Observer:

@@ -22,7 +22,7 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
@@ -147,7 +147,7 @@ def test_a_reader_does_not_pass_a_writer_that_waits_though_its_session_reads_alr
             writer.start()
             until(lambda: locks.inspect("page").waiters == 1)
             assert locks.rwlock("page").read().acquire(blocking=False) is None
-        writer.join()
+        join(writer)
 
 
 def test_waiters_take_no_more_connections_than_they_may_and_all_are_served(url: str, psql: psycopg.Connection) -> None:
@@ -166,8 +166,7 @@ def test_waiters_take_no_more_connections_than_they_may_and_all_are_served(url: 
             threads[5].start()
             until(lambda: locks.inspect("door").waiters == 1)  # the first for its lock is beside those
             assert _ask(psql, _CONNECTIONS) == 4
-        for thread in threads:
-            thread.join()
+        join(*threads)
         assert sorted(served) == [0, 1, 2, 3, 4, 5]
         assert _ask(psql, _CONNECTIONS) <= 6  # two may have held what they waited for
 
@@ -192,12 +191,10 @@ def test_one_that_waits_outside_is_not_kept_from_a_free_lock_by_those_who_wait_f
         second.start()
         until(lambda: len(locks._logic.engine.waiting) == 5)
         short.release()
-        second.join(10)
-        assert not second.is_alive()
+        join(second)
         assert all(thread.is_alive() for thread in first)
         long.close()
-        for thread in first:
-            thread.join()
+        join(*first)
 
 
 def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
@@ -228,7 +225,7 @@ def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psyc
                 until(lambda: _ask(psql, cancel) == 1)
             until(lambda: other.inspect("gate").waiters == 1)
             assert not served
-        waiter.join()
+        join(waiter)
     assert served == [1]
 
 
@@ -251,7 +248,7 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
         waiter.start()
         until(lambda: other.inspect("gate").waiters == 1)
         lease.release()
-        waiter.join()
+        join(waiter)
         assert taken[0].fence > lease.fence
         assert other.lock("gate").acquire(blocking=False) is None
         assert taken[0].release()
@@ -275,7 +272,7 @@ def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are
             psql.execute("SELECT pg_terminate_backend(%s)", (_main(locks).pid,))
             until(lambda: lease.lost)
             assert not served
-        waiter.join(10)
+        join(waiter)
     assert served == [1]
 
 

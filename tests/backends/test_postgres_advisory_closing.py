@@ -19,7 +19,7 @@ from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
 from holdfast.drivers.postgres_advisory_line import dial
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 _OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
@@ -70,8 +70,7 @@ class Waiters:
             self._told.append(error)
 
     def were_told(self) -> None:
-        for thread in self._threads:
-            thread.join(LIMIT)
+        join(*self._threads)
         assert len(self._told) == len(self._threads), "somebody still waits"
         for error in self._told:
             _is_told(error)
@@ -101,11 +100,12 @@ def test_a_thread_at_a_server_that_is_silent_is_told_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(postgres_advisory_asking, "SOON", 3600.0)  # it is woken by nothing else
     with PostgresServer() as server:
         url = server.url.replace("postgresql:", "postgresql+advisory:")
-        locks, other = holdfast.connect(url, patience=0.2), holdfast.connect(url)
+        locks, other = holdfast.connect(url), holdfast.connect(url)
         assert other.lock("a").acquire() is not None
         waiters = Waiters(locks, 1)
         until(lambda: other.inspect("a").waiters)
         server.pause()
+        locks._logic.engine.patience = 0.2
         locks.close()
         waiters.were_told()
         server.go_on()

@@ -16,7 +16,7 @@ import holdfast.aio
 from holdfast.drivers import postgres_advisory
 from holdfast.drivers.postgres_advisory_watch import in_turn
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 CROWD = 40
@@ -76,6 +76,5 @@ def test_a_thread_that_renews_or_releases_goes_before_those_who_look(
             until(lambda: len(asked) >= CROWD)
             keeper.start()
             until(lambda: len(asked) >= CROWD + 2)  # one of the crowd has come as far as the turn
-        for thread in (*crowd, keeper):
-            thread.join(LIMIT)
+        join(*crowd, keeper)
         assert done.index("keeps") < CROWD / 2

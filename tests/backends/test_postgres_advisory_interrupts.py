@@ -24,7 +24,7 @@ import pytest
 import holdfast
 from holdfast import Locks
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -112,8 +112,8 @@ def _elsewhere(work: Callable[[], object]) -> None:
     told: list[object] = []
     thread = threading.Thread(target=lambda: told.append(work()))
     thread.start()
-    thread.join(LIMIT)
-    assert told, "another thread cannot go on"
+    join(thread)
+    assert told, "another thread was refused"
 
 
 def _given_out(backend: Any) -> list[object]:
@@ -122,7 +122,7 @@ def _given_out(backend: Any) -> list[object]:
 
 
 def _cycle(locks: Locks) -> None:
-    with locks.lock("b", wait=5):
+    with locks.lock("b", wait=LIMIT):
         pass
 
 
@@ -167,8 +167,7 @@ def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_take
             ended = threading.Event()
 
             def let_go() -> None:
-                while not (ended.wait(0.001) or other.inspect("a").waiters):
-                    pass
+                until(lambda: ended.is_set() or other.inspect("a").waiters, "one to wait, or to be interrupted")
                 theirs.release()
 
             thread = threading.Thread(target=let_go)
@@ -178,7 +177,7 @@ def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_take
                     pass
             finally:
                 ended.set()
-                thread.join()
+                join(thread)
 
         _sweep(locks, psql, wait, 3)
         assert _count(psql, _SESSIONS) <= 3

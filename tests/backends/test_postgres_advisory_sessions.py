@@ -23,7 +23,7 @@ from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
 from tests.servers.server import HOST
-from tests.servers.waiting import LIMIT, until
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 _IN_LINE = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
@@ -60,7 +60,7 @@ def _wait_for(locks: Locks, other: Locks, name: str) -> Lease:
     thread.start()
     until(lambda: other.inspect(name).waiters)
     first.release()
-    thread.join()
+    join(thread)
     assert taken[0] is not None
     return taken[0]
 
@@ -191,7 +191,7 @@ def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_who
             assert _count(psql, _IN_LINE) == 0
             held.pop().release()
             until(lambda: _count(psql, _IN_LINE) == 1)
-        waiter.join()
+        join(waiter)
         assert taken[0] is not None
         assert _count(psql, _OURS) == 5
 

@@ -19,7 +19,7 @@ import holdfast
 import holdfast.aio
 from holdfast import AcquireTimeout, Locks, SelfDeadlock, Unsupported
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 Open = Callable[[str], AbstractContextManager[Any]]
@@ -122,7 +122,7 @@ def test_a_wait_is_over_as_soon_as_the_lock_is_free(locks: Locks, plain: str, op
         waiter.start()
         until(lambda: locks.inspect("account:42").waiters == 1)
         lease.release()
-        waiter.join()
+        join(waiter)
         assert fences[0] > lease.fence
         setting = psycopg_or_text(open_, "SELECT current_setting('lock_timeout')")
         assert connection.execute(setting).fetchone()[0] == "77s"  # as it was
@@ -143,8 +143,7 @@ def test_several_names_are_taken_in_one_order_so_nobody_waits_in_a_circle(locks:
     threads = [threading.Thread(target=work, args=names) for names in (("a", "b", "c"), ("c", "b", "a"))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join(*threads)
     assert len(set(done)) == 60
 
 

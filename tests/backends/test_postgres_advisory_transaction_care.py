@@ -19,7 +19,7 @@ from holdfast.backends.postgres_advisory_transaction import _means_another, _See
 from tests.backends.transactions import WORLDS, Side, entered, settled, side, tell
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until, until_async
 
 pytestmark = pytest.mark.slow
 each = pytest.mark.parametrize("world", WORLDS)
@@ -268,7 +268,7 @@ def test_a_wait_lasts_as_long_as_it_was_told_however_many_names(
                 connection = await _begin(here)
                 with pytest.raises(AcquireTimeout) as missed:
                     await here.take(connection, *names, wait=0.2)
-                assert 0.2 <= missed.value.waited < 1.2
+                assert missed.value.waited >= 0.2
                 await _goes_on(here, connection, watcher)
 
     tell(world, story())
@@ -300,7 +300,7 @@ def test_an_interrupted_wait_leaves_nothing_and_the_transaction_goes_on(
             thread.start()
             with pytest.raises(KeyboardInterrupt):
                 await here.take(connection, *names)
-            thread.join()
+            join(thread)
             await _goes_on(here, connection, watcher)
 
     def interrupt(waiting: int) -> None:
@@ -327,8 +327,7 @@ def test_a_cancelled_wait_leaves_nothing_and_the_transaction_goes_on(
         async with side("awaited", plain) as here, entered(here.locks.lock("z")):
             connection = await _begin(here)
             task = asyncio.ensure_future(here.take(connection, *names))
-            while not _waits(watcher):
-                await _pause("awaited")
+            await until_async(lambda: _waits(watcher), "it to wait")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -349,8 +348,10 @@ def test_a_deadlock_with_a_row_is_told_as_what_it_is(plain: str, world: str, wat
             await here.ask(connection, "UPDATE rows SET x = 2")
             await here.take(other, "a")
             finish = await _meanwhile(here, other, "UPDATE rows SET x = 3")
-            while not _waits(watcher):
-                await _pause(world)
+            if world == "awaited":
+                await until_async(lambda: _waits(watcher), "the other to wait")
+            else:
+                until(lambda: _waits(watcher), "the other to wait")
             with pytest.raises(psycopg.errors.DeadlockDetected):
                 await here.take(connection, "a")
             await here.end(connection)
@@ -373,11 +374,6 @@ async def _meanwhile(here: Side, connection: Any, sql: str) -> Callable[[], Awai
         thread.start()
 
         async def finish() -> None:
-            thread.join()
+            join(thread)
 
     return finish
-
-
-async def _pause(world: str) -> None:
-    if world == "awaited":
-        await asyncio.sleep(0.002)

@@ -15,6 +15,7 @@ from tests.backends.test_redis_page import use_everything
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import VERSIONS
 from tests.servers.postgres_tables import empty_table
+from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 
@@ -85,8 +86,6 @@ def test_there_are_as_few_connections_as_the_page_says(server: PostgresServer) -
         with locks.lock("x"):
             for waiter in waiters:
                 waiter.start()
-            while locks.inspect("x").waiters < len(waiters):
-                continue  # the test's own time limit ends a wait for ever
+            until(lambda: locks.inspect("x").waiters == len(waiters), "all to wait")
             assert int(server.psql(asked)) <= int(most)
-        for waiter in waiters:
-            waiter.join()
+        join(*waiters)

@@ -18,9 +18,11 @@ import holdfast
 from holdfast.backends.postgres_table_schema import VERSION, script
 from holdfast.cli import main
 from holdfast.errors import BackendUnavailable, Unsupported
+from tests.patrols import never_look
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
+from tests.servers.waiting import LIMIT, join, until
 
 ADD_ROLE = 'DO $$ BEGIN CREATE ROLE "{}" LOGIN; EXCEPTION WHEN duplicate_object THEN END $$'
 COLUMNS = {
@@ -86,17 +88,17 @@ def test_python_excludes_psql(database: Database) -> None:
         assert database.psql("SELECT acquire_lock('report', 'psql')") == "t"
 
 
-def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database) -> None:
+def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_look(monkeypatch)
     database.psql("SELECT acquire_lock('report', 'psql', 3600)")
     with holdfast.connect(database.url) as locks:
         got: list[holdfast.Lease] = []
-        waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=30)))  # type: ignore[arg-type]
+        waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=LIMIT)))  # type: ignore[arg-type]
         waiter.start()
-        while not locks.inspect("report").waiters:
-            pass
+        until(lambda: locks.inspect("report").waiters, "one to wait")
         assert database.psql("SELECT acquire_lock('report', 'other')") == "f", "nobody goes past one who waits"
         assert database.psql("SELECT release_lock('report', 'psql')") == "t"
-        waiter.join()
+        join(waiter)
         assert got[0].held
 
 

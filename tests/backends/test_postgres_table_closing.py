@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant, Terms
 from holdfast.errors import BackendUnavailable, LockError
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.waiting import LIMIT, join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +40,7 @@ def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
 
     def wait() -> None:
         try:
-            locks.lock("a", wait=20).acquire()
+            locks.lock("a", wait=LIMIT).acquire()
         except BaseException as error:
             told.append(type(error))
 
@@ -50,15 +49,14 @@ def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
         waiter.start()
     when(locks)
     locks.close()
-    for waiter in waiters:
-        waiter.join()
+    join(*waiters)
     return told
 
 
 def in_tasks(url: str, when: Callable[[holdfast.aio.AsyncLocks], Awaitable[Any]]) -> Told:
     async def story() -> Told:
         locks = holdfast.aio.connect(url)
-        waiters = [asyncio.create_task(locks.lock("a", wait=20).acquire()) for _ in range(WAITERS)]
+        waiters = [asyncio.create_task(locks.lock("a", wait=LIMIT).acquire()) for _ in range(WAITERS)]
         await when(locks)
         await locks.close()
         return [type(one) for one in await asyncio.gather(*waiters, return_exceptions=True)]  # type: ignore[misc]
@@ -87,7 +85,7 @@ async def turns(number: int) -> None:
 @pytest.mark.parametrize("moment", range(12))
 def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
     with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
-        told = in_threads(table().url(tmp_path), lambda _: time.sleep(moment * 0.004))
+        told = in_threads(table().url(tmp_path), lambda _: pause(moment * 0.004))
     assert told == [LockError] * WAITERS
     assert ask(tmp_path, LEFT) == 0
 
@@ -109,8 +107,7 @@ def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_p
             return await (connect(within, version) if version else asyncio.Event().wait())
 
         driver._connect = never
-        while driver._listening is None:
-            await turns(1)
+        await until_async(lambda: driver._listening is not None, "it to begin to listen")
 
     with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         assert in_tasks(table().url(tmp_path), begins_to_listen) == [LockError] * WAITERS
@@ -136,27 +133,28 @@ async def no_connection_is_left(world: str, folder: Path) -> None:
     def look() -> bool:
         return ask(folder, f"SELECT count(*) {OURS}") == 0
 
-    await asyncio.to_thread(until, look) if world == "asyncio" else until(look)
+    what = "no connection to be left"
+    await asyncio.to_thread(until, look, what) if world == "asyncio" else until(look, what)
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
 def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_path: Path, world: str) -> None:
     """Its answer comes after everything was closed; then a connection of its own takes it back, and ends."""
-    claims = [Claim(new_claim_id(), Terms(f"a{number}", f"a{number}", "h", 30.0)) for number in range(20)]
+    claims = [Claim(new_claim_id(), Terms(f"a{number}", f"a{number}", "h", 60.0)) for number in range(20)]
 
     async def story(locks: Any) -> None:
         backend = locks._logic.engine.backend
         for claim in claims:
-            assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+            assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
         await backend.close()
         await no_connection_is_left(world, tmp_path)
         with pytest.raises(BackendUnavailable, match="is closed"):
-            await backend.acquire(claims[0], enqueue=True, within=10)
+            await backend.acquire(claims[0], enqueue=True, within=LIMIT)
         if world == "asyncio":
-            await asyncio.gather(*(backend.abandon(claim, within=10) for claim in claims))
+            await asyncio.gather(*(backend.abandon(claim, within=LIMIT) for claim in claims))
         else:
             for claim in claims:
-                await backend.abandon(claim, within=10)
+                await backend.abandon(claim, within=LIMIT)
         await no_connection_is_left(world, tmp_path)
 
     in_world(world, tmp_path, story)
@@ -170,14 +168,12 @@ def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(
 
     async def story(locks: Any) -> None:
         backend = locks._logic.engine.backend
-        assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
         await backend.close()
         with psycopg.connect(table().url(tmp_path)) as slow:
             slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
-            started = time.monotonic()
             with pytest.raises(BackendUnavailable) as caught:
-                await backend.abandon(claim, within=30)
-            assert time.monotonic() - started < 10
+                await backend.abandon(claim, within=3600)
             assert not caught.value.transient
 
     in_world(world, tmp_path, story)
@@ -185,13 +181,13 @@ def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(
 
 def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: Path) -> None:
     """`close` gives up for those who wait, while a request of theirs may be on its way."""
-    claim = Claim(new_claim_id(), Terms("a", "a", "h", 30.0))
+    claim = Claim(new_claim_id(), Terms("a", "a", "h", 60.0))
 
     async def story(locks: holdfast.Locks) -> None:
         backend = locks._logic.engine.backend
-        await backend.abandon(claim, within=10)
-        assert isinstance(await backend.acquire(claim, enqueue=True, within=10), Grant)
-        await backend.abandon(claim, within=10)
+        await backend.abandon(claim, within=LIMIT)
+        assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
+        await backend.abandon(claim, within=LIMIT)
 
     with holdfast.connect(table().url(tmp_path)) as locks, pytest.raises(StopIteration):
         story(locks).send(None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,11 @@ from holdfast.drivers.postgres_asyncio import AsyncioPostgres
 from holdfast.drivers.postgres_jobs import Job
 from holdfast.errors import BackendUnavailable
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.waiting import join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
 
-TTL = 30.0
+TTL = 600.0
 
 
 @pytest.fixture
@@ -49,18 +48,18 @@ class Waiter:
         self._lock = locks.lock("x", ttl=TTL, wait=wait)
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
-        until(lambda: locks.inspect("x").waiters == 1)
+        until(lambda: locks.inspect("x").waiters == 1 or not self._thread.is_alive(), "one to wait")
 
     def _take(self) -> None:
         self.lease = self._lock.acquire()
 
     def granted(self) -> holdfast.Lease:
-        self._thread.join()
+        join(self._thread)
         assert self.lease is not None
         return self.lease
 
     def gave_up(self) -> bool:
-        self._thread.join()
+        join(self._thread)
         return self.lease is None
 
 
@@ -94,6 +93,10 @@ def test_a_waiter_of_our_own_need_not_ask_again(locks: holdfast.Locks, monkeypat
     assert [holder.fence for holder in locks.inspect("x").holders] == [waiter.granted().fence]
 
 
+async def _waits(locks: holdfast.aio.AsyncLocks) -> bool:
+    return (await locks.inspect("x")).waiters == 1
+
+
 def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = AsyncioPostgres.ask
@@ -107,8 +110,7 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
             lease = await locks.lock("x").acquire()
             assert lease is not None
             waiter = asyncio.create_task(locks.lock("x").acquire())
-            while (await locks.inspect("x")).waiters != 1:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until_async(lambda: _waits(locks), "one to wait")
             monkeypatch.setattr(AsyncioPostgres, "ask", noted)
             await lease.release()
             after = await waiter
@@ -122,7 +124,7 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_believes_from_before_the_release_was_sent(locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = held(locks)
     waiter = Waiter(locks)
-    answers(monkeypatch, "release", lambda: time.sleep(0.3))  # the answer was long on its way
+    answers(monkeypatch, "release", lambda: pause(0.3))  # the answer was long on its way
     sent_at = boot_now()
     lease.release()
     assert waiter.granted()._deadline <= sent_at + TTL

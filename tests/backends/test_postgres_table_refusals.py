@@ -22,11 +22,11 @@ from holdfast.drivers.postgres_names import Names
 from holdfast.errors import BackendUnavailable
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
+from tests.servers.waiting import LIMIT, happens, join, until
 
 pytestmark = pytest.mark.slow
 
-AT_ONCE = 2.0  # seconds: less than any wait below
-PATIENT = 20.0
+PATIENT = 3600.0  # seconds: what is told at all is told at once
 TOO_LONG = "x" * 64 + ".invalid"  # a name that no resolver needs to be asked for
 ADD_ROLE = "DO $$ BEGIN CREATE ROLE {} NOLOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
 ADD_DATABASE = "CREATE DATABASE {} ENCODING '{}' LOCALE 'C' TEMPLATE template0"
@@ -66,11 +66,15 @@ def take(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> It
 def test_a_host_that_fails_at_once_is_told_why(
     take: Take, tmp_path: Path, where: str, reason: str, passes: bool
 ) -> None:
-    started = boot_now()
-    with pytest.raises(BackendUnavailable, match=reason) as caught:
-        take(f"postgresql://{where.format(folder=quote(str(tmp_path)))}", 0.2 if passes else PATIENT)
-    assert caught.value.transient == passes
-    assert boot_now() - started < AT_ONCE
+    url = f"postgresql://{where.format(folder=quote(str(tmp_path)))}"
+
+    def told() -> bool:
+        with pytest.raises(BackendUnavailable) as caught:
+            take(url, 0.2 if passes else PATIENT)
+        assert caught.value.transient == passes
+        return reason in str(caught.value)  # of what passes another reason may come first: there was no time
+
+    until(told, f"to be told {reason!r}")
 
 
 @pytest.mark.parametrize("bad", [TOO_LONG, "/nowhere"])
@@ -89,7 +93,7 @@ def test_a_socket_that_is_not_there_yet_is_looked_for_until_the_time_is_over(tak
     try:
         assert take(f"postgresql://holdfast@/{name}?host={tmp_path}&port={server.port}", PATIENT)
     finally:
-        comes.join()
+        join(comes)
 
 
 def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
@@ -107,18 +111,17 @@ def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
         if host != "slow.invalid":
             return resolve(host, *args, **options)
         asked.append(host)
-        answers.wait()
+        happens(answers)
         return resolve(str(there["host"]), *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     try:
         for _ in range(2):
-            started = boot_now()
             with pytest.raises(
                 BackendUnavailable, match=r"cannot reach .*: (no answer in time|no address of 'slow\.invalid')"
             ):
                 take(url, 0.1, patience=0.5)
-            assert boot_now() - started < AT_ONCE
+            assert not answers.is_set()
     finally:
         answers.set()
     assert take(url, PATIENT)
@@ -166,12 +169,12 @@ def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(
         backend: Any = locks._logic.engine.backend
         driver = backend._driver
         (line,) = [line for line in driver._free if line is not None]
-        run(line.speaker.say_plainly(b"SET default_transaction_read_only = on"), boot_now() + 10)
+        run(line.speaker.say_plainly(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
         job = backend._catalogue.job("throttle", "a", "1", "1", "1", "0", None)
         with pytest.raises(BackendUnavailable, match=r"is read-only: cannot execute \w+") as caught:
-            driver._ask(job, 10)
+            driver._ask(job, LIMIT)
         assert caught.value.transient
-        assert driver._ask(job, 10)
+        assert driver._ask(job, LIMIT)
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])

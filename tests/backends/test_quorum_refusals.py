@@ -12,8 +12,10 @@ import redis
 import holdfast
 from holdfast import BackendUnavailable, Diagnosis, Unsupported
 from holdfast._clients import RedisClient, UrlOrClient
+from holdfast.drivers.redis_quorum_members import Member
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
+from tests.servers.waiting import LIMIT, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -67,15 +69,15 @@ def quorum() -> Iterator[Quorum]:
         yield quorum
 
 
-def in_both_worlds(url: UrlOrClient) -> list[BackendUnavailable]:
+def in_both_worlds(url: UrlOrClient, wait: float = LIMIT) -> list[BackendUnavailable]:
     """What it says to whoever wants a lock there."""
 
     async def in_a_loop() -> None:
-        async with holdfast.aio.connect(url) as locks, locks.lock("x", wait=5):
+        async with holdfast.aio.connect(url) as locks, locks.lock("x", wait=wait):
             pass
 
     errors = []
-    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=5):
+    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=wait):
         pass
     errors.append(refused.value)
     with pytest.raises(BackendUnavailable) as refused:
@@ -93,7 +95,7 @@ def test_two_addresses_of_one_server_are_refused(quorum: Quorum) -> None:
 
 def test_a_replica_is_refused(quorum: Quorum) -> None:
     first, replica = quorum.servers[0], quorum.servers[2]
-    replica.command("REPLICAOF", HOST, first.port)
+    replica.follow(first)
     for error in in_both_worlds(quorum.url()):
         assert f":{quorum.proxies[2].port} is a replica" in str(error)
         assert not error.transient
@@ -108,12 +110,15 @@ def test_a_node_of_a_cluster_is_refused(quorum: Quorum) -> None:
 
 
 def test_one_server_that_stays_out_of_reach_is_warned_of_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
-    quorum.servers[2].command("CONFIG", "SET", "requirepass", "secret")
+    quorum.servers[2].configure("requirepass", "secret")
     with holdfast.connect(quorum.url()) as locks:
         member = locks._logic.engine.backend._crew.members[2]  # type: ignore[attr-defined]
-        while member.failures < 3:
-            with locks.lock("x", wait=5):
-                pass
+
+        def tried() -> bool:
+            with locks.lock("x", wait=LIMIT):
+                return bool(member.failures >= 3)
+
+        until(tried, "three tries")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
     assert f":{quorum.proxies[2].port}" in warnings[0]
@@ -130,35 +135,38 @@ def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> Non
 
 def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
     for server in quorum.servers[:2]:
-        server.command("CONFIG", "SET", "requirepass", "secret")
+        server.configure("requirepass", "secret")
     for error in in_both_worlds(quorum.url()):
         assert str(error).count("Authentication required") == 2
         assert not error.transient, "it stays so, however often it is tried"
 
 
-def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum) -> None:
+def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
+    age, older = Member.age, 0.0
+    monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with holdfast.connect(quorum.url("")) as locks:
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
             locks.lock("x", ttl=600, wait=1).acquire()
     with holdfast.connect(quorum.url("")) as locks:
+        older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
-            with locks.lock("y", ttl=0.5, wait=5) as lease:  # that is over soon
+            with locks.lock("y", ttl=60, wait=LIMIT) as lease:
                 assert lease.held
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
-            locks.lock("y", ttl=600, wait=1).acquire()
+            locks.lock("y", ttl=6000, wait=1).acquire()
 
 
 def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum: Quorum) -> None:
     clients = [redis.Redis(HOST, server.port) for server in quorum.servers]
     for where in (quorum.url(""), clients):
-        for error in in_both_worlds(where):
+        for error in in_both_worlds(where, wait=5):  # not enough: they are too young for half a minute
             assert 0.0 < (error.retry_after or 0.0) <= 30.0
             assert str(error).startswith("lock 'x' cannot be granted for another ")
             assert str(error).count("started anew and is kept out for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
-    with holdfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+    with holdfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
-    with holdfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+    with holdfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
     with holdfast.DistributedLock(clients, rejoin=0) as manager:
         assert manager.acquire("x", 600)
@@ -186,20 +194,21 @@ def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_opt
 
 def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
     for server in quorum.servers:
-        server.command("CONFIG", "SET", "appendonly", "yes")
-        server.command("CONFIG", "SET", "appendfsync", "always")
-    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=1) as lease:
+        server.keep_all()
+    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
 
 
 def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
     one, two, three = quorum.servers
+    for server in quorum.servers:
+        server.keep_all()  # else it would have to be as old as the ttl
     where: list[str | RedisClient] = [
         redis.Redis(HOST, one.port),
         two.url,
         redis.Redis(unix_socket_path=str(three.socket)),
     ]
-    with holdfast.connect(where) as locks, locks.lock("x", ttl=0.9, wait=10):
+    with holdfast.connect(where) as locks, locks.lock("x", wait=LIMIT):
         assert quorum.held_at("x").count(True) >= 2
 
 
@@ -213,7 +222,7 @@ def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
             return locks.doctor()
 
     quorum.proxies[0].refuse()
-    quorum.servers[1].command("REPLICAOF", HOST, quorum.servers[0].port)
+    quorum.servers[1].follow(quorum.servers[0])
     for diagnosis in (in_a_thread(quorum.url("rejoin=600")), asyncio.run(in_a_loop(quorum.url("rejoin=600")))):
         gone, replica, young = diagnosis.servers
         assert not gone.reachable
@@ -245,17 +254,20 @@ def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Q
 def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum) -> None:
     async def use() -> None:
         locks = holdfast.aio.connect(quorum.url())
-        async with locks.lock("x", wait=5):
+        async with locks.lock("x", wait=LIMIT):
             quorum.proxies[2].black_hole()
             quorum.proxies[2].cut()  # so it is connected to anew, in vain
-        async with locks.lock("x", wait=5):
+        async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
-            while not (making := list(backend._crew._making.values())):
-                await asyncio.sleep(0.01)
-                await (await locks.lock("y", wait=5).__aenter__()).release()
+
+            async def being_made() -> list[Any]:
+                async with locks.lock("y", wait=LIMIT):
+                    return list(backend._crew._making.values())
+
+            making = await until_async(being_made, "a connection that is being made")
         await locks.close()
         assert all(task.done() or task.cancelling() for task in making), "redis-py may take its time to heed that"
-        await asyncio.wait(making, timeout=20)
+        await asyncio.wait(making, timeout=LIMIT)
         assert all(task.done() for task in making)
 
     asyncio.run(use())
@@ -264,7 +276,7 @@ def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum)
 def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
     async def use() -> None:
         locks = holdfast.aio.connect(quorum.url())
-        async with locks.lock("x", wait=5):
+        async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
             lines = list(filter(None, backend._crew._lines))
         await locks.close()

@@ -12,6 +12,7 @@ import pytest
 import holdfast
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -34,19 +35,17 @@ def in_demand(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     """Hold what two wait for, and let it go from hand to hand."""
 
     def take_and_let_go() -> None:
-        with others.lock("x", wait=20):
+        with others.lock("x", wait=LIMIT):
             pass
 
     waiters = [threading.Thread(target=take_and_let_go) for _ in range(2)]
-    with locks.lock("x", wait=20) as lease:
+    with locks.lock("x", wait=LIMIT) as lease:
         for number, waiter in enumerate(waiters, 1):
             waiter.start()
-            while locks.inspect("x").waiters < number and waiter.is_alive():
-                continue  # the test's own time limit ends a wait for ever
+            until(lambda number=number: locks.inspect("x").waiters == number, "one more to wait")  # type: ignore[misc]
         lease.extend(60)
         assert [info.name for info in others.list()] == ["x"]
-    for waiter in waiters:
-        waiter.join()
+    join(*waiters)
 
 
 def watched(locks: holdfast.Locks, others: holdfast.Locks) -> None:

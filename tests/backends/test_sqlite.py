@@ -34,8 +34,8 @@ from holdfast.drivers.wakes import BlockingWakes
 from holdfast.engine.core import Engine
 from holdfast.primitives.locks import LocksLogic
 from holdfast.sync import Lease, Locks
-
-LIMIT = 20.0  # real seconds; only ever reached when something is broken
+from tests.patience import impatient
+from tests.servers.waiting import LIMIT, join, until
 
 
 @pytest.fixture
@@ -302,8 +302,7 @@ def test_a_datagram_that_says_nothing_harms_nobody(locks: Locks, path: Path) -> 
     with holdfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
         waiter.start()
-        while not locks.inspect("x").waiters:
-            continue
+        until(lambda: locks.inspect("x").waiters, "one to wait")
         with sqlite3.connect(path) as db:
             (address,) = db.execute("SELECT address FROM claims WHERE waiting = 1").fetchone()
         db.close()
@@ -311,7 +310,7 @@ def test_a_datagram_that_says_nothing_harms_nobody(locks: Locks, path: Path) -> 
         sender.sendto(b"\xff", "\0" + address[1:] if address.startswith("@") else address)
         sender.close()
         holder.release()
-        waiter.join()
+        join(waiter)
         assert others.inspect("x").locked
 
 
@@ -323,10 +322,9 @@ def test_where_there_are_no_sockets_waiters_look_for_themselves(
     with holdfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
         waiter.start()
-        while not locks.inspect("x").waiters:
-            continue
+        until(lambda: locks.inspect("x").waiters, "one to wait")
         holder.release()
-        waiter.join()
+        join(waiter)
         assert others.inspect("x").locked
 
 
@@ -335,9 +333,8 @@ def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.
     for number in range(8):
         name = f"job:{number}"
         locks.lock(name, ttl=0.01, renew=False).acquire()
-    until = boot_now() + 0.02
-    while boot_now() < until:
-        continue
+    ended = boot_now() + 0.02
+    until(lambda: boot_now() > ended, "all to be over")
     for _ in range(4):
         hold(locks, "other").release()
     with sqlite3.connect(path) as db:
@@ -385,11 +382,11 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
     moves_on = threading.Event()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}", patience=0.1) as locks:
+        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
             driver: Any = locks._logic.engine.backend
             stuck = asyncio.ensure_future(driver._driver.transact(lambda t: moves_on.wait(LIMIT), (), 2 * LIMIT))
             await asyncio.sleep(0)  # it is in the thread's queue
-            with pytest.raises(BackendUnavailable, match="did not answer for"):
+            with impatient(locks), pytest.raises(BackendUnavailable, match="did not answer for"):
                 await locks.lock("x", wait=0).acquire()
             assert not moves_on.is_set()
             assert not stuck.done(), "it hung all the time"
@@ -435,11 +432,11 @@ def test_a_file_locked_by_somebody_else_is_waited_for(locks: Locks, path: Path) 
 
 
 def test_a_file_that_stays_locked_is_told_from_a_lock_that_is_held(path: Path) -> None:
-    with holdfast.connect(f"sqlite:///{path}", patience=0.2) as locks:
+    with holdfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
         stranger = sqlite3.connect(path, isolation_level=None)
         stranger.execute("BEGIN IMMEDIATE")
-        with pytest.raises(BackendUnavailable, match="stayed locked") as refused:
+        with impatient(locks), pytest.raises(BackendUnavailable, match="stayed locked") as refused:
             locks.lock("x", wait=0).acquire()
         assert refused.value.transient is True
         stranger.rollback()
@@ -469,6 +466,5 @@ def test_threads_of_one_locks_share_the_connection_without_losing_a_hold(locks: 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join(*threads)
     assert counter == 300

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ import pytest
 
 import holdfast
 from holdfast._time import boot_now
+from tests.servers.waiting import LIMIT, until
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
-GUARD = 20.0  # seconds after which a test has failed; nothing is timed by it
+GUARD = LIMIT  # seconds after which a test has failed; nothing is timed by it
+eventually = until
 
 # Writes its pid and then the boot clock's time, again and again; with `deaf` as an argument it ignores TERM.
 HEARTBEAT = """
@@ -31,17 +33,6 @@ with open(sys.argv[1], "w") as file:
         file.flush()
         time.sleep(0.005)
 """
-
-
-def eventually(look: Callable[[], Any], what: str) -> Any:
-    """What `look` sees, as soon as it sees something."""
-    give_up_at = time.monotonic() + GUARD
-    while time.monotonic() < give_up_at:
-        seen = look()
-        if seen:
-            return seen
-        time.sleep(0.005)
-    raise AssertionError(f"never seen: {what}")
 
 
 def is_gone(pid: int) -> bool:
@@ -68,7 +59,7 @@ class Heart:
 
     def pid(self) -> int:
         """As soon as it beats."""
-        return int(eventually(self._lines, "a heartbeat")[0])
+        return int(until(self._lines, "a heartbeat")[0])
 
     def last_beat(self) -> float:
         return float(self._lines()[-1])

@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 
 from holdfast._time import boot_now
-from tests.cli.conftest import Heart, Shell, eventually, expiry, is_gone
+from tests.cli.conftest import Heart, Shell, expiry, is_gone
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 
 
 def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "1", "x", "--", *heart.command())
+    running = shell.start("run", "--ttl", "4", "x", "--", *heart.command())
     grandchild = heart.pid()
     broken = shell("break", "x")
     assert broken.returncode == 0
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=LIMIT)
     assert running.returncode == 74
     assert err.count("\n") == 1
     assert "was lost" in err
@@ -29,33 +30,34 @@ def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: 
 
 
 def test_who_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "1.5", "--kill-after", "0.5", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     shell.locks().break_lock("x")
     broken_at = boot_now()
-    assert running.wait(20) == 74
+    assert running.wait(LIMIT) == 74
     assert is_gone(grandchild)
-    assert heart.last_beat() > broken_at + 0.5, "it had its grace"
+    assert boot_now() >= broken_at + 2, "it had its grace"
 
 
 def test_who_ends_on_term_is_not_waited_for_any_longer(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "3", "--kill-after", "1.5", "x", "--", *heart.command())
-    heart.pid()
+    """How long that takes is measured by `python -m bench --only promptness`."""
+    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command())
+    grandchild = heart.pid()
     shell.locks().break_lock("x")
-    assert running.wait(20) == 74
-    assert boot_now() < heart.last_beat() + 1.2
+    assert running.wait(LIMIT) == 74
+    assert is_gone(grandchild)
 
 
 def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "2.4", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     with shell.locks() as locks:
         granted = expiry(locks, "x")
-        deadline = eventually(lambda: (now := expiry(locks, "x")) > granted + 0.1 and now, "a renewal")
+        deadline = until(lambda: (now := expiry(locks, "x")) > granted + 0.1 and now, "a renewal")
     blocker = sqlite3.connect(shell.folder / "locks.db", isolation_level=None)
     try:
         blocker.execute("BEGIN IMMEDIATE")  # a third of a ttl before the next renewal
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=LIMIT)
     finally:
         blocker.close()
     assert running.returncode == 74
@@ -65,7 +67,7 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     assert "stayed locked by another process" in last
     assert is_gone(grandchild)
     assert heart.last_beat() < deadline
-    assert heart.last_beat() > deadline - 1.2, "renewal was tried until it was time to end"
+    assert heart.last_beat() > deadline - 2.5, "renewal was tried until it was time to end"
 
 
 def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, heart: Heart) -> None:
@@ -74,8 +76,8 @@ def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
     children = _children(running.pid)
     assert len(children) == 2, "the command and the guardian"
     running.kill()
-    eventually(lambda: is_gone(grandchild), "the end of the grandchild")
-    eventually(lambda: all(map(is_gone, children)), "the end of the command and the guardian")
+    until(lambda: is_gone(grandchild), "the end of the grandchild")
+    until(lambda: all(map(is_gone, children)), "the end of the command and the guardian")
     assert shell.locks().inspect("x").locked, "nobody could release it: its ttl ends it"
 
 
@@ -83,21 +85,21 @@ def test_when_holdfast_is_killed_whoever_ignores_term_is_killed_too(shell: Shell
     running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     running.kill()
-    eventually(lambda: is_gone(grandchild), "the end of the grandchild")
+    until(lambda: is_gone(grandchild), "the end of the grandchild")
 
 
 def test_when_holdfast_is_stopped_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "2.4", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     os.kill(running.pid, signal.SIGSTOP)
     with shell.locks() as locks:
         deadline = expiry(locks, "x")
-        with locks.lock("x", wait=20):
+        with locks.lock("x", wait=LIMIT):
             next_holder_at = boot_now()
             assert is_gone(grandchild)
             assert heart.last_beat() < deadline <= next_holder_at
     os.kill(running.pid, signal.SIGCONT)
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=LIMIT)
     assert running.returncode == 74
     assert "was lost" in err
     assert "the command was ended" in err
@@ -107,40 +109,38 @@ def test_when_holdfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgo
     shell: Shell, heart: Heart
 ) -> None:
     """The guardian's TERM has ended the command but not its deaf child, and then we are back."""
-    running = shell.start("run", "--ttl", "2.4", "--kill-after", "1.2", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "5", "--kill-after", "2.5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
     os.kill(running.pid, signal.SIGSTOP)
-    eventually(lambda: is_gone(command), "the end of the command by the guardian")
-    assert not is_gone(grandchild)
+    until(lambda: is_gone(command), "the end of the command by the guardian")
     os.kill(running.pid, signal.SIGCONT)
-    assert running.wait(20) == 74
+    assert running.wait(LIMIT) == 74
     assert is_gone(grandchild)
 
 
 def test_when_holdfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
-    running = shell.start("run", "--ttl", "2", "--kill-after", "1", "x", "--", *heart.command("deaf"))
+    running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
     shell.locks().break_lock("x")
-    eventually(lambda: is_gone(command), "the end of the command, which heard TERM")
+    until(lambda: is_gone(command), "the end of the command, which heard TERM")
     os.kill(running.pid, signal.SIGSTOP)
-    assert not is_gone(grandchild)
-    eventually(lambda: is_gone(grandchild), "the end of the grandchild by the guardian")
+    until(lambda: is_gone(grandchild), "the end of the grandchild by the guardian")
     os.kill(running.pid, signal.SIGCONT)
-    assert running.wait(20) == 74
+    assert running.wait(LIMIT) == 74
 
 
 def test_a_command_may_run_much_longer_than_its_ttl(shell: Shell, tmp_path: Path) -> None:
     waits = "echo ready; while ! [ -e go ]; do :; done"
-    running = shell.start("run", "--ttl", "0.6", "x", "--", "sh", "-c", waits, cwd=tmp_path)
+    running = shell.start("run", "--ttl", "3", "x", "--", "sh", "-c", waits, cwd=tmp_path)
     assert running.stdout is not None
     running.stdout.readline()
     with shell.locks() as locks:
         first = expiry(locks, "x")
-        eventually(lambda: expiry(locks, "x") > first + 1.2, "renewals for two more ttls")
+        until(lambda: expiry(locks, "x") > first + 3, "renewals for one more ttl")
     (tmp_path / "go").touch()
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=LIMIT)
     assert (running.returncode, err) == (0, "")
 
 
@@ -151,20 +151,20 @@ def test_a_short_stop_does_no_harm(shell: Shell, tmp_path: Path) -> None:
     assert running.stdout is not None
     running.stdout.readline()
     os.kill(running.pid, signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+    until(lambda: Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
     os.kill(running.pid, signal.SIGCONT)
     (tmp_path / "go").touch()
-    assert running.wait(20) == 0
+    assert running.wait(LIMIT) == 0
 
 
 def test_when_holdfast_is_killed_while_waiting_the_command_never_starts(shell: Shell, tmp_path: Path) -> None:
     with shell.locks() as locks, locks.lock("x"):
         waiting = shell.start("run", "x", "--", "touch", "ran", cwd=tmp_path)
-        eventually(lambda: locks.inspect("x").waiters == 1, "a waiter")
+        until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         children = _children(waiting.pid)
         assert len(children) == 2
         waiting.kill()
-        eventually(lambda: all(map(is_gone, children)), "the end of the forked processes")
+        until(lambda: all(map(is_gone, children)), "the end of the forked processes")
     assert not (tmp_path / "ran").exists()
 
 
@@ -173,7 +173,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
     assert running.stdout is not None
     running.stdout.readline()
     children = _children(running.pid)
-    running.communicate("\n", timeout=20)
+    running.communicate("\n", timeout=LIMIT)
     assert len(children) == 2
     assert all(map(is_gone, children))
 
@@ -187,14 +187,14 @@ def test_a_command_that_finished_after_its_lease_was_broken_is_told_as_lost(shel
     running.stdout.readline()
     shell.locks().break_lock("x")
     (tmp_path / "go").touch()
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=LIMIT)
     assert running.returncode == 74
     assert "ended by itself with exit code 0" in err
 
 
 def test_a_release_that_fails_is_told_and_does_not_spoil_the_result(shell: Shell, tmp_path: Path) -> None:
     running = shell.start(
-        "run", "--ttl", "1", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done; exit 4", cwd=tmp_path
+        "run", "--ttl", "4", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done; exit 4", cwd=tmp_path
     )
     assert running.stdout is not None
     running.stdout.readline()
@@ -202,7 +202,7 @@ def test_a_release_that_fails_is_told_and_does_not_spoil_the_result(shell: Shell
     try:
         blocker.execute("BEGIN IMMEDIATE")
         (tmp_path / "go").touch()
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=LIMIT)
     finally:
         blocker.close()
     assert running.returncode == 4
@@ -218,7 +218,7 @@ def test_the_guardian_holds_none_of_our_files_and_is_in_no_session_of_ours(shell
     assert [files.pop(fd) for fd in (0, 1, 2)] == [os.devnull] * 3
     assert [name.partition(":")[0] for name in files.values()] == ["pipe"]
     running.terminate()
-    assert running.wait(20) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT) == 128 + signal.SIGTERM
     assert is_gone(guardian)
 
 

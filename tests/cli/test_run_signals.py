@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Shell, eventually
+from tests.cli.conftest import Shell
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ def test_a_signal_is_passed_on_and_the_command_decides(shell: Shell, name: str) 
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     running.send_signal(getattr(signal, f"SIG{name}"))
-    out, err = running.communicate(timeout=20)
+    out, err = running.communicate(timeout=LIMIT)
     assert (running.returncode, out, err) == (5, f"got {name}\n", "")
 
 
@@ -32,7 +33,7 @@ def test_a_command_that_dies_of_a_passed_signal_gives_its_number(shell: Shell) -
     assert running.stdout is not None
     running.stdout.readline()
     running.terminate()
-    assert running.wait(20) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT) == 128 + signal.SIGTERM
     assert not shell.locks().inspect("x").locked
 
 
@@ -40,9 +41,9 @@ def test_a_command_that_dies_of_a_passed_signal_gives_its_number(shell: Shell) -
 def test_a_signal_ends_the_wait_at_once_and_leaves_nothing_in_the_queue(shell: Shell, signum: signal.Signals) -> None:
     with shell.locks() as locks, locks.lock("x"):
         waiting = shell.start("run", "x", "--", "echo", "ran")
-        eventually(lambda: locks.inspect("x").waiters == 1, "a waiter")
+        until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         waiting.send_signal(signum)
-        out, err = waiting.communicate(timeout=20)
+        out, err = waiting.communicate(timeout=LIMIT)
         assert (waiting.returncode, out, err) == (128 + signum, "", "")
         assert locks.inspect("x").waiters == 0
 
@@ -57,7 +58,7 @@ def test_signals_ignored_by_whoever_started_us_stay_ignored(shell: Shell, tmp_pa
     assert running.stdout is not None
     running.stdout.readline()
     running.send_signal(signal.SIGHUP)
-    out, _ = running.communicate("still here\n", timeout=20)
+    out, _ = running.communicate("still here\n", timeout=LIMIT)
     assert (running.returncode, out) == (0, "still here\n")
 
 
@@ -67,16 +68,16 @@ def test_exit_codes_arrive_even_if_whoever_started_us_ignores_ended_children(she
         running = shell.start("run", "x", "--", "sh", "-c", "exit 7")
     finally:
         signal.signal(signal.SIGCHLD, signal_was)
-    assert running.wait(20) == 7
+    assert running.wait(LIMIT) == 7
 
 
 def test_the_whole_group_of_the_command_hears_a_signal(shell: Shell, tmp_path: Path) -> None:
     inner = "trap 'echo inner >> heard; exit' USR1; echo up >> up; while :; do :; done"
     line = f"trap 'echo outer >> heard; wait; exit' USR1; sh -c \"{inner}\" & wait"
     running = shell.start("run", "x", "--", "sh", "-c", line, cwd=tmp_path)
-    eventually((tmp_path / "up").exists, "the inner shell")
+    until((tmp_path / "up").exists, "the inner shell")
     running.send_signal(signal.SIGUSR1)
-    running.communicate(timeout=20)
+    running.communicate(timeout=LIMIT)
     assert sorted((tmp_path / "heard").read_text().split()) == ["inner", "outer"]
 
 
@@ -87,7 +88,7 @@ def test_a_stopped_command_can_be_continued_through_us(shell: Shell) -> None:
     assert running.stdout is not None
     child = int(running.stdout.readline())
     os.kill(child, signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+    until(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
     running.send_signal(signal.SIGCONT)
-    out, err = running.communicate("on\n", timeout=20)
+    out, err = running.communicate("on\n", timeout=LIMIT)
     assert (running.returncode, out, err) == (0, "on\n", "")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import GUARD, PROGRAM, Shell, eventually
+from tests.cli.conftest import PROGRAM, Shell
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ class Screen:
         os.write(self._master, keys)
 
     def wait_for(self, text: bytes) -> None:
-        eventually(lambda: text in self._read(), f"{text!r} on the screen")
+        until(lambda: text in self._read(), f"{text!r} on the screen")
 
     def _read(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
@@ -56,7 +57,7 @@ class Screen:
     def told(self) -> list[str]:
         """What became of the job, once the little shell has ended."""
         assert self._process is not None
-        self._process.wait(GUARD)
+        self._process.wait(LIMIT)
         return self._log.read_text().splitlines()
 
     def has_stopped(self) -> bool:
@@ -64,7 +65,7 @@ class Screen:
 
     def exit_code(self) -> int:
         assert self._process is not None
-        return self._process.wait(GUARD)
+        return self._process.wait(LIMIT)
 
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -134,7 +135,7 @@ def test_ctrl_c_also_reaches_a_script_around_us(screen: Screen, tmp_path: Path) 
 def test_ctrl_c_ends_the_wait_for_the_lock(screen: Screen, shell: Shell) -> None:
     with shell.locks() as locks, locks.lock("x"):
         screen.run("alone", "run", "x", "--", "echo", "ran")
-        eventually(lambda: locks.inspect("x").waiters == 1, "a waiter")
+        until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         screen.press(CTRL_C)
         assert screen.told()[-1] == "ended: 130"
         assert locks.inspect("x").waiters == 0
@@ -145,7 +146,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(screen: Screen) -> None:
     screen.wait_for(b"ready")
     screen.press(CTRL_Z)
     screen.wait_for(b"holdfast: stopped; unless continued, the lease ends in ")
-    eventually(screen.has_stopped, "a stopped job")
+    until(screen.has_stopped, "a stopped job")
     screen.press(b"hello\n")
     screen.wait_for(b"got hello")
     assert screen.told() == ["stopped", "foreground given back: True", "ended: 0"]
@@ -156,7 +157,7 @@ def test_ctrl_z_stops_a_pipeline_with_all_its_members(screen: Screen, tmp_path: 
     screen.run("piped", "run", "x", "--", "sh", "-c", line)
     screen.wait_for(b"ready")
     screen.press(CTRL_Z)
-    eventually(screen.has_stopped, "a stopped job")
+    until(screen.has_stopped, "a stopped job")
     (tmp_path / "go").touch()
     screen.wait_for(b"done")
     assert screen.told() == ["stopped", "foreground given back: True", "ended: 0"]
@@ -181,7 +182,7 @@ def test_in_a_pipeline_the_command_gets_the_terminal_when_it_reads(screen: Scree
 
 
 def test_a_lost_lease_gives_the_terminal_back_as_it_was(screen: Screen, shell: Shell) -> None:
-    screen.run("alone", "run", "--ttl", "1", "x", "--", "sh", "-c", "stty -echo raw; echo ready; exec sleep 60")
+    screen.run("alone", "run", "--ttl", "4", "x", "--", "sh", "-c", "stty -echo raw; echo ready; exec sleep 60")
     screen.wait_for(b"ready")
     shell.locks().break_lock("x")
     screen.wait_for(b"was lost")

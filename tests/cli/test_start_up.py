@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import GUARD, PROGRAM, Shell
+from tests.cli.conftest import PROGRAM, Shell
+from tests.servers.waiting import LIMIT
 
 # Python imports this by itself, before us. The interrupt then falls where the module is asked for.
 INTERRUPTER = """
@@ -51,6 +52,6 @@ def test_an_interrupt_during_imports_is_a_quiet_130(
     environment = {**shell.environment, "PYTHONPATH": path, "INTERRUPT_AT": module}
     environment.pop("HOLDFAST_DEBUG", None)
     done = subprocess.run(
-        [*program, *words], capture_output=True, text=True, timeout=GUARD, env=environment, check=False
+        [*program, *words], capture_output=True, text=True, timeout=LIMIT, env=environment, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -15,6 +15,7 @@ import pytest
 import holdfast
 from holdfast.aio import AsyncLocks
 from tests.engine.hooked import hooked
+from tests.servers.waiting import until_async
 
 Story = Callable[[AsyncLocks], Awaitable[None]]
 
@@ -68,8 +69,8 @@ async def extend(locks: AsyncLocks) -> None:
     lease = await locks.lock("a").acquire()
     assert lease is not None
     try:
-        await lease.extend(60)
-        assert lease.remaining > 50
+        await lease.extend(600)
+        assert lease.remaining > 60
     finally:
         assert lease.held, "an extension that was cut short takes nothing away"
         await lease.release()
@@ -121,12 +122,12 @@ class Others:
         self._task = asyncio.get_running_loop().create_task(self._let_go())
 
     async def _let_go(self) -> None:
-        for _ in range(10_000):
-            if not self._lets_go or (await self._locks.inspect("a")).waiters:
-                break
-            await asyncio.sleep(0.001)
+        await until_async(self._may_let_go, "one to wait, or the end of the story")
         if self._lets_go and self._lease is not None:
             await self._lease.release()
+
+    async def _may_let_go(self) -> bool:
+        return not self._lets_go or bool((await self._locks.inspect("a")).waiters)
 
     async def __aexit__(self, *exc: object) -> None:
         self._lets_go = False

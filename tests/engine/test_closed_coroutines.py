@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.aio import AsyncLocks
+from tests.servers.waiting import LIMIT
 
 
 async def _hold_for_ever(locks: AsyncLocks, inside: asyncio.Event) -> None:
@@ -19,24 +20,24 @@ async def _hold_for_ever(locks: AsyncLocks, inside: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
 
-async def _step(work: Coroutine[Any, Any, None]) -> None:
-    """As a task would: run it to its next suspension and wait for what it waits for."""
+def _step(work: Coroutine[Any, Any, None]) -> Any:
+    """As a task would: run it to its next suspension; what it waits for there."""
     future = work.send(None)
     future._asyncio_future_blocking = False
-    await asyncio.wait([future], timeout=1)
+    return future
 
 
 async def _close_when(url: str, *, inside: bool) -> None:
     async with holdfast.aio.connect(url) as locks:
         entered = asyncio.Event()
         body = _hold_for_ever(locks, entered)
-        await _step(body)  # to the request of the acquire
+        await asyncio.wait([_step(body)])  # to the request of the acquire
         if inside:
-            await _step(body)
+            _step(body)
             assert entered.is_set()
         assert (await locks.inspect("x")).locked
         body.close()
-        next_one = await locks.lock("x", wait=20).acquire()
+        next_one = await locks.lock("x", wait=LIMIT).acquire()
         assert next_one is not None
 
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,25 +15,16 @@ import holdfast
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
+from tests.patrols import HOUR, never_look
+from tests.renewals import renew, renew_async, renew_soon
+from tests.servers.waiting import happens, join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
-
-LIMIT = 20.0  # real seconds; only ever reached when something is broken
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}-{id(request)}" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = threading.Event()
-    timer = threading.Timer(LIMIT, limit.set)
-    timer.start()
-    while not condition():
-        assert not limit.is_set(), "waited in vain"
-        time.sleep(0.001)  # whoever makes it true needs the interpreter too
-    timer.cancel()
 
 
 # Lock objects
@@ -80,31 +70,31 @@ def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
         def next_one() -> None:
             with lock:
                 inside.set()
-                leave.wait(LIMIT)
+                happens(leave)
 
         thread = threading.Thread(target=next_one)
         with lock as lease:
             lease.release()
             thread.start()
-            inside.wait(LIMIT)
+            happens(inside)
         assert lock.locked()
         leave.set()
-        thread.join()
+        join(thread)
 
 
 # Callbacks
 
 
-@pytest.mark.parametrize("trouble", [lambda lease: sys.exit(1), lambda lease: threading.Event().wait(1.0)])
+@pytest.mark.parametrize("trouble", [lambda lease: sys.exit(1), lambda lease: pause(1.0)])
 def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble: Callable[[object], object]) -> None:
     with holdfast.connect(url) as locks:
-        good = locks.lock("good", ttl=1.2).acquire()
+        good = locks.lock("good", ttl=60).acquire()
         bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=trouble).acquire()
         assert good is not None
         assert bad is not None
         until(lambda: bad.lost)
-        first = good.expires_at
-        until(lambda: good.expires_at > first + 1.2)  # renewed for two ttls more
+        for _ in range(3):
+            renew(good)
         assert good.held
 
 
@@ -137,23 +127,25 @@ def test_a_thread_that_could_not_be_started_is_started_for_the_next_lease(
             with pytest.raises(RuntimeError, match="can't start"):
                 locks.lock("x").acquire()
         assert not locks.inspect("x").locked
-        lease = locks.lock("x", ttl=1.2).acquire()
+        lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
-        first = lease.expires_at
-        until(lambda: lease.expires_at > first + 1.2)
+        renew(lease)
 
 
-def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str) -> None:
+async def _waiters(locks: AsyncLocks) -> int:
+    return (await locks.inspect("x")).waiters
+
+
+def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_look(monkeypatch)
     locks = holdfast.aio.connect(url)
 
     async def main() -> None:
-        lease = await locks.lock("x", ttl=1.2).acquire()
+        lease = await locks.lock("x", ttl=HOUR).acquire()
         assert lease is not None
-        first = lease.expires_at
-        await asyncio.to_thread(until, lambda: lease.expires_at > first + 1.2)
+        await renew_async(lease)
         waiter = asyncio.create_task(locks.lock("x").acquire())
-        while not (await locks.inspect("x")).waiters:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until_async(lambda: _waiters(locks), "one to wait")
         await lease.release()
         following = await waiter
         assert following is not None
@@ -197,8 +189,7 @@ def test_a_waiter_hears_of_the_end_of_its_locks(url: str) -> None:
             thread.start()
         until(lambda: others.inspect("x").waiters == 3)
         locks.close()
-        for thread in threads:
-            thread.join()
+        join(*threads)
         assert len(heard) == 3
         assert all("closed" in str(error) for error in heard)
 
@@ -273,11 +264,13 @@ def test_a_listener_that_exits_in_a_thread_of_ours_costs_no_lease(url: str, trou
     with holdfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, "renewed", "lost"))
         locks.events.listen(lambda event: heard.append(event.kind))
-        good = [locks.lock(name, ttl=1.2).acquire() for name in ("good", "better")]
+        good = [locks.lock(name, ttl=60).acquire() for name in ("good", "better")]
         bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
-        first = [lease.expires_at for lease in good if lease is not None]
-        until(lambda: all(lease and lease.expires_at > at + 1.2 for lease, at in zip(good, first, strict=True)))
-        until(lambda: told == [bad])
+        for _ in range(3):
+            renew_soon(*good)
+            for lease in good:
+                renew(lease)
+        until(lambda: told == [bad], "the loss to be told")
         assert {"renewed", "lost"} <= set(heard), "others hear of it all the same"
         stop()
 
@@ -296,7 +289,7 @@ def test_a_listener_that_exits_in_a_users_thread_changes_nothing_there(url: str,
         locks.events.listen(loud(trouble))
         thread = threading.Thread(target=work, args=(locks,))
         thread.start()
-        thread.join(LIMIT)
+        join(thread)
         assert done.is_set()
 
 
@@ -337,18 +330,16 @@ def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble
     locks = holdfast.aio.connect(url)
     loop = asyncio.new_event_loop()
     try:
-        lease = loop.run_until_complete(locks.lock("x", ttl=2).acquire())
+        lease = loop.run_until_complete(locks.lock("x", ttl=60).acquire())
         assert lease is not None
         stop = locks.events.listen(loud(trouble, "renewed"))
-        first = lease.expires_at
-        renewed = loop.create_task(asyncio.to_thread(until, lambda: lease.expires_at > first + 0.1))
+        loop.call_soon(renew_soon, lease)
         if trouble is SystemExit:
             with pytest.raises(trouble):
                 loop.run_forever()
             stop()
-        loop.run_until_complete(renewed)
-        second = lease.expires_at
-        loop.run_until_complete(asyncio.to_thread(until, lambda: lease.expires_at > second + 1.2))
+        for _ in range(2):
+            loop.run_until_complete(renew_async(lease))
         assert loop.run_until_complete(lease.release())
         loop.run_until_complete(locks.close())
     finally:
@@ -366,11 +357,10 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
     try:
         with holdfast.connect(url) as locks:
             told: list[object] = []
-            good = locks.lock("good", ttl=1.2).acquire()
+            good = locks.lock("good", ttl=60).acquire()
             locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
-            assert good is not None
-            first = good.expires_at
-            until(lambda: good.expires_at > first + 1.2)
-            until(lambda: bool(told))
+            renew(good)
+            until(lambda: told, "the loss to be told")
+            renew(good)
     finally:
         log.removeFilter(failing)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +14,7 @@ from holdfast._model import Busy, Claim, Grant
 from holdfast.engine import core
 from holdfast.errors import LockError
 from holdfast.testing import FakeClock
-
-LIMIT = 20.0  # real seconds; only ever reached when something is broken
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.001)
+from tests.servers.waiting import join, until
 
 
 def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(tmp_path: Path) -> None:
@@ -60,7 +50,7 @@ def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_pa
         until(lambda: others.inspect("job").waiters == 1)
         locks.close()
         assert others.inspect("job").waiters == 0
-        waiter.join(10)
+        join(waiter)
         assert ["closed" in str(error) for error in errors] == [True]
 
 

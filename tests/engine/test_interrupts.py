@@ -22,6 +22,7 @@ from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 from holdfast.sync import Locks
 from tests.engine.hooked import hooked
+from tests.servers.waiting import LIMIT, join, until
 
 Story = Callable[[Locks], None]
 
@@ -129,9 +130,7 @@ def run_against_another(story: Story, url: str, point: int, lets_go: bool) -> st
             enough = threading.Event()
 
             def let_go() -> None:
-                while not enough.wait(0.001):
-                    if lets_go and others.inspect("a").waiters:
-                        break
+                until(lambda: enough.is_set() or (lets_go and others.inspect("a").waiters), "one to wait, or the end")
                 theirs.release()
 
             thread = threading.Thread(target=let_go)
@@ -145,7 +144,7 @@ def run_against_another(story: Story, url: str, point: int, lets_go: bool) -> st
             finally:
                 hook.armed = False
                 enough.set()
-                thread.join()
+                join(thread)
             if hook.struck is not None:
                 nothing_left(locks, others)
     return hook.struck
@@ -253,7 +252,7 @@ def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it
         counter: int = t.execute("SELECT max(counter) FROM claims").fetchone()[0]
         return counter
 
-    before, _ = drive(driver.transact(drive_counter, (), 1.0))
-    assert drive(driver.transact(nested, (), 1.0))[0] == "done"
-    assert drive(driver.transact(drive_counter, (), 1.0))[0] == before + 1
+    before, _ = drive(driver.transact(drive_counter, (), LIMIT))
+    assert drive(driver.transact(nested, (), LIMIT))[0] == "done"
+    assert drive(driver.transact(drive_counter, (), LIMIT))[0] == before + 1
     driver.shut()

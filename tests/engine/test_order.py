@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from holdfast.engine.core import lock_order
 from holdfast.engine.order import ORDER, LockOrder, LockOrderWarning
 from holdfast.sync import Locks
 from holdfast.testing import FakeClock
+from tests.servers.waiting import join, until
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def in_a_thread(work: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join()
+    join(thread)
     if failed:
         raise failed[0]
 
@@ -291,11 +291,12 @@ def test_it_keeps_no_locks_alive(url: str) -> None:
     engine = weakref.ref(locks._logic.engine)
     locks.close()
     del locks
-    give_up_at = time.monotonic() + 10
-    while engine() is not None and time.monotonic() < give_up_at:  # until its keeper's thread has ended
+
+    def gone() -> bool:
         gc.collect()
-        time.sleep(0.001)
-    assert engine() is None
+        return engine() is None
+
+    until(gone, "its keeper's thread to end")
 
 
 PROGRAM = """

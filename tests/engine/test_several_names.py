@@ -19,6 +19,7 @@ from holdfast.sync import Locks
 from tests.engine.hooked import hooked
 from tests.engine.test_cancellation import CancelAt, suspend
 from tests.engine.test_interrupts import InterruptAt, sweep
+from tests.servers.waiting import join, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,7 @@ async def a_body_that_fails(locks: AsyncLocks) -> None:
 
 
 async def in_vain(locks: AsyncLocks) -> None:
-    assert await locks.all(*NAMES).acquire(timeout=0.02) is None
+    assert await locks.all(*NAMES).acquire(timeout=0.2) is None
 
 
 async def cancelled(story: AsyncStory, url: str, points: set[int], held: str) -> bool:
@@ -132,7 +133,7 @@ def body_that_fails(locks: Locks) -> None:
 
 
 def wait_in_vain(locks: Locks) -> None:
-    assert locks.all(*NAMES).acquire(timeout=0.02) is None
+    assert locks.all(*NAMES).acquire(timeout=0.2) is None
 
 
 def interrupted(story: Story, url: str, point: int, held: str) -> str | None:
@@ -208,12 +209,11 @@ def test_a_coroutine_that_is_closed_in_the_middle_leaves_nothing(suspensions: in
                     if isinstance(waits_for, asyncio.Future):
                         await asyncio.wait({waits_for})
             coroutine.close()
-            for _ in range(10_000):
-                if not await other.list() and not locks._logic.engine.keeper.leases:
-                    break
-                await asyncio.sleep(0.001)
-            else:
-                pytest.fail("something is left held")
+
+            async def nothing_is_held() -> bool:
+                return not await other.list() and not locks._logic.engine.keeper.leases
+
+            await until_async(nothing_is_held, "nothing to be left held")
 
     asyncio.run(story())
 
@@ -248,7 +248,6 @@ def test_several_names_many_times_by_many_threads(url: str) -> None:
         threads = [threading.Thread(target=visit) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join(*threads)
         assert crowded == [1] * 80
         assert shared._logic._current == []

@@ -13,8 +13,9 @@ from holdfast._worlds.asyncio_ import AsyncioWorld
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.simulated import SimulatedWorld, Simulation
+from tests.servers.waiting import LIMIT, join, until
 
-LONG = 30.0  # seconds that no test waits for unless it fails
+LONG = LIMIT  # seconds that no test waits for unless it fails
 
 
 async def forty_two() -> int:
@@ -62,7 +63,7 @@ def test_a_thread_is_woken_by_another() -> None:
     thread = threading.Timer(0.01, signal.set)
     thread.start()
     assert drive(signal.wait(LONG))
-    thread.join()
+    join(thread)
 
 
 def test_a_wait_without_a_limit_ends_when_set() -> None:
@@ -70,7 +71,7 @@ def test_a_wait_without_a_limit_ends_when_set() -> None:
     thread = threading.Timer(0.01, signal.set)
     thread.start()
     assert drive(signal.wait(None))
-    thread.join()
+    join(thread)
 
 
 def test_a_thread_that_waits_in_vain_is_told_so_after_its_time() -> None:
@@ -83,22 +84,13 @@ def test_a_thread_can_wait_by_a_clock_that_the_test_moves() -> None:
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(drive(signal.wait(60))))
     thread.start()
-    _until_somebody_sleeps(clock)
+    until(lambda: clock.sleepers, "a thread that waits by the clock")
     clock.advance(59.9)
     assert answers == []
     clock.advance(0.2)
-    thread.join(LONG)
+    join(thread)
     assert answers == [False]
     assert clock.sleepers == 0
-
-
-def _until_somebody_sleeps(clock: FakeClock) -> None:
-    guard = threading.Event()
-    for _ in range(10_000):
-        if clock.sleepers:
-            return
-        guard.wait(0.001)
-    pytest.fail("nobody waits by the clock")
 
 
 # Signals of asyncio
@@ -142,8 +134,7 @@ def test_a_thread_may_set_a_signal_whose_loop_is_gone() -> None:
     run(make())
     thread = threading.Thread(target=signals[0].set)  # type: ignore[attr-defined]
     thread.start()
-    thread.join(LONG)
-    assert not thread.is_alive()
+    join(thread)
 
 
 def test_a_task_that_waits_in_vain_is_told_so_after_its_time() -> None:

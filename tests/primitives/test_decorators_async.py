@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import holdfast
 from holdfast import AcquireTimeout, LeaseLost, SelfDeadlock
 from holdfast.aio import AsyncLease, AsyncLocks
 from holdfast.testing import FakeClock
+from tests.servers.waiting import LIMIT, until_async
 
 Story = Callable[[AsyncLocks, FakeClock], Coroutine[Any, Any, None]]
 
@@ -26,7 +27,7 @@ def tell(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: P
     where = url if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
     async def told(story: Story) -> None:
-        async with asyncio.timeout(20), holdfast.aio.connect(where, clock=clock) as locks:
+        async with asyncio.timeout(LIMIT), holdfast.aio.connect(where, clock=clock) as locks:
             await story(locks, clock)
 
     return lambda story: asyncio.run(told(story))
@@ -34,11 +35,6 @@ def tell(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: P
 
 async def names(locks: AsyncLocks) -> list[str]:
     return [info.name for info in await locks.list()]
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # noqa: ASYNC110 (what is waited for has no event of its own)
-        await asyncio.sleep(0)
 
 
 def test_a_coroutine_function_runs_under_the_lock_of_its_arguments(tell: Callable[[Story], None]) -> None:
@@ -124,8 +120,8 @@ def test_a_coroutine_is_cancelled_when_the_lease_is_lost(tell: Callable[[Story],
                 raise
 
         running = asyncio.create_task(run())
-        await until(lambda: locks.lock("job").locked())
-        await until(lambda: _true(clock.sleepers > 0))
+        await until_async(lambda: locks.lock("job").locked())
+        await until_async(lambda: _true(clock.sleepers > 0))
         clock.advance(10)
         with pytest.raises(LeaseLost):
             await running
@@ -278,8 +274,8 @@ def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(t
                     pass
 
         task = asyncio.create_task(iterate())
-        await until(lambda: locks.lock("items").locked())
-        await until(lambda: _true(clock.sleepers > 0))
+        await until_async(lambda: locks.lock("items").locked())
+        await until_async(lambda: _true(clock.sleepers > 0))
         clock.advance(10)
         with pytest.raises(LeaseLost):
             await task
@@ -297,9 +293,11 @@ def test_whoever_iterates_is_told_of_a_loss_between_two_items(tell: Callable[[St
 
         async with aclosing(items()) as running:
             lease = await anext(running)
-            await until(lambda: _true(clock.sleepers > 0))
+            await until_async(lambda: _true(clock.sleepers > 0))
             clock.advance(10)
-            await until(lambda: _true(lease._state == "lost"))  # and nobody is cancelled: this is not the generator
+            await until_async(
+                lambda: _true(lease._state == "lost")
+            )  # and nobody is cancelled: this is not the generator
             await asyncio.sleep(0)
             with pytest.raises(LeaseLost):
                 await anext(running)
@@ -330,7 +328,7 @@ def test_an_async_generator_that_enters_again_leaves_what_is_around_it_its_guard
         async def iterate() -> None:
             async with locks.lock("items", reentrant=True, renew=False, ttl=10):
                 assert [item async for item in items()] == [1]
-                await until(lambda: _true(clock.sleepers > 0))
+                await until_async(lambda: _true(clock.sleepers > 0))
                 asyncio.get_running_loop().call_soon(clock.advance, 10)
                 await asyncio.Event().wait()
 

@@ -261,10 +261,10 @@ def test_fences_of_our_locks_are_told_apart_to_the_last_digit(client: Any) -> No
 
 @pytest.mark.slow
 def test_value_and_fence_expire_together_after_the_last_write(client: Any) -> None:
-    fencing.redis_write(client, "a", "1", 7, ttl=100)
-    assert 90_000 < client.pttl("a") <= 100_000
-    fencing.redis_write(client, "a", "1", 7, ttl=0.5)
-    assert 0 < client.pttl("a") <= 500
+    fencing.redis_write(client, "a", "1", 7, ttl=1000)
+    assert 900_000 < client.pttl("a") <= 1_000_000
+    fencing.redis_write(client, "a", "1", 7, ttl=60.5)
+    assert 0 < client.pttl("a") <= 60_500
     fencing.redis_write(client, "a", "1", 7)
     assert client.pttl("a") == -1
     client.pexpire("a", 0)

@@ -14,6 +14,7 @@ from holdfast.testing.stage import Stage
 from tests.contract.backends import BACKENDS
 from tests.contract.telling import at_scale, classes
 from tests.primitives.managed import AwaitedManager
+from tests.servers.waiting import LIMIT
 
 
 class Manager(Promise, about="engine"):
@@ -216,7 +217,7 @@ class Manager(Promise, about="engine"):
         await stage.until(lambda: len(turns._lines["shop"]) == 2)
         turns.give("shop")  # to the first, which has not heard of it when it is cancelled
         waiting[0].cancel()
-        assert await asyncio.wait_for(waiting[1], 5) is True
+        assert await asyncio.wait_for(waiting[1], LIMIT) is True
         turns.give("shop")
         assert turns._lines == {}
 

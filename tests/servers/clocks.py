@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.servers.server import Server
+from tests.servers.waiting import until
 
 
 class Clock:
@@ -47,12 +48,12 @@ class JumpyServer(Server):
     def jump_to(self, seconds: float) -> None:
         """From now on its clock is so many seconds ahead of ours, or behind."""
         self._clock.set(seconds)
-        while self.running and abs(self._clock_of_keys() - time.time() - seconds) > 60:
-            continue  # keys expire by a clock that it reads only now and then, so that may follow a little later
+        # Keys expire by a clock that it reads only now and then, so that may follow a little later.
+        until(lambda: abs(self._ahead() - seconds) < 60, f"a clock that is {seconds:g} s ahead")
 
-    def _clock_of_keys(self) -> float:
+    def _ahead(self) -> float:
         self.command("SET", "clock", "", "EX", 1000)
-        return float(self.command("EXPIRETIME", "clock")) - 1000
+        return float(self.command("EXPIRETIME", "clock")) - 1000 - time.time()
 
     def close(self) -> None:
         super().close()

@@ -6,13 +6,15 @@ Leaves to `server`: each node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
+import redis
 from redis.crc import key_slot
 
 from tests.servers.group import Group
-from tests.servers.sentinel import replicates, until
 from tests.servers.server import HOST, Server
+from tests.servers.waiting import until
 
 SLOTS = 16384
 SHARDS = 3
@@ -25,7 +27,6 @@ _ARGS = (
     *("--cluster-replica-validity-factor", "0"),
     *("--cluster-allow-replica-migration", "no"),
     *("--cluster-require-full-coverage", "no"),
-    *("--repl-diskless-sync-delay", "0"),
 )
 
 
@@ -56,18 +57,18 @@ class Nodes(Group):
             for other in self.all:
                 if node.port < other.port:
                     node.command("CLUSTER", "MEET", HOST, other.port)
-        until(lambda: all(len(self._known(node)) == 2 * SHARDS for node in self.all), "all to know all")
+        _until(lambda: all(len(self._known(node)) == 2 * SHARDS for node in self.all), "all to know all")
         for primary, replica in zip(self.primaries, self.replicas, strict=True):
             replica.command("CLUSTER", "REPLICATE", self.id(primary))
-        until(lambda: all(replicates(replica) for replica in self.replicas), "the replicas")
-        until(lambda: all(self._is_well(node) for node in self.all), "all to be of one mind")
+        _until(lambda: all(replica.replicates for replica in self.replicas), "the replicas")
+        _until(lambda: all(self._is_well(node) for node in self.all), "all to be of one mind")
         self._configure("cluster-node-timeout", _CALM)
         return self
 
     def _configure(self, option: str, value: str | int) -> None:
         for node in self.all:
             if node.running:
-                node.command("CONFIG", "SET", option, value)
+                node.configure(option, value)
 
     def _known(self, node: Server) -> list[Any]:
         lines = node.command("CLUSTER", "NODES").splitlines()
@@ -113,3 +114,8 @@ class Nodes(Group):
         self._configure("cluster-node-timeout", _NERVOUS)
         heir = self.replicas[self.primaries.index(primary)]
         heir.command("CLUSTER", "FAILOVER", "TAKEOVER")
+        _until(lambda: heir.command("ROLE")[0] == b"master", "the replica to take over")
+
+
+def _until(condition: Callable[[], object], what: str) -> None:
+    until(condition, what, despite=(redis.RedisError, OSError))

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -21,7 +20,8 @@ from types import TracebackType
 
 from tests.servers.launching import call_off, launch, let_go, watch_over
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
-from tests.servers.server import HOST, UP_WITHIN, _state, free_port
+from tests.servers.server import HOST, await_stop, free_port, process_state
+from tests.servers.waiting import until
 
 USER = "holdfast"
 _SETTINGS = {
@@ -141,11 +141,11 @@ class PostgresServer(ReachablePostgres):
     def pause(self) -> None:
         """From now on it answers nothing, but its kernel takes whatever is sent, new connections too."""
         os.kill(self.pid, signal.SIGSTOP)  # first: then it can start no more children
-        _await_stop(self.pid)
+        await_stop(self.pid)
         for child in self.children():
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGSTOP)
-                _await_stop(child)
+                await_stop(child)
 
     def go_on(self) -> None:
         for child in (*self.children(), self.pid):
@@ -205,15 +205,15 @@ class PostgresServer(ReachablePostgres):
 
     def _comes_up(self) -> bool:
         """Whether it is ready for connections; not if it has ended."""
-        until = time.monotonic() + UP_WITHIN
-        while self.running and time.monotonic() < until:
-            with suppress(OSError):
-                said = self.data.joinpath("postmaster.pid").read_text().splitlines()
-                if len(said) >= 8 and int(said[0]) == self.pid and said[7].split()[:1] == ["ready"]:
-                    return True
-            time.sleep(0.005)
+        until(lambda: not self.running or self._is_ready(), "PostgreSQL to be ready", despite=(OSError,))
+        if self.running:
+            return True
         self._end(signal.SIGKILL)
         return False
+
+    def _is_ready(self) -> bool:
+        said = self.data.joinpath("postmaster.pid").read_text().splitlines()
+        return len(said) >= 8 and int(said[0]) == self.pid and said[7].split()[:1] == ["ready"]
 
     def _end(self, how: signal.Signals) -> None:
         watchdog, self._watchdog = self._watchdog, None
@@ -233,15 +233,6 @@ class PostgresServer(ReachablePostgres):
         _await_end(children)
 
 
-def _await_stop(pid: int) -> None:
-    while _state(pid) not in "TZ":
-        time.sleep(0.001)
-
-
 def _await_end(children: list[int]) -> None:
     """They end with the postmaster; until then they hold its port and its memory."""
-    until = time.monotonic() + UP_WITHIN
-    while any(_state(child) != "Z" for child in children):
-        if time.monotonic() > until:
-            raise RuntimeError("a process of PostgreSQL does not end")
-        time.sleep(0.002)
+    until(lambda: all(process_state(child) == "Z" for child in children), "the processes of PostgreSQL to end")

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.servers.server import HOST, Server, free_port
+from tests.servers.waiting import LIMIT
 
 _CHUNK = 65536
 
@@ -49,6 +50,7 @@ class Proxy:
         self.port = free_port()
         self.delay = 0.0  # seconds that each piece of the server's answers is late
         self.sent = bytearray()  # all that clients have said
+        self.accepted = 0  # connections of clients, whatever became of them
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_request: list[_Trigger] = []
@@ -149,6 +151,7 @@ class Proxy:
         (self._open.set if passes else self._open.clear)()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         if self._refuses:
             writer.transport.abort()
             return
@@ -208,7 +211,7 @@ class Proxy:
                 writer.write(data)
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     async def _end(self) -> None:
         self._listener.close()

@@ -6,19 +6,19 @@ Leaves to `server`: each server of it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 import redis
 
 from tests.servers.group import Group
 from tests.servers.server import HOST, Server
+from tests.servers.waiting import until
 
 SERVICE = "locks"
-DOWN_AFTER = 500  # milliseconds of silence after which a server counts as down
-_WITHIN = 20.0  # seconds; only ever reached when something is broken
+_CALM = 60_000  # milliseconds of silence after which a server counts as down: not by the load of a test machine
+_NERVOUS = 500  # and when the primary is to be replaced
+_NOT_YET = (redis.RedisError, OSError, ValueError)
 
 # The Sentinels' own timers, in milliseconds: they are made for the distances of a real network.
 _FAST = {
@@ -33,28 +33,13 @@ _FAST = {
 }
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Until it is true; what it answered."""
-    limit = time.monotonic() + _WITHIN
-    while time.monotonic() < limit:
-        with suppress(redis.RedisError, OSError):
-            if answer := condition():
-                return answer
-        time.sleep(0.005)
-    raise AssertionError(f"waited in vain for {what}")
-
-
-def replicates(replica: Server) -> bool:
-    return b"master_link_status:up" in replica.command("INFO", "replication")
-
-
 class Watched(Group):
     """One primary, one replica, and so many Sentinels of one mind."""
 
     def __init__(self, sentinels: int = 3) -> None:
         super().__init__()
-        self.primary = Server("--repl-diskless-sync-delay", "0")
-        self.replica = Server("--repl-diskless-sync-delay", "0", "--repl-timeout", "5")
+        self.primary = Server()
+        self.replica = Server("--repl-timeout", "5")
         self.sentinels = [Server(sentinel=True) for _ in range(sentinels)]
 
     @property
@@ -69,9 +54,12 @@ class Watched(Group):
         for sentinel in self.sentinels:
             self._stack.enter_context(sentinel)
             self.watch(sentinel, self.primary)
-        until(lambda: replicates(self.replica), "the replica")
-        until(lambda: all(self._knows_all(sentinel) for sentinel in self.sentinels), "the Sentinels to know all")
+        until(lambda: self.replica.replicates, "the replica", despite=_NOT_YET)
+        self._until_known()
         return self
+
+    def _until_known(self) -> None:
+        until(lambda: all(map(self._knows_all, self.sentinels)), "the Sentinels to know all", despite=_NOT_YET)
 
     def watch(self, sentinel: Server, primary: Server) -> None:
         """From now on it tells everybody of this primary."""
@@ -81,8 +69,15 @@ class Watched(Group):
         first = sentinel is self.sentinels[0]  # it runs for the lead before the others do: they would split the votes
         quorum = len(self.sentinels) // 2 + 1 if first else len(self.sentinels)
         sentinel.command("SENTINEL", "MONITOR", SERVICE, HOST, primary.port, quorum)
-        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", DOWN_AFTER + 100 * first)
+        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _CALM)
         sentinel.command("SENTINEL", "SET", SERVICE, "failover-timeout", 2000)
+
+    def kill_primary(self) -> None:
+        """The primary dies, and the Sentinels notice soon."""
+        self.primary.kill()
+        for sentinel in self.sentinels:
+            first = sentinel is self.sentinels[0]
+            sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _NERVOUS + 100 * first)
 
     def _knows_all(self, sentinel: Server) -> bool:
         (facts,) = sentinel.command("SENTINEL", "MASTERS")

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,12 +24,16 @@ import redis
 
 from tests.servers import binaries
 from tests.servers.launching import call_off, launch, let_go, watch_over
+from tests.servers.waiting import until
 
 _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in every process with the same
+_NOT_YET = (redis.RedisError, OSError)  # what a replica says that loads what its primary has sent
 _connection: Any = redis.Connection  # redis-py says nothing of its types
 HOST = "127.0.0.1"
-UP_WITHIN = 20.0  # real seconds; only ever reached when something is broken
-_QUIET = ("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no")
+_QUIET = (
+    *("--repl-diskless-sync-delay", "0"),  # a replica need not wait for others that might come
+    *("--save", "", "--appendonly", "no", "--loglevel", "warning", "--daemonize", "no", "--protected-mode", "no"),
+)
 
 
 def free_port() -> int:
@@ -59,11 +62,18 @@ class Reachable:
 
     def command(self, *words: Any, db: int = 0, **how: Any) -> Any:
         """Ask the server itself, past everything that is tested. `how` is for redis-py: username, password..."""
-        connection: Any = _connection(host=HOST, port=self.port, db=db, protocol=2, **how)
+        (answer,) = self._ask([words], db=db, **how)
+        return answer
+
+    def _ask(self, commands: Sequence[Sequence[Any]], **how: Any) -> list[Any]:
+        connection: Any = _connection(host=HOST, port=self.port, protocol=2, **how)
         try:
             connection.connect()
-            connection.send_command(*words)
-            return connection.read_response()
+            answers = []
+            for words in commands:
+                connection.send_command(*words)
+                answers.append(connection.read_response())
+            return answers
         finally:
             connection.disconnect()
 
@@ -133,8 +143,7 @@ class Server(Reachable):
     def pause(self) -> None:
         """From now on it answers nothing, but its kernel takes whatever is sent."""
         os.kill(self.pid, signal.SIGSTOP)
-        while _state(self.pid) not in "TZ":
-            time.sleep(0.001)
+        await_stop(self.pid)
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -152,6 +161,36 @@ class Server(Reachable):
         """A shared one is nobody's to end before the run does."""
         let_go(self._process)
         let_go(self._watchdog)
+
+    def configure(self, option: str, value: str | int) -> None:
+        """Set an option; return once the server tells it so, on the same connection: it may be about logging in."""
+        _, told = self._ask([("CONFIG", "SET", option, value), ("CONFIG", "GET", option)])
+        assert told == [option.encode(), str(value).encode()], told
+
+    def keep_all(self) -> None:
+        """From now on every write is on disk before it is answered."""
+        self.configure("appendonly", "yes")
+        self.configure("appendfsync", "always")
+        until(lambda: b"aof_rewrite_in_progress:0" in self.command("INFO", "persistence"), "the first file")
+
+    def follow(self, primary: Server) -> None:
+        """From now on it is a replica of that one; return once the link between them is up."""
+        self.command("REPLICAOF", HOST, primary.port)
+        until(lambda: self.replicates, "the replica to follow its primary", despite=_NOT_YET)
+
+    def follow_nobody(self) -> None:
+        """A replica hears of no more writes, and stays one."""
+        self.command("REPLICAOF", HOST, free_port())
+        until(lambda: not self.replicates, "the link to be down", despite=_NOT_YET)
+
+    def lead(self) -> None:
+        """A replica becomes a primary."""
+        self.command("REPLICAOF", "NO", "ONE")
+        until(lambda: self.command("ROLE")[0] == b"master", "the replica to lead")
+
+    @property
+    def replicates(self) -> bool:
+        return b"master_link_status:up" in self.command("INFO", "replication")
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -184,16 +223,17 @@ class Server(Reachable):
 
     def _comes_up(self) -> bool:
         """Whether it answers; not if it has ended."""
-        until = time.monotonic() + UP_WITHIN
-        while self.running and time.monotonic() < until:
-            with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as line:
-                line.connect(str(self.socket))  # which it opens after its port; behind that there might be another's
-                line.sendall(b"PING\r\n")
-                if line.recv(64).startswith((b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM")):
-                    return True
-            time.sleep(0.002)
+        until(lambda: not self.running or self._answers(), f"{self._binary.name} to answer", despite=(OSError,))
+        if self.running:
+            return True
         self._end(signal.SIGKILL)
         return False
+
+    def _answers(self) -> bool:
+        with closing(socket.socket(socket.AF_UNIX)) as connection:
+            connection.connect(str(self.socket))  # opened after its port; behind that there might be another server
+            connection.sendall(b"PING\r\n")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM"))
 
     def _end(self, how: signal.Signals) -> None:
         watchdog, self._watchdog = self._watchdog, None
@@ -207,7 +247,12 @@ class Server(Reachable):
             process.wait()
 
 
-def _state(pid: int) -> str:
+def await_stop(pid: int) -> None:
+    """Until the process stands still, or has ended."""
+    until(lambda: process_state(pid) in "TZ", f"process {pid} to stand still")
+
+
+def process_state(pid: int) -> str:
     """As `ps` tells it: T is stopped."""
     answer = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return answer.stdout.strip()[:1] or "Z"

@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 import trustme
 
 from tests.servers.server import HOST, Server, free_port
+from tests.servers.waiting import LIMIT
 
 _CHUNK = 65536
 
@@ -96,7 +97,7 @@ class TlsFront:
                     one.transport.abort()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     async def _end(self) -> None:
         self._listener.close()

@@ -1,16 +1,111 @@
-"""To wait for something that becomes true on a real server."""
+"""How a test waits for what another thread, task, process or server does: one way, with one limit.
+
+Decides: how long at most, and what a wait in vain says. The limit ends a broken test; it judges no speed, so it is far
+longer than anything takes on a busy machine.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
+from typing import Any, TypeVar
 
-LIMIT = 20.0  # real seconds; only ever reached when something is broken
+T = TypeVar("T")
+Errors = tuple[type[BaseException], ...]
+
+LIMIT = 60.0  # real seconds; only ever reached when something is broken
+_BLINK = 0.002  # seconds between two looks
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Return as soon as it is true. Fails after a generous limit."""
+def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -> T:
+    """The first true answer of the condition. An error of `despite` counts as "not yet"; any other is raised.
+
+    Raises AssertionError after LIMIT, with what was waited for and what was seen last.
+    """
+    looks = _Looks(condition, what)
+    while True:
+        try:
+            if answer := looks.saw(condition()):
+                return answer
+        except despite as error:
+            looks.saw(error)
+        looks.check()
+        time.sleep(_BLINK)
+
+
+async def until_async(condition: Callable[[], Any], what: str = "", *, despite: Errors = ()) -> Any:
+    """As `until`, in a task; the condition may be awaitable."""
+    looks = _Looks(condition, what)
+    while True:
+        try:
+            answer = condition()
+            if answer := looks.saw(await answer if inspect.isawaitable(answer) else answer):
+                return answer
+        except despite as error:
+            looks.saw(error)
+        looks.check()
+        await asyncio.sleep(_BLINK)
+
+
+async def moment(seconds: float) -> None:
+    """Let so much time pass, at least. Only to vary at which point of its work something is interrupted."""
+    await asyncio.sleep(seconds)
+
+
+def pause(seconds: float) -> None:
+    """As `moment`, in a thread."""
+    time.sleep(seconds)
+
+
+def join(*threads: threading.Thread) -> None:
+    """Until they have ended. Raises AssertionError after LIMIT, with where those stand that have not."""
     limit = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.002)
+    for thread in threads:
+        thread.join(max(0.0, limit - time.monotonic()))
+    standing = [thread for thread in threads if thread.is_alive()]
+    assert not standing, "\n".join(
+        f"{thread.name} has not ended after {LIMIT:g} s:\n{_where(thread)}" for thread in standing
+    )
+
+
+def happens(event: threading.Event, what: str = "the event") -> None:
+    """Until the event is set."""
+    assert event.wait(LIMIT), f"waited {LIMIT:g} s in vain for {what}"
+
+
+class _Looks:
+    """What has been seen of a condition."""
+
+    def __init__(self, condition: Callable[[], object], what: str) -> None:
+        self._what = what or _source(condition)
+        self._last: object = None
+        self._number = 0
+        self._until = time.monotonic() + LIMIT
+
+    def saw(self, answer: T) -> T:
+        self._last, self._number = answer, self._number + 1
+        return answer
+
+    def check(self) -> None:
+        if time.monotonic() >= self._until:
+            cause = self._last if isinstance(self._last, BaseException) else None
+            raise AssertionError(
+                f"waited {LIMIT:g} s in vain for {self._what}; the last of {self._number} looks saw {self._last!r}"
+            ) from cause
+
+
+def _source(condition: Callable[[], object]) -> str:
+    try:
+        return " ".join(inspect.getsource(condition).split())
+    except (OSError, TypeError):  # a built-in or a bound method of one
+        return repr(condition)
+
+
+def _where(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else "nowhere"

@@ -21,7 +21,7 @@ async def connecting_gives_locks() -> None:
 
 
 async def entering_gives_the_lease(locks: AsyncLocks) -> None:
-    async with locks.lock("order:42", ttl=timedelta(seconds=30), wait=10) as lease:
+    async with locks.lock("order:42", ttl=timedelta(seconds=30), wait=30) as lease:
         assert_type(lease, AsyncLease)
         assert_type(lease.name, str)
         assert_type(lease.fence, int)

@@ -46,7 +46,7 @@ def test_a_lock_takes_seconds_or_a_timedelta() -> None:
 
 def test_entering_gives_the_lease() -> None:
     with holdfast.connect("memory://typing") as locks:
-        with locks.lock("order:42", ttl=30, wait=10) as lease:
+        with locks.lock("order:42", ttl=30, wait=30) as lease:
             assert_type(lease, Lease)
             assert_type(lease.name, str)
             assert_type(lease.fence, int)

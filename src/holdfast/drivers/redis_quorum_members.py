@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ SOONEST: Final = 0.1  # seconds after which a server that could not be reached i
 LATEST: Final = 3.0  # and at most
 _QUESTIONS: Final = ("server", "replication", "persistence", "memory")
 _ANSWERS: Final = len(_QUESTIONS) + 1
+_ALWAYS: Final = -math.inf  # not 0: that is when this machine booted, and a server may be older
 
 
 class Member(Place):
@@ -44,8 +46,8 @@ class Member(Place):
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
         self._failed_at = 0.0
-        self._born_at = 0.0  # on the boot clock, or earlier: since when it remembers everything
-        self._copied_at = 0.0  # when it was last seen as a replica, which knows what another one was told
+        self._born_at = _ALWAYS  # on the boot clock: since when it remembers everything
+        self._copied_at = _ALWAYS  # when it was last seen as a replica, which knows what another one was told
 
     @property
     def absent(self) -> bool:
@@ -190,7 +192,7 @@ class Member(Place):
         age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
         if facts.get("role") == "slave":
             self._copied_at = boot_now()
-        born_at = 0.0 if keeps_all else boot_now() - age
+        born_at = _ALWAYS if keeps_all else boot_now() - age
         if same_run:
             born_at = min(born_at, self._born_at)  # whole seconds: of two estimates the older one is the better one
         self._born_at = max(self._copied_at, born_at)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R", covariant=True)  # what an actor returns
 Opener = Callable[[World, Clock | None], Backend]
 
-LIMIT = 20.0  # seconds after which a story that waits is a story that failed
+LIMIT = 60.0  # seconds after which a story that waits is a story that failed; no machine is that slow
 BLINK = 0.0005
 _real_now = time.monotonic  # a story may replace the functions of `time`
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import NEWEST
+from tests.servers.waiting import LIMIT, until
 
 
 @pytest.fixture(scope="module", params=[16, NEWEST])
@@ -51,8 +52,8 @@ def test_a_statement_of_a_function_sees_what_was_committed_while_an_earlier_one_
     with other.transaction():
         other.execute("SELECT pg_advisory_xact_lock(1, 2)")
         one.pgconn.send_query(b"SELECT waits()")
-        while not ask(other, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"):
-            pass
+        waits = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        until(lambda: ask(other, waits), "the first statement to wait")
         other.execute("INSERT INTO t VALUES (1)")
     result = one.pgconn.get_result()
     assert result is not None
@@ -89,8 +90,7 @@ def test_an_update_looks_again_at_a_row_that_it_had_to_wait_for(two: Two) -> Non
     with other.transaction():
         other.execute("UPDATE t SET v = 9 WHERE id = 1")
         one.pgconn.send_query(b"DELETE FROM t WHERE id = 1 AND v = 5")
-        while not ask(other, "SELECT count(*) FROM pg_locks WHERE NOT granted"):
-            pass
+        until(lambda: ask(other, "SELECT count(*) FROM pg_locks WHERE NOT granted"), "the statement to wait")
     result = one.pgconn.get_result()
     assert result is not None
     assert result.command_tuples == 0
@@ -123,7 +123,7 @@ def test_a_notification_comes_with_the_commit_and_to_its_channel_alone(two: Two)
         other.execute("SELECT pg_notify('mine', 'a'), pg_notify('yours', 'b')")
         assert ask(one, "SELECT 1") == 1
         assert one.pgconn.notifies() is None
-    assert [note.payload for note in one.notifies(timeout=5, stop_after=1)] == ["a"]
+    assert [note.payload for note in one.notifies(timeout=LIMIT, stop_after=1)] == ["a"]
 
 
 def test_a_server_process_tells_its_own_number_at_the_start(two: Two) -> None:

@@ -1,0 +1,49 @@
+"""Renewals that come when a test asks for them: so leases are long, and no test has to wait for a third of their ttl.
+
+Decides: nothing. What the keeper does when a lease falls due is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.testing.stage import Stage
+from tests.servers.waiting import until, until_async
+
+
+def renew_soon(*leases: Any) -> None:
+    """Let these leases fall due for renewal now. In asyncio, call it in the loop that keeps them."""
+    for lease in leases:
+        raw = getattr(lease, "raw", lease)
+        engine = raw._engine
+        raw._renew_at = engine.now()
+        engine.keeper._fresh[raw.claim_id] = raw
+        engine.keeper._wake()
+
+
+async def renewed(stage: Stage, lease: Any) -> None:
+    """Until one more renewal has come through. One that fails is tried again at once."""
+    await stage.until(_renewal(lease), "a renewal")
+
+
+def renew(lease: Any) -> None:
+    """As `renewed`, in a thread."""
+    until(_renewal(lease), "a renewal")
+
+
+async def renew_async(lease: Any) -> None:
+    """As `renewed`, in the loop that keeps the lease."""
+    await until_async(_renewal(lease), "a renewal")
+
+
+def _renewal(lease: Any) -> Callable[[], bool]:
+    before = lease._deadline  # not expires_at: that is told by another clock, which trembles
+    renew_soon(lease)
+
+    def came_through() -> bool:
+        if lease._failures and not lease._renewing:
+            renew_soon(lease)
+        return bool(lease._deadline > before)
+
+    return came_through

@@ -1,0 +1,281 @@
+"""What a test may not do with time, as far as a machine can tell; CONTRIBUTING.md has the whole rule.
+
+Decides: what no file under tests/ may contain. Each check is a function from parsed files to offences, and each is
+tried on planted offences below, because a check that cannot fail is not a check.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so much time
+
+CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}
+WAITS = {"join", "result", "communicate", "wait", "wait_for", "timeout", "notifies", "get_message"}
+TAKES = {"lock", "semaphore", "all", "read", "write"}
+GIVES_UP = {"raises", "suppress", "impatient"}  # in such a block nothing has to succeed
+
+# Files that may do it, and why. Whoever adds one gives a reason that a slow machine cannot refute.
+MAY_MEASURE = {
+    "adversity/actor.py": "it keeps its interpreter busy for so long, at least",
+    "cli/conftest.py": "it turns one clock's moment into another's",
+    "flaky.py": "a tool, no test: it tells how long each run took",
+    "servers/clocks.py": "it tells how far a server's clock is off",
+    "servers/waiting.py": "it is how all others wait",
+    "side_by_side.py": "a tool, no test: it tells how long each check took",
+    "simulation/test_history.py": "the judge of histories must not be quadratic: it would take hours",
+}
+MAY_SLEEP = {
+    "servers/proxy.py": "the wire is slow when a test asks for it",
+    "servers/waiting.py": "it is how all others wait",
+}
+MAY_WAIT_BRIEFLY = {
+    "engine/test_worlds.py": "its waits are the subject, or the simulated world's",
+}
+
+
+@dataclass(frozen=True)
+class File:
+    """One parsed file of the tests."""
+
+    name: str  # its path under tests/
+    text: str
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.name}:{getattr(node, 'lineno', 0)}: {ast.unparse(node).splitlines()[0]}"
+
+
+Files = dict[str, File]
+Check = Callable[[Files], Iterator[str]]
+
+
+def read_all() -> Files:
+    found = (file.relative_to(TESTS).as_posix() for file in sorted(TESTS.rglob("*.py")))
+    return {name: File(name, (TESTS / name).read_text()) for name in found}
+
+
+FILES = read_all()
+
+
+def _called(node: ast.AST) -> str:
+    """The last word of what is called; empty if it is no call."""
+    func = getattr(node, "func", None)
+    return str(getattr(func, "attr", getattr(func, "id", "")))
+
+
+def _reads_clock(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _called(node) in CLOCKS and not node.args
+
+
+def _moments(file: File) -> set[str]:
+    """Names that hold a reading of a clock."""
+    pairs = [(target, node.value) for node in file.nodes if isinstance(node, ast.Assign) for target in node.targets]
+    for target, value in list(pairs):
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs += zip(target.elts, value.elts, strict=True)
+    return {target.id for target, value in pairs if isinstance(target, ast.Name) and _reads_clock(value)}
+
+
+# Time
+
+
+def measured_times(files: Files) -> Iterator[str]:
+    """How long something took. A lower bound is written `now >= started + …`; an upper bound is for bench/."""
+    for file in files.values():
+        moments = _moments(file)
+
+        def is_moment(node: ast.AST, moments: set[str] = moments) -> bool:
+            return _reads_clock(node) or (isinstance(node, ast.Name) and node.id in moments)
+
+        for node in file.nodes if file.name not in MAY_MEASURE else ():
+            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+                ends = (node.left, node.right)
+                if any(map(is_moment, ends)) and not any(isinstance(end, ast.Constant) for end in ends):
+                    yield file.at(node)
+
+
+def upper_bounds(files: Files) -> Iterator[str]:
+    """A reading of a clock that must not be late."""
+    for file in files.values():
+        for node in file.nodes if file.name not in MAY_MEASURE else ():
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+                for left, how, right in zip(sides, node.ops, sides[1:], strict=False):
+                    less = {ast.Lt: left, ast.LtE: left, ast.Gt: right, ast.GtE: right}.get(type(how))
+                    if less is not None and any(map(_reads_clock, ast.walk(less))):
+                        yield file.at(node)
+
+
+def sleeps(files: Files) -> Iterator[str]:
+    """A sleep that hopes. To let others run, `asyncio.sleep(0)` is enough."""
+    for file in files.values():
+        for call in file.calls if file.name not in MAY_SLEEP else ():
+            if _called(call) == "sleep" and not (call.args and ast.unparse(call.args[0]) == "0"):
+                yield file.at(call)
+
+
+# Waiting
+
+
+def waiting_loops(files: Files) -> Iterator[str]:
+    """A loop that does nothing but look again, for ever or for a time of its own: `until` is for that."""
+    for file in files.values():
+        for node in file.nodes:
+            if isinstance(node, ast.While) and all(map(_does_nothing, node.body)) and _looks(node.test):
+                yield file.at(node)
+
+
+def _does_nothing(step: ast.stmt) -> bool:
+    if isinstance(step, ast.Expr) and isinstance(step.value, ast.Await):
+        return _called(step.value.value) == "sleep"
+    return isinstance(step, ast.Pass | ast.Continue)
+
+
+def _looks(test: ast.expr) -> bool:
+    """It does not write, as whatever fills a disk does."""
+    return not any(_called(part) == "write" for part in ast.walk(test))
+
+
+def short_limits(files: Files) -> Iterator[str]:
+    """A wait for a thread, a task or a process that a slow machine fails. LIMIT is for that."""
+    for file in files.values():
+        for call in file.calls if file.name not in MAY_WAIT_BRIEFLY else ():
+            timed = _called(call) in WAITS or ast.unparse(call.func).startswith("subprocess.")
+            limits = [word.value for word in call.keywords if word.arg == "timeout"]
+            limits += call.args[-1:] if _called(call) in WAITS - {"communicate", "get_message"} else []
+            if timed and any(1 <= _number(limit) < LEAST for limit in limits):
+                yield file.at(call)
+
+
+def _number(node: ast.expr) -> float:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def short_waits_that_must_not_end(files: Files) -> Iterator[str]:
+    """A lock that must be granted, with a `wait` that a slow machine lets pass."""
+    for file in files.values():
+        giving_up = {id(inner) for node in file.nodes if _may_fail(node) for inner in ast.walk(node)}
+        for node in file.nodes:
+            if id(node) not in giving_up:
+                for call in _must_be_granted(node):
+                    if any(word.arg == "wait" and 0 < _number(word.value) < LEAST for word in call.keywords):
+                        yield file.at(call)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    items = node.items if isinstance(node, ast.With | ast.AsyncWith) else []
+    return any(_called(item.context_expr) in GIVES_UP for item in items)
+
+
+def _must_be_granted(node: ast.AST) -> Iterator[ast.Call]:
+    """What is entered, or taken for certain: `with locks.lock(…)`, `await locks.lock(…).take()`."""
+    found = [item.context_expr for item in node.items] if isinstance(node, ast.With | ast.AsyncWith) else []
+    if isinstance(node, ast.Call) and _called(node) == "take" and isinstance(node.func, ast.Attribute):
+        found.append(node.func.value)
+    yield from (one for one in found if isinstance(one, ast.Call) and _called(one) in TAKES)
+
+
+# Servers
+
+
+def unconfirmed_settings(files: Files) -> Iterator[str]:
+    """A setting that nobody has read back: `Server.configure`, `follow`, `lead` and `keep_all` do."""
+    for file in files.values():
+        for call in file.calls if not file.name.startswith("servers/") else ():
+            words = [word.value for word in call.args[:2] if isinstance(word, ast.Constant)]
+            if words[:1] == ["REPLICAOF"] or words == ["CONFIG", "SET"]:
+                yield file.at(call)
+
+
+CHECKS: tuple[Check, ...] = (
+    measured_times,
+    upper_bounds,
+    sleeps,
+    waiting_loops,
+    short_limits,
+    short_waits_that_must_not_end,
+    unconfirmed_settings,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_no_test_depends_on_how_quick_the_machine_is(check: Check) -> None:
+    assert list(check(FILES)) == []
+
+
+# Each check is able to fail
+
+PLANTED: list[tuple[Check, str]] = [
+    (measured_times, "started = boot_now()\nwork()\ntook = boot_now() - started"),
+    (measured_times, "locks, started = 1, time.monotonic()\nassert at - started < 5"),
+    (upper_bounds, "assert time.monotonic() < limit"),
+    (upper_bounds, "assert limit > boot_now() + 1"),
+    (upper_bounds, "assert before <= time.time() < after"),
+    (sleeps, "time.sleep(0.1)"),
+    (sleeps, "async def f():\n    await asyncio.sleep(dice())"),
+    (waiting_loops, "while not locks.inspect('x').waiters:\n    continue"),
+    (waiting_loops, "async def f():\n    while not await look():\n        await asyncio.sleep(0)"),
+    (short_limits, "thread.join(10)"),
+    (short_limits, "process.communicate('word', timeout=20)"),
+    (short_limits, "subprocess.run(words, timeout=10)"),
+    (short_limits, "async def f():\n    await asyncio.wait_for(task, 5)"),
+    (short_limits, "async def f():\n    async with asyncio.timeout(5): pass"),
+    (short_limits, "future.result(10)"),
+    (short_limits, "assert event.wait(20)"),
+    (short_waits_that_must_not_end, "with connect() as locks, locks.lock('x', wait=5): pass"),
+    (short_waits_that_must_not_end, "async def f():\n    lease = await locks.semaphore('x', 2, wait=0.5).take()"),
+    (unconfirmed_settings, "server.command('CONFIG', 'SET', 'maxmemory', '1')"),
+    (unconfirmed_settings, "replica.command('REPLICAOF', HOST, primary.port)"),
+]
+
+
+@pytest.mark.parametrize(("check", "text"), PLANTED, ids=lambda value: getattr(value, "__name__", None))
+def test_each_check_finds_a_planted_offence(check: Check, text: str) -> None:
+    assert len(list(check({"planted.py": File("planted.py", text)}))) == 1
+
+
+def test_what_is_allowed_is_not_an_offence() -> None:
+    allowed = """
+started = boot_now()
+assert boot_now() >= started + 2
+assert before <= time.time()
+long_ago = boot_now() - 1_000_000.0
+async def f():
+    await asyncio.sleep(0)
+    with pytest.raises(AcquireTimeout):
+        await locks.lock("x", wait=0.3).take()
+while not done:
+    work()
+thread.join(LIMIT)
+", ".join(["a"])
+assert not signal.wait(0.001)
+assert locks.lock("x", wait=0.5).acquire() is None
+with locks.lock("x", wait=0): pass
+with locks.lock("x", wait=LIMIT): pass
+server.configure("maxmemory", 1)
+server.command("CONFIG", "RESETSTAT")
+"""
+    for check in CHECKS:
+        assert list(check({"allowed.py": File("allowed.py", allowed)})) == []
+
+
+@pytest.mark.parametrize("exceptions", [MAY_MEASURE, MAY_SLEEP, MAY_WAIT_BRIEFLY])
+def test_every_exception_is_a_file_that_there_is(exceptions: dict[str, str]) -> None:
+    assert set(exceptions) <= set(FILES)
+    assert all(exceptions.values())
