@@ -257,3 +257,38 @@ def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_ho
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:
     stage.engine.keeper.hear_of_loss([(str(number), 1) for number in range(2 * EARLY_LOSSES)], "gone")
     assert len(stage.engine.keeper._early) == EARLY_LOSSES
+
+
+class _EndsInRelease(StubBackend):
+    """Its session ends while the release is under way; whoever asks again hears that there is nothing to release."""
+
+    on_loss: Any = None
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        if self.on_loss is not None:
+            hear, self.on_loss = self.on_loss, None
+            hear([(claim.id, self._fence)], "its session ended before the release was answered")
+            raise BackendUnavailable("ended the session")
+        return False
+
+
+def test_a_loss_that_the_backend_reports_during_a_release_is_not_taken_for_one_that_was_done() -> None:
+    engine = Engine(_EndsInRelease(500), ThreadWorld(), holder="us")
+    told: list[str] = []
+    engine.events.listen(lambda event: told.append(event.kind))
+    lease: Lease = drive(take(engine, "a", 30.0, False))
+    assert drive(engine.release(lease)) is False
+    assert lease.lost
+    assert not engine.keeper.leases
+    assert told[-1] == "lost"
+    assert "released" not in told
+    with pytest.raises(LeaseLost, match="before the release was answered"):
+        lease.check()
+    drive(engine.close())
+
+
+def test_a_renewal_that_is_denied_during_a_release_is_not_a_loss(stage: Stage) -> None:
+    lease = stage.take("a")
+    lease._move("release")
+    stage.engine.keeper.lose(lease, "denied", "the backend no longer has it")
+    assert not lease.lost

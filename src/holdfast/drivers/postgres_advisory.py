@@ -212,6 +212,8 @@ class BlockingSessions:
     def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
         if line.flight is not None:
             self._finish(line, until)
+        elif line.alive:
+            line.heed()  # the thread that watches may not have noticed yet that the server ended the session
         if not line.alive:
             raise unavailable(self.place.name, "ended the session")
         line.begin(statement)

@@ -237,7 +237,7 @@ class Engine:
             self.keeper.forget(lease)
             if told:
                 self.tell_lease("released", lease)
-            return True
+            return lease._state != "lost"  # the backend may have reported a loss meanwhile
         self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
         return False
 

@@ -293,6 +293,7 @@ class Keeper:
             if lease is not None and lease._fence == fence:
                 self._early.pop(held, None)
                 self.lose(lease, "denied", reason)
+                self.lose(lease, "gone", reason)  # if its release is under way, and not answered yet
         while len(self._early) > EARLY_LOSSES:
             self._early.pop(next(iter(self._early)))
 
