@@ -292,3 +292,61 @@ def test_an_alarm_may_set_another_one_on_the_way() -> None:
     clock.alarm(1.0, ring)
     clock.advance(2.5)
     assert rang == [1.0, 2.0]
+
+
+def _advance_elsewhere(clock: FakeClock, seconds: float) -> None:
+    mover = threading.Thread(target=clock.advance, args=(seconds,))
+    mover.start()
+    mover.join()
+
+
+def test_a_thread_that_falls_asleep_after_its_time_has_come_wakes_at_once() -> None:
+    clock = FakeClock()
+    world = ThreadWorld(clock)
+    world.now()  # from here on it computes how long to sleep
+    _advance_elsewhere(clock, 60)
+    assert not drive(world.signal().wait(60))
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(drive(world.signal().wait(1))), daemon=True)
+    thread.start()
+    _until_somebody_sleeps(clock)  # a thread that has not read the clock sleeps from now on
+    clock.advance(1)
+    thread.join(LONG)
+    assert answers == [False]
+
+
+def test_a_thread_that_slept_counts_its_next_sleep_from_when_it_woke() -> None:
+    clock = FakeClock()
+    world = ThreadWorld(clock)
+    world.now()
+    _advance_elsewhere(clock, 60)
+    assert not drive(world.signal().wait(60))
+    assert clock.deadline(1) == clock.now() + 1
+
+
+def test_a_task_that_falls_asleep_after_its_time_has_come_wakes_at_once() -> None:
+    clock = FakeClock()
+
+    async def story() -> None:
+        world = AsyncioWorld(clock)
+        world.now()
+        _advance_elsewhere(clock, 60)
+        assert not await world.signal().wait(60)
+        assert clock.deadline(1) == clock.now() + 1
+
+    asyncio.run(story())
+
+
+def test_what_one_task_has_read_says_nothing_of_another() -> None:
+    clock = FakeClock(100.0)
+
+    async def read() -> None:
+        clock.now()
+
+    async def story() -> None:
+        clock.now()
+        _advance_elsewhere(clock, 60)
+        await asyncio.create_task(read())
+        assert clock.deadline(1) == 101.0
+
+    asyncio.run(story())

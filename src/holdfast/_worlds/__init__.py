@@ -101,6 +101,10 @@ class Clock(Protocol):
 
     def now(self) -> float: ...
 
+    def deadline(self, seconds: float) -> float:
+        """When a sleep of that length ends, which the calling thread or task computed when it last read the clock."""
+        ...
+
     def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` when the time has come; the answer takes the alarm back."""
         ...

@@ -46,13 +46,15 @@ class AsyncioSignal:
         finally:
             cancel()
             self._waiting = None
+            if self._clock is not None and seconds is not None:
+                self._clock.now()  # what is slept from here on counts from here on
 
     def _time_limit(self, waiting: asyncio.Future[bool], seconds: float | None) -> Any:
         if seconds is None:
             return _nothing
         if self._clock is None:
             return self._loop.call_later(max(0.0, seconds), _time_up, waiting).cancel
-        at = self._clock.now() + seconds
+        at = self._clock.deadline(seconds)
         return self._clock.alarm(at, lambda: call_in(self._loop, _time_up, waiting))
 
 

@@ -43,11 +43,12 @@ class ThreadSignal:
             return self._gate.acquire()
         if self._gate.acquire(blocking=False):
             return True
-        cancel = clock.alarm(clock.now() + seconds, self._ring)
+        cancel = clock.alarm(clock.deadline(seconds), self._ring)
         try:
             self._gate.acquire()
         finally:
             cancel()
+            clock.now()  # what is slept from here on counts from here on
         rang, self._rang = self._rang, False
         return not rang
 

@@ -261,7 +261,7 @@ class BlockingSessions:
         poll = select.poll()
         poll.register(bell, select.POLLIN)
         poll.register(line.socket, select.POLLIN)
-        cancel = clock.alarm(clock.now() + seconds, lambda: _ring(hand))
+        cancel = clock.alarm(clock.deadline(seconds), lambda: _ring(hand))
         try:
             while (flight := line.flight) is not None and line.alive:
                 ready = [number for number, _ in poll.poll()]
