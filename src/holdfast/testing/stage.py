@@ -98,6 +98,7 @@ class Stage(ABC):
         self._real_time = real_time
         self._opened: list[AwaitedLocks] = []
         self._signals: list[_WatchedSignal] = []
+        self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
         self._actors: list[Any] = []
         self._teller: object = None  # the thread or task that tells the story
         self._observer: AwaitedLocks | None = None
@@ -129,14 +130,23 @@ class Stage(ABC):
         return FaultyBackend(self._opener(world, clock), world, **capabilities)
 
     def _watch(self, world: World) -> None:
-        make = world.signal
+        make, pause = world.signal, world.pause
 
         def watched() -> Signal:
             signal = _WatchedSignal(make())
             self._signals.append(signal)
             return signal
 
+        async def counted(seconds: float) -> None:
+            token = object()
+            self._pauses.add(token)
+            try:
+                await pause(seconds)
+            finally:
+                self._pauses.discard(token)
+
         world.signal = watched  # type: ignore[method-assign]
+        world.pause = counted  # type: ignore[method-assign]
 
     def claim(self, name: str, *, ttl: float = 30, mode: Mode = "exclusive", limit: int | None = None) -> Claim:
         """A claim to ask a backend's verbs for directly; a fresh one each time."""
@@ -186,7 +196,8 @@ class Stage(ABC):
             await self.asleep(waiters - dead)
 
     async def is_free(self, name: str) -> bool:
-        """Nobody holds it and nobody waits for it."""
+        """Nobody holds it and nobody waits for it, once what is done in the background is done."""
+        await self.until(self._settled, "what is done in the background")
         return await self.info(name) == LockInfo(name)
 
     # How time passes
@@ -229,10 +240,10 @@ class Stage(ABC):
 
     async def sleep_through(self, actor: Actor[Any], at_most: float = 60.0) -> float:
         """Let time pass, alarm by alarm, until the actor is done; the answer is how much has passed."""
-        clock, started, waiting = self.clock, self.clock.now(), self._waiting()
+        clock, started, resting = self.clock, self.clock.now(), self._resting()
 
         def asleep_again() -> bool:
-            return clock.sleepers >= sleepers and self._waiting() >= waiting and self._calm()
+            return clock.sleepers >= sleepers and self._resting() >= resting and self._calm()
 
         while not actor.done:
             sleepers, at = clock.sleepers, clock.next_alarm
@@ -260,6 +271,18 @@ class Stage(ABC):
 
     def _waiting(self) -> int:
         return sum(locks.faults.waiting for locks in self._opened)
+
+    def _resting(self) -> int:
+        """How many callers sleep: until they are woken, or before they ask again."""
+        return self._waiting() + len(self._pauses)
+
+    def _settled(self) -> bool:
+        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
+        keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
+        loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
+        asleep = all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
+        hanging = sum(locks.faults.hanging for locks in self._opened)
+        return asleep and self._calm() and self._at_work("holdfast-behind") <= hanging
 
     def _calm(self) -> bool:
         """Nobody is just getting up, every keeper sleeps, and no renewal is under way, but for those that hang."""
