@@ -19,7 +19,8 @@ from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LeaseLost
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.simulated import Park, SimulatedWorld, Simulation
-from tests.engine.stub import StubBackend, take
+from tests.engine.stub import OnLost, StubBackend, take
+from tests.servers.waiting import until
 
 
 class Stage:
@@ -33,8 +34,9 @@ class Stage:
         self.lost: list[str] = []
         self.engine.events.listen(lambda event: self.lost.append(event.name) if event.kind == "lost" else None)
 
-    def take(self, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
-        lease: Lease = self.simulation.run_until_done(self.world.task(take(self.engine, name, ttl, renew), "job"))
+    def take(self, name: str = "a", ttl: float = 30.0, renew: bool = True, on_lost: OnLost | None = None) -> Lease:
+        work = take(self.engine, name, ttl, renew, on_lost)
+        lease: Lease = self.simulation.run_until_done(self.world.task(work, "job"))
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -217,7 +219,29 @@ def test_all_leases_of_a_blocking_locks_share_one_thread() -> None:
     with holdfast.connect("memory://one-thread") as locks:
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
+        until(lambda: locks._logic.engine.keeper._running is not None)
         assert keepers() - before == 1
+
+
+def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
+    told: list[str] = []
+    refused: list[str] = []
+    usual = stage.world.spawn
+
+    def spawn(work: Any, name: str) -> None:
+        if name == "holdfast-on-lost" and not refused:
+            refused.append(name)
+            work.close()
+            raise RuntimeError("can't start new thread")
+        usual(work, name)
+
+    stage.world.spawn = spawn  # type: ignore[method-assign]
+    stage.backend.answer = fail
+    stage.take("a", ttl=5, on_lost=lambda lease: told.append(lease.name))
+    stage.take("b", ttl=600)
+    stage.pass_time(300)
+    assert refused
+    assert told == ["a"]
 
 
 # Losses that the backend notices by itself

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Awaitable
+from inspect import CORO_CLOSED, getcoroutinestate
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from holdfast._worlds.asyncio_ import AsyncioWorld
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.simulated import SimulatedWorld, Simulation
+from tests.servers.waiting import until
 
 LONG = 30.0  # seconds that no test waits for unless it fails
 
@@ -252,6 +256,66 @@ def test_a_crashed_machine_does_nothing_ever_again(machine: SimulatedWorld) -> N
     machine.simulation.run(1000.0)
     assert not task.done
     machine.simulation.close()
+
+
+# Work in the background, and interrupts
+
+
+async def _note(done: list[str]) -> None:
+    done.append(threading.current_thread().name)
+
+
+def test_work_runs_in_a_thread_of_its_name_whichever_thread_asks() -> None:
+    done: list[str] = []
+    ThreadWorld().spawn(_note(done), "named-by-main")
+    until(lambda: done == ["named-by-main"])
+    other = threading.Thread(target=lambda: ThreadWorld().spawn(_note(done), "named-by-another"))
+    other.start()
+    other.join()
+    until(lambda: done == ["named-by-main", "named-by-another"])
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["after it was started", "before it was started"])
+def test_work_runs_once_though_an_interrupt_falls_into_its_start(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    usual, calls = _thread.start_new_thread, []
+
+    def start(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) > 1:
+            return usual(*args)
+        if begins:
+            usual(*args)
+            until(lambda: done)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.raises(KeyboardInterrupt):
+        ThreadWorld().spawn(_note(done), "work")
+    until(lambda: done)
+    until(lambda: all(thread.name != "work" for thread in threading.enumerate()))
+    assert done == ["work"]
+
+
+def test_work_that_no_thread_can_be_started_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
+    work = _note([])
+    with pytest.raises(RuntimeError, match="can't start"):
+        ThreadWorld().spawn(work, "work")
+    assert getcoroutinestate(work) == CORO_CLOSED
+
+
+def test_work_runs_where_there_is_one_thread_left_and_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    done: list[str] = []
+    ThreadWorld().spawn(_note(done), "work")
+    until(lambda: len(done) == 1)
 
 
 # The clock that a test moves

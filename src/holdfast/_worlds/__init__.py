@@ -62,7 +62,11 @@ class World(Protocol):
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background. It ends by itself, or with the world."""
+        """Run in the background. It ends by itself, or with the world.
+
+        Raises RuntimeError if that is not possible; then it does not run, and is closed. An interrupt that comes
+        meanwhile is raised, and it runs all the same.
+        """
         ...
 
     async def pause(self, seconds: float) -> None: ...

@@ -140,8 +140,12 @@ class AsyncioWorld:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if asyncio._get_running_loop() is None and self._loop is not None:
             call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
-        else:
+            return
+        try:
             self._start(self.loop, work, name)
+        except RuntimeError:
+            work.close()
+            raise
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
         task = loop.create_task(work, name=name)

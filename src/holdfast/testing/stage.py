@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from inspect import isawaitable
+from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from holdfast._model import Claim, LockInfo, Mode, Terms
@@ -99,6 +99,7 @@ class Stage(ABC):
         self._opened: list[AwaitedLocks] = []
         self._signals: list[_WatchedSignal] = []
         self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
+        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []  # with its name, from when it is spawned
         self._actors: list[Any] = []
         self._teller: object = None  # the thread or task that tells the story
         self._observer: AwaitedLocks | None = None
@@ -130,7 +131,7 @@ class Stage(ABC):
         return FaultyBackend(self._opener(world, clock), world, **capabilities)
 
     def _watch(self, world: World) -> None:
-        make, pause = world.signal, world.pause
+        make, pause, spawn = world.signal, world.pause, world.spawn
 
         def watched() -> Signal:
             signal = _WatchedSignal(make())
@@ -145,6 +146,11 @@ class Stage(ABC):
             finally:
                 self._pauses.discard(token)
 
+        def spawned(work: Coroutine[Any, Any, None], name: str) -> None:
+            self._background.append((name, work))
+            spawn(work, name)
+
+        world.spawn = spawned  # type: ignore[method-assign]
         world.signal = watched  # type: ignore[method-assign]
         world.pause = counted  # type: ignore[method-assign]
 
@@ -282,18 +288,22 @@ class Stage(ABC):
         loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
         asleep = all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
         hanging = sum(locks.faults.hanging for locks in self._opened)
-        return asleep and self._calm() and self._at_work("holdfast-behind") <= hanging
+        return asleep and self._calm() and self._under_way_behind("holdfast-behind") <= hanging
 
     def _calm(self) -> bool:
         """Nobody is just getting up, every keeper sleeps, and no renewal is under way, but for those that hang."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper._signal for keeper in keepers if keeper.leases]
         return (
-            self._at_work("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
+            self._under_way_behind("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
             and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
             and not any(signal.rousing for signal in self._signals)
             and not self._under_way()
         )
+
+    def _under_way_behind(self, name: str) -> int:
+        """How many pieces of work of that name run in the background, or are about to."""
+        return sum(one == name and getcoroutinestate(work) != CORO_CLOSED for one, work in list(self._background))
 
     def _under_way(self) -> int:
         """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""
