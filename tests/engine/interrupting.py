@@ -8,6 +8,7 @@ the other without looking.
 from __future__ import annotations
 
 import dis
+import gc
 import opcode
 import sys
 from collections.abc import Callable
@@ -40,19 +41,22 @@ def _may_come(code: CodeType, before: int, now: int, *, into_python: bool) -> bo
 class Interrupt:
     """Raises KeyboardInterrupt at the `point`-th such instruction of the files that `where` picks, in this thread."""
 
-    def __init__(self, point: int, where: Callable[[str], bool]) -> None:
+    def __init__(self, point: int, where: Callable[[str], bool], armed: Callable[[], bool] = lambda: True) -> None:
         self._left = point
         self._where = where
+        self._armed = armed  # instructions before that are not counted
         self._before: dict[FrameType, int] = {}
         self._into_python: set[FrameType] = set()  # those that have called Python since their last instruction
         self.struck = ""
 
     def __enter__(self) -> Interrupt:
+        gc.disable()  # Python drops what is raised in a finalizer, and the collector may call one anywhere
         sys.settrace(self._enter)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
+        gc.enable()
         self._before.clear()
         self._into_python.clear()
 
@@ -62,6 +66,7 @@ class Interrupt:
         if not self._where(frame.f_code.co_filename):
             return None
         frame.f_trace_opcodes = True
+        self._before[frame] = frame.f_lasti  # RESUME, where a function starts: it is not told as an instruction
         return self._step
 
     def _step(self, frame: FrameType, event: str, arg: object) -> Any:
@@ -70,7 +75,8 @@ class Interrupt:
             self._before[frame] = frame.f_lasti
             into_python = frame in self._into_python
             self._into_python.discard(frame)
-            if before is not None and _may_come(frame.f_code, before, frame.f_lasti, into_python=into_python):
+            may_come = before is not None and _may_come(frame.f_code, before, frame.f_lasti, into_python=into_python)
+            if may_come and self._armed():
                 self._left -= 1
                 if self._left == 0:
                     self.struck = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
