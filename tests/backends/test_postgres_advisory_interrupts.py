@@ -1,21 +1,15 @@
 """A KeyboardInterrupt at any instruction that can be interrupted: other threads go on, and nothing stays behind.
 
 Each story is told again and again, interrupted at its first such instruction, at its second, and so on to its end.
-Python looks for signals after a call, at the start of a function and at each turn of a loop. The session may be ended,
-which is a loss that is told; but it must not be left in a state in which it answers nobody.
+The session may be ended, which is a loss that is told; but it must not be left in a state in which it answers nobody.
 """
 
 from __future__ import annotations
 
-import dis
 import gc
-import opcode
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import psycopg
@@ -23,6 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import Locks
+from tests.engine.interrupting import Interrupt
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, join, until
 
@@ -34,56 +29,10 @@ pytestmark = [
 _OURS = """SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND application_name = 'me' AND datname = current_database()"""
 _SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'me' AND datname = current_database()"
-_LOOKS = ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD")
 
 
-@cache
-def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
-    """Where an exception is handled that comes from the first to the second instruction."""
-    return [(one.start, one.end, one.target) for one in dis._parse_exception_table(code)]  # type: ignore[attr-defined]
-
-
-def _handler(code: CodeType, offset: int) -> int:
-    return next((target for start, end, target in _handlers(code) if start <= offset < end), -1)
-
-
-def _may_come(code: CodeType, before: int, now: int) -> bool:
-    """Whether an interrupt that comes at the end of `before` is as one that comes at the start of `now`."""
-    return opcode.opname[code.co_code[before]] in _LOOKS and _handler(code, before) == _handler(code, now)
-
-
-class Interrupt:
-    """Raises KeyboardInterrupt at the `point`-th instruction of our own code at which one could come."""
-
-    def __init__(self, point: int) -> None:
-        self._left = point
-        self._before: dict[FrameType, int] = {}
-        self.struck = ""
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self._enter)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-        self._before.clear()
-
-    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
-        if "postgres_advisory" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        return self._step
-
-    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
-        if event == "opcode":
-            before = self._before.get(frame)
-            self._before[frame] = frame.f_lasti
-            if before is not None and _may_come(frame.f_code, before, frame.f_lasti):
-                self._left -= 1
-                if self._left == 0:
-                    self.struck = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-                    raise KeyboardInterrupt(self.struck)
-        return self._step
+def _ours(file: str) -> bool:
+    return "postgres_advisory" in file and "tests" not in file
 
 
 @pytest.fixture
@@ -129,7 +78,7 @@ def _cycle(locks: Locks) -> None:
 def _sweep(locks: Locks, psql: psycopg.Connection, story: Callable[[], None], step: int) -> list[str]:
     points: list[str] = []
     for number in range(1, 100_000, step):
-        with Interrupt(number) as interrupt:
+        with Interrupt(number, _ours) as interrupt:
             try:
                 story()
             except KeyboardInterrupt:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from holdfast._connect import open_backend
 from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
+from holdfast.testing.clock import FakeClock
+from tests.servers.waiting import LIMIT
 
 T = TypeVar("T")
 Hook = Callable[[str], Awaitable[None]]
 
 
 class HookedBackend:
-    """`hook` is awaited with "before acquire", "after acquire" and so on. `watch` verbs are not hooked."""
+    """`hook` is awaited with "before acquire", "after acquire" and so on. `watch` verbs are not hooked.
 
-    def __init__(self, inner: Backend, hook: Hook) -> None:
+    The store gets `least` real seconds for an answer, however little is left of `within`.
+    """
+
+    def __init__(self, inner: Backend, hook: Hook, least: float = 0.0) -> None:
         self.inner = inner
+        self._least = least
         self.capabilities = inner.capabilities._replace(instant=False)
         self._hook = hook
 
@@ -33,20 +40,24 @@ class HookedBackend:
         await self._hook(f"after {verb}")
         return answer
 
+    def _real(self, within: float) -> float:
+        return max(within, self._least)
+
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        return await self._through("acquire", self.inner.acquire(claim, enqueue=enqueue, within=within))
+        return await self._through("acquire", self.inner.acquire(claim, enqueue=enqueue, within=self._real(within)))
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._through("wait", self.inner.wait(claim, seconds))
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
-        return await self._through("renew", self.inner.renew(batch, within=within))
+        return await self._through("renew", self.inner.renew(batch, within=self._real(within)))
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        return await self._through("release", self.inner.release(claim, linger=linger, within=within, heir=heir))
+        work = self.inner.release(claim, linger=linger, within=self._real(within), heir=heir)
+        return await self._through("release", work)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        return await self._through("abandon", self.inner.abandon(claim, within=within))
+        return await self._through("abandon", self.inner.abandon(claim, within=self._real(within)))
 
     async def inspect(self, key: str) -> LockInfo:
         return await self.inner.inspect(key)
@@ -68,5 +79,18 @@ class HookedBackend:
 
 
 def hooked(url: str, hook: Hook) -> Callable[[World, Clock | None], Any]:
-    """What `connect` takes in place of a URL."""
-    return lambda world, clock: HookedBackend(open_backend(url, world, clock), hook)
+    """What `connect` takes in place of a URL. With a clock of the test's own, no real time decides anything."""
+    return lambda world, clock: HookedBackend(
+        open_backend(url, world, clock), hook, LIMIT if clock is not None else 0.0
+    )
+
+
+def while_time_passes(hook: Hook, clock: FakeClock | None, seconds: float) -> Hook:
+    """So much passes as soon as a waiter is about to sleep, so that a wait of that length is in vain; None: nothing."""
+
+    async def passes(where: str) -> None:
+        await hook(where)
+        if where == "before wait" and clock is not None:
+            copy_context().run(clock.advance, seconds)  # the waiter has not read the clock since
+
+    return passes

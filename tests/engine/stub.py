@@ -10,6 +10,7 @@ from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 
+OnLost = Callable[[Lease], object]
 Answer = Callable[[Sequence[Renewal]], Awaitable[list[bool]]]
 
 
@@ -72,8 +73,11 @@ class StubBackend:
     def after_fork(self, *, child: bool) -> None: ...
 
 
-async def take(engine: Engine, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
+async def take(
+    engine: Engine, name: str = "a", ttl: float = 30.0, renew: bool = True, on_lost: OnLost | None = None
+) -> Lease:
     """A lease from the stub, kept by the engine's keeper."""
-    lease = await acquire(engine, Request(Terms(name, name, "us", ttl), renew=renew), 0.0, lambda lease: None)
+    request = Request(Terms(name, name, "us", ttl), renew=renew, on_lost=on_lost)
+    lease = await acquire(engine, request, 0.0, lambda lease: None)
     assert isinstance(lease, Lease)
     return lease

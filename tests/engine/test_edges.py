@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import sys
@@ -118,12 +119,13 @@ def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
 def test_a_thread_that_could_not_be_started_is_started_for_the_next_lease(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_thread(thread: threading.Thread) -> None:
+    def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     with holdfast.connect(url) as locks:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", no_thread)
+            patch.setattr(_thread, "start_new_thread", no_thread)
             with pytest.raises(RuntimeError, match="can't start"):
                 locks.lock("x").acquire()
         assert not locks.inspect("x").locked

@@ -21,7 +21,8 @@ from holdfast.drivers.sqlite import BlockingSqlite, Transaction
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 from holdfast.sync import Locks
-from tests.engine.hooked import hooked
+from holdfast.testing.clock import FakeClock
+from tests.engine.hooked import hooked, while_time_passes
 from tests.servers.waiting import LIMIT, join, until
 
 Story = Callable[[Locks], None]
@@ -54,7 +55,7 @@ def acquire(locks: Locks) -> None:
 
 
 def acquire_in_vain(locks: Locks) -> None:
-    assert locks.lock("a").acquire(timeout=0.2) is None
+    assert locks.lock("a").acquire(timeout=5) is None
 
 
 def extend(locks: Locks) -> None:
@@ -121,12 +122,15 @@ def run(story: Story, url: str, point: int) -> str | None:
     return hook.struck
 
 
-def run_against_another(story: Story, url: str, point: int, lets_go: bool) -> str | None:
-    with holdfast.connect(url, holder="other") as others:
+def run_against_another(
+    story: Story, url: str, point: int, lets_go: bool, clock: FakeClock | None = None
+) -> str | None:
+    with holdfast.connect(url, holder="other", clock=clock) as others:
         theirs = others.lock("a").acquire()
         assert theirs is not None
         hook = InterruptAt(point)
-        with holdfast.connect(hooked(url, hook), holder="us") as locks:
+        opener = hooked(url, while_time_passes(hook, clock, 5))
+        with holdfast.connect(opener, holder="us", clock=clock) as locks:
             enough = threading.Event()
 
             def let_go() -> None:
@@ -171,7 +175,8 @@ def test_interrupted_at_any_point_of_a_wait_it_leaves_nothing_behind(story: Stor
 
 
 def test_interrupted_while_it_waits_in_vain_it_leaves_nothing_behind(url: str) -> None:
-    points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, lets_go=False))
+    clock = FakeClock()
+    points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, lets_go=False, clock=clock))
     assert {"before wait", "before abandon", "after abandon"} <= set(points)
 
 

@@ -18,7 +18,8 @@ from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LeaseLost
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.simulated import Park, SimulatedWorld, Simulation
-from tests.engine.stub import StubBackend, take
+from tests.engine.stub import OnLost, StubBackend, take
+from tests.servers.waiting import until
 
 
 class Stage:
@@ -32,8 +33,9 @@ class Stage:
         self.lost: list[str] = []
         self.engine.events.listen(lambda event: self.lost.append(event.name) if event.kind == "lost" else None)
 
-    def take(self, name: str = "a", ttl: float = 30.0, renew: bool = True) -> Lease:
-        lease: Lease = self.simulation.run_until_done(self.world.task(take(self.engine, name, ttl, renew), "job"))
+    def take(self, name: str = "a", ttl: float = 30.0, renew: bool = True, on_lost: OnLost | None = None) -> Lease:
+        work = take(self.engine, name, ttl, renew, on_lost)
+        lease: Lease = self.simulation.run_until_done(self.world.task(work, "job"))
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -215,7 +217,29 @@ def test_all_leases_of_a_blocking_locks_share_one_thread() -> None:
     with holdfast.connect("memory://one-thread") as locks:
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
+        until(lambda: locks._logic.engine.keeper._running is not None)
         assert keepers() - before == 1
+
+
+def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
+    told: list[str] = []
+    refused: list[str] = []
+    usual = stage.world.spawn
+
+    def spawn(work: Any, name: str) -> None:
+        if name == "holdfast-on-lost" and not refused:
+            refused.append(name)
+            work.close()
+            raise RuntimeError("can't start new thread")
+        usual(work, name)
+
+    stage.world.spawn = spawn  # type: ignore[method-assign]
+    stage.backend.answer = fail
+    stage.take("a", ttl=5, on_lost=lambda lease: told.append(lease.name))
+    stage.take("b", ttl=600)
+    stage.pass_time(300)
+    assert refused
+    assert told == ["a"]
 
 
 # Losses that the backend notices by itself
@@ -255,3 +279,38 @@ def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_ho
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:
     stage.engine.keeper.hear_of_loss([(str(number), 1) for number in range(2 * EARLY_LOSSES)], "gone")
     assert len(stage.engine.keeper._early) == EARLY_LOSSES
+
+
+class _EndsInRelease(StubBackend):
+    """Its session ends while the release is under way; whoever asks again hears that there is nothing to release."""
+
+    on_loss: Any = None
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        if self.on_loss is not None:
+            hear, self.on_loss = self.on_loss, None
+            hear([(claim.id, self._fence)], "its session ended before the release was answered")
+            raise BackendUnavailable("ended the session")
+        return False
+
+
+def test_a_loss_that_the_backend_reports_during_a_release_is_not_taken_for_one_that_was_done() -> None:
+    engine = Engine(_EndsInRelease(500), ThreadWorld(), holder="us")
+    told: list[str] = []
+    engine.events.listen(lambda event: told.append(event.kind))
+    lease: Lease = drive(take(engine, "a", 30.0, False))
+    assert drive(engine.release(lease)) is False
+    assert lease.lost
+    assert not engine.keeper.leases
+    assert told[-1] == "lost"
+    assert "released" not in told
+    with pytest.raises(LeaseLost, match="before the release was answered"):
+        lease.check()
+    drive(engine.close())
+
+
+def test_a_renewal_that_is_denied_during_a_release_is_not_a_loss(stage: Stage) -> None:
+    lease = stage.take("a")
+    lease._move("release")
+    stage.engine.keeper.lose(lease, "denied", "the backend no longer has it")
+    assert not lease.lost

@@ -16,7 +16,8 @@ import holdfast
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
-from tests.engine.hooked import hooked
+from holdfast.testing.clock import FakeClock
+from tests.engine.hooked import hooked, while_time_passes
 from tests.engine.test_cancellation import CancelAt, suspend
 from tests.engine.test_interrupts import InterruptAt, sweep
 from tests.servers.waiting import join, until_async
@@ -62,14 +63,15 @@ async def a_body_that_fails(locks: AsyncLocks) -> None:
 
 
 async def in_vain(locks: AsyncLocks) -> None:
-    assert await locks.all(*NAMES).acquire(timeout=0.2) is None
+    assert await locks.all(*NAMES).acquire(timeout=5) is None
 
 
-async def cancelled(story: AsyncStory, url: str, points: set[int], held: str) -> bool:
+async def cancelled(story: AsyncStory, url: str, points: set[int], held: str, clock: FakeClock | None = None) -> bool:
     """Tell the story, cancelled at these suspensions, while another holds a name; False if it ended before."""
     async with AsyncExitStack() as stack:
-        other = await stack.enter_async_context(holdfast.aio.connect(url, holder="them"))
-        locks = await stack.enter_async_context(holdfast.aio.connect(hooked(url, suspend), holder="us"))
+        other = await stack.enter_async_context(holdfast.aio.connect(url, holder="them", clock=clock))
+        opener = hooked(url, while_time_passes(suspend, clock, 5))
+        locks = await stack.enter_async_context(holdfast.aio.connect(opener, holder="us", clock=clock))
         heard: list[Event] = []
         locks.events.listen(heard.append)
         if held:
@@ -89,9 +91,11 @@ async def cancelled(story: AsyncStory, url: str, points: set[int], held: str) ->
     return True
 
 
-async def cancelled_everywhere(story: AsyncStory, url: str, again: int, held: str = "") -> int:
+async def cancelled_everywhere(
+    story: AsyncStory, url: str, again: int, held: str = "", clock: FakeClock | None = None
+) -> int:
     point = 1
-    while await cancelled(story, url, set(range(point, point + again + 1)), held):
+    while await cancelled(story, url, set(range(point, point + again + 1)), held, clock):
         point += 1
     return point - 1
 
@@ -104,7 +108,7 @@ def test_cancelled_at_any_point_of_several_names_nothing_is_left(story: AsyncSto
 
 @pytest.mark.parametrize("again", [0, 1, 3])
 def test_cancelled_at_any_point_while_the_last_of_several_is_missing_nothing_is_left(again: int, url: str) -> None:
-    assert asyncio.run(cancelled_everywhere(in_vain, url, again, held="c")) >= 8
+    assert asyncio.run(cancelled_everywhere(in_vain, url, again, "c", FakeClock())) >= 8
 
 
 # Interrupted
@@ -133,15 +137,16 @@ def body_that_fails(locks: Locks) -> None:
 
 
 def wait_in_vain(locks: Locks) -> None:
-    assert locks.all(*NAMES).acquire(timeout=0.2) is None
+    assert locks.all(*NAMES).acquire(timeout=5) is None
 
 
-def interrupted(story: Story, url: str, point: int, held: str) -> str | None:
+def interrupted(story: Story, url: str, point: int, held: str, clock: FakeClock | None = None) -> str | None:
     """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
     hook = InterruptAt(point)
     with ExitStack() as stack:
-        other = stack.enter_context(holdfast.connect(url, holder="them"))
-        locks = stack.enter_context(holdfast.connect(hooked(url, hook), holder="us"))
+        other = stack.enter_context(holdfast.connect(url, holder="them", clock=clock))
+        opener = hooked(url, while_time_passes(hook, clock, 5))
+        locks = stack.enter_context(holdfast.connect(opener, holder="us", clock=clock))
         heard: list[Event] = []
         locks.events.listen(heard.append)
         if held:
@@ -168,7 +173,8 @@ def test_interrupted_at_any_point_of_several_names_nothing_is_left(story: Story,
 
 
 def test_interrupted_while_the_last_of_several_is_missing_nothing_is_left(url: str) -> None:
-    points = sweep(lambda point: interrupted(wait_in_vain, url, point, held="c"))
+    clock = FakeClock()
+    points = sweep(lambda point: interrupted(wait_in_vain, url, point, "c", clock))
     assert {"before wait", "after wait", "before abandon", "before release", "after release"} <= set(points)
 
 

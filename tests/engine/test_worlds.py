@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Awaitable
+from inspect import CORO_CLOSED, getcoroutinestate
+from typing import Any
 
 import pytest
 
@@ -245,6 +248,66 @@ def test_a_crashed_machine_does_nothing_ever_again(machine: SimulatedWorld) -> N
     machine.simulation.close()
 
 
+# Work in the background, and interrupts
+
+
+async def _note(done: list[str]) -> None:
+    done.append(threading.current_thread().name)
+
+
+def test_work_runs_in_a_thread_of_its_name_whichever_thread_asks() -> None:
+    done: list[str] = []
+    ThreadWorld().spawn(_note(done), "named-by-main")
+    until(lambda: done == ["named-by-main"])
+    other = threading.Thread(target=lambda: ThreadWorld().spawn(_note(done), "named-by-another"))
+    other.start()
+    other.join()
+    until(lambda: done == ["named-by-main", "named-by-another"])
+
+
+@pytest.mark.parametrize("begins", [True, False], ids=["after it was started", "before it was started"])
+def test_work_runs_once_though_an_interrupt_falls_into_its_start(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    usual, calls = _thread.start_new_thread, []
+
+    def start(*args: Any) -> int:
+        calls.append(args)
+        if len(calls) > 1:
+            return usual(*args)
+        if begins:
+            usual(*args)
+            until(lambda: done)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.raises(KeyboardInterrupt):
+        ThreadWorld().spawn(_note(done), "work")
+    until(lambda: done)
+    until(lambda: all(thread.name != "work" for thread in threading.enumerate()))
+    assert done == ["work"]
+
+
+def test_work_that_no_thread_can_be_started_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
+    work = _note([])
+    with pytest.raises(RuntimeError, match="can't start"):
+        ThreadWorld().spawn(work, "work")
+    assert getcoroutinestate(work) == CORO_CLOSED
+
+
+def test_work_runs_where_there_is_one_thread_left_and_no_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    done: list[str] = []
+    ThreadWorld().spawn(_note(done), "work")
+    until(lambda: len(done) == 1)
+
+
 # The clock that a test moves
 
 
@@ -283,3 +346,61 @@ def test_an_alarm_may_set_another_one_on_the_way() -> None:
     clock.alarm(1.0, ring)
     clock.advance(2.5)
     assert rang == [1.0, 2.0]
+
+
+def _advance_elsewhere(clock: FakeClock, seconds: float) -> None:
+    mover = threading.Thread(target=clock.advance, args=(seconds,))
+    mover.start()
+    mover.join()
+
+
+def test_a_thread_that_falls_asleep_after_its_time_has_come_wakes_at_once() -> None:
+    clock = FakeClock()
+    world = ThreadWorld(clock)
+    world.now()  # from here on it computes how long to sleep
+    _advance_elsewhere(clock, 60)
+    assert not drive(world.signal().wait(60))
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(drive(world.signal().wait(1))), daemon=True)
+    thread.start()
+    until(lambda: clock.sleepers)  # a thread that has not read the clock sleeps from now on
+    clock.advance(1)
+    thread.join(LONG)
+    assert answers == [False]
+
+
+def test_a_thread_that_slept_counts_its_next_sleep_from_when_it_woke() -> None:
+    clock = FakeClock()
+    world = ThreadWorld(clock)
+    world.now()
+    _advance_elsewhere(clock, 60)
+    assert not drive(world.signal().wait(60))
+    assert clock.deadline(1) == clock.now() + 1
+
+
+def test_a_task_that_falls_asleep_after_its_time_has_come_wakes_at_once() -> None:
+    clock = FakeClock()
+
+    async def story() -> None:
+        world = AsyncioWorld(clock)
+        world.now()
+        _advance_elsewhere(clock, 60)
+        assert not await world.signal().wait(60)
+        assert clock.deadline(1) == clock.now() + 1
+
+    asyncio.run(story())
+
+
+def test_what_one_task_has_read_says_nothing_of_another() -> None:
+    clock = FakeClock(100.0)
+
+    async def read() -> None:
+        clock.now()
+
+    async def story() -> None:
+        clock.now()
+        _advance_elsewhere(clock, 60)
+        await asyncio.create_task(read())
+        assert clock.deadline(1) == 101.0
+
+    asyncio.run(story())

@@ -62,7 +62,11 @@ class World(Protocol):
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run in the background. It ends by itself, or with the world."""
+        """Run in the background. It ends by itself, or with the world.
+
+        Raises RuntimeError if that is not possible; then it does not run, and is closed. An interrupt that comes
+        meanwhile is raised, and it runs all the same.
+        """
         ...
 
     async def pause(self, seconds: float) -> None: ...
@@ -100,6 +104,10 @@ class Clock(Protocol):
     """A clock that a test moves. Worlds and stores take it in place of the machine's."""
 
     def now(self) -> float: ...
+
+    def deadline(self, seconds: float) -> float:
+        """When a sleep of that length ends, which the calling thread or task computed when it last read the clock."""
+        ...
 
     def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` when the time has come; the answer takes the alarm back."""

@@ -46,13 +46,15 @@ class AsyncioSignal:
         finally:
             cancel()
             self._waiting = None
+            if self._clock is not None and seconds is not None:
+                self._clock.now()  # what is slept from here on counts from here on
 
     def _time_limit(self, waiting: asyncio.Future[bool], seconds: float | None) -> Any:
         if seconds is None:
             return _nothing
         if self._clock is None:
             return self._loop.call_later(max(0.0, seconds), _time_up, waiting).cancel
-        at = self._clock.now() + seconds
+        at = self._clock.deadline(seconds)
         return self._clock.alarm(at, lambda: call_in(self._loop, _time_up, waiting))
 
 
@@ -138,8 +140,12 @@ class AsyncioWorld:
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if asyncio._get_running_loop() is None and self._loop is not None:
             call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
-        else:
+            return
+        try:
             self._start(self.loop, work, name)
+        except RuntimeError:
+            work.close()
+            raise
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
         task = loop.create_task(work, name=name)

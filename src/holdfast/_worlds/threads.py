@@ -5,9 +5,11 @@ Nothing here suspends: each `async def` runs to its end in one `send`.
 
 from __future__ import annotations
 
+import _thread
 import random
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from holdfast._time import boot_now
@@ -43,11 +45,12 @@ class ThreadSignal:
             return self._gate.acquire()
         if self._gate.acquire(blocking=False):
             return True
-        cancel = clock.alarm(clock.now() + seconds, self._ring)
+        cancel = clock.alarm(clock.deadline(seconds), self._ring)
         try:
             self._gate.acquire()
         finally:
             cancel()
+            clock.now()  # what is slept from here on counts from here on
         rang, self._rang = self._rang, False
         return not rang
 
@@ -76,6 +79,45 @@ class _Owner(threading.local):
         self.token = object()  # not the thread's ident: those are used again
 
 
+class _Job:
+    """Background work that is run by the first thread that takes it, or by none."""
+
+    __slots__ = ("_name", "_untaken", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._work = work
+        self._name = name
+        self._untaken = threading.Lock()
+
+    def start(self) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        if threading.get_ident() == threading.main_thread().ident:
+            # `Thread.start` waits for the new thread, in Python. An interrupt in the middle of that can leave a lock
+            # of its own locked, or come out as another error. Interrupts fall into the main thread only.
+            _thread.start_new_thread(self._launch, ())
+        else:
+            self._start_named()
+
+    def _launch(self) -> None:
+        try:
+            self._start_named()
+        except RuntimeError:  # no other thread to be had; this one is
+            self._run()
+
+    def _start_named(self) -> None:
+        """As a thread that people can find by its name."""
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        if self._untaken.acquire(blocking=False):
+            drive(self._work)
+
+    def give_up(self) -> None:
+        """It does not run, unless a thread has taken it."""
+        if self._untaken.acquire(blocking=False):
+            self._work.close()
+
+
 class ThreadWorld:
     blocking = True
 
@@ -95,7 +137,16 @@ class ThreadWorld:
         return self._owner.token
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        threading.Thread(target=drive, args=(work,), name=name, daemon=True).start()
+        job = _Job(work, name)
+        try:
+            job.start()
+        except Exception:
+            job.give_up()
+            raise
+        except BaseException:  # an interrupt: nobody knows whether a thread was started for it
+            with suppress(RuntimeError):
+                job.start()
+            raise
 
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)

@@ -103,7 +103,7 @@ class PostgresAdvisoryBackend(Asking):
             return False
         name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
         hold.freeing = True
-        statement = Statement(name, hold.words, partial(self._freed, hold))
+        hold.unlock = statement = Statement(name, hold.words, partial(self._freed, hold))
         statement.urgent = True
         try:
             rows = await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
@@ -113,14 +113,14 @@ class PostgresAdvisoryBackend(Asking):
             return False  # it ended with its session before it was let go of
         finally:
             if not statement.sent_at:
-                hold.freeing = False
+                hold.freeing, hold.unlock = False, None
         if hold.key in self._holds.ghosts:
             with suppress(BackendUnavailable):  # whoever asks for it next tries again
                 await self._lay_ghost(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: Hold, statement: Statement) -> None:
-        hold.freeing = False
+        hold.freeing, hold.unlock = False, None
         if statement.error is None and hold.state == "held":
             line, in_main = hold.line, hold.in_main
             self._holds.leave(hold)
@@ -147,21 +147,29 @@ class PostgresAdvisoryBackend(Asking):
 
     def _ended(self, line: Line) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
-        lost = []
+        lost: builtins.list[Hold] = []
         self._holds.session_is_gone(line)
         for hold in self._holds.in_line(line):
             in_main = hold.in_main
             if hold.state == "held":
                 self._holds.leave(hold)
-                lost.append((hold.claim.id, hold.fence))
+                if not (hold.unlock_sent and line.cut_short):  # we ended the session, after its holder let go
+                    lost.append(hold)
             else:
                 hold.go_back()
                 hold.wake()
             hold.freeing = False
             if not in_main:
                 self._give_back(line)
+        self._tell_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
+        # Nothing at the server tells whether the unlock was done before the session ended: a loss cannot be ruled out.
+        self._tell_loss(
+            [hold for hold in lost if hold.unlock_sent], "its session ended before the release was answered"
+        )
+
+    def _tell_loss(self, lost: Sequence[Hold], reason: str) -> None:
         if lost and self.on_loss is not None and not self._closed:
-            self.on_loss(lost, "the session that held it has ended")
+            self.on_loss([(hold.claim.id, hold.fence) for hold in lost], reason)
 
     # What operators ask
 

@@ -65,6 +65,7 @@ class Hold:
         "signal",
         "state",
         "ttl",
+        "unlock",
     )
 
     def __init__(self, claim: Claim, key: Key, fences: Fences) -> None:
@@ -81,6 +82,7 @@ class Hold:
         self.ttl = claim.terms.ttl
         self.heard_at = 0.0  # when its holder last had word from the server, on its own clock
         self.freeing = False  # an unlock was sent, and its answer is not known
+        self.unlock: Statement | None = None  # there is one while a release is under way
         self.looks = 0  # how often a waiter has looked up
 
     def come(self, answer: bytes) -> None:
@@ -116,6 +118,11 @@ class Hold:
     def remaining(self) -> float:
         """Seconds for which its holder believes in it, unless renewed."""
         return self.heard_at + self.ttl - boot_now()
+
+    @property
+    def unlock_sent(self) -> bool:
+        """Whether the server may have been asked to end it."""
+        return self.unlock is not None and self.unlock.sent_at > 0
 
     @property
     def grant(self) -> Grant:

@@ -212,6 +212,8 @@ class BlockingSessions:
     def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
         if line.flight is not None:
             self._finish(line, until)
+        elif line.alive:
+            line.heed()  # the thread that watches may not have noticed yet that the server ended the session
         if not line.alive:
             raise unavailable(self.place.name, "ended the session")
         line.begin(statement)
@@ -259,7 +261,7 @@ class BlockingSessions:
         poll = select.poll()
         poll.register(bell, select.POLLIN)
         poll.register(line.socket, select.POLLIN)
-        cancel = clock.alarm(clock.now() + seconds, lambda: _ring(hand))
+        cancel = clock.alarm(clock.deadline(seconds), lambda: _ring(hand))
         try:
             while (flight := line.flight) is not None and line.alive:
                 ready = [number for number, _ in poll.poll()]

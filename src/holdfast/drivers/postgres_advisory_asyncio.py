@@ -19,6 +19,7 @@ from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Stateme
 from holdfast.drivers.postgres_advisory_watch import OnBroken
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import no_connection, unavailable
+from holdfast.errors import BackendUnavailable
 
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
@@ -33,11 +34,15 @@ class _Line(Line):
         loop.add_reader(self.socket, self._readable)
 
     def put(self, statement: Statement) -> None:
-        """Send it as soon as its turn has come."""
-        if self.flight is None and not self._unsent and not self._urgent:
+        """Send it as soon as its turn has come; never on a session whose end has arrived here."""
+        if self.flight is not None or self._unsent or self._urgent:
+            (self._urgent if statement.urgent else self._unsent).append(statement)
+            return
+        self.heed()  # the loop may not have had its turn since the server ended the session
+        if self.alive:
             self.begin(statement)
         else:
-            (self._urgent if statement.urgent else self._unsent).append(statement)
+            statement.finish(self._unsent_error())
 
     def withdraw(self, statement: Statement) -> None:
         """Nobody waits for it any more; if it was not sent, it never is."""
@@ -58,8 +63,11 @@ class _Line(Line):
         unsent = [*self._urgent, *self._unsent]
         self._urgent, self._unsent = deque(), deque()
         for statement in unsent:
-            statement.finish(unavailable(self.name, "ended the session before this was sent"))
+            statement.finish(self._unsent_error())
         self._on_broken(self)
+
+    def _unsent_error(self) -> BackendUnavailable:
+        return unavailable(self.name, "ended the session before this was sent")
 
 
 class AsyncioSessions:

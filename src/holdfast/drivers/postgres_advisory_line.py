@@ -38,6 +38,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery();
 """
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+_LAST: Final = (b"FATAL", b"PANIC")  # errors after which the server ends the session
 _CUT_SHORT: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
 Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
@@ -92,6 +93,20 @@ class Cancelled(BackendUnavailable):
     """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
 
 
+class _Farewell:
+    """Hears what the server says while nothing is under way; libpq passes even its last error on as a notice.
+
+    Not a method of the session: libpq would keep that alive.
+    """
+
+    def __init__(self) -> None:
+        self.error = ""  # with which the server ended the session
+
+    def __call__(self, result: Any) -> None:
+        if _is_last(result):
+            self.error = complaint(result)[1]
+
+
 class Dialled(NamedTuple):
     pgconn: pq.abc.PGconn
     pid: int  # the server's own number for the session; by way of a pooler libpq knows only an invented one
@@ -106,6 +121,7 @@ class Line:
         self.socket = pgconn.socket
         self.pid = dialled.pid
         self.alive = True
+        self.cut_short = False  # an interrupt ended it here, and not the server
         self.flight: Statement | None = None
         self.idle_since = 0.0
         self.holds = False  # what was waited for there; changed by `Sessions` alone
@@ -113,7 +129,7 @@ class Line:
         self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
         self.named = pgconn.parameter_status(b"application_name") != b"holdfast"
         pgconn.nonblocking = 1
-        pgconn.notice_handler = None
+        self._farewell = pgconn.notice_handler = _Farewell()
 
     def keeps(self, seconds: int) -> None:
         """For so long the server keeps it, should it hear nothing."""
@@ -151,7 +167,10 @@ class Line:
         try:
             pgconn.consume_input()
             if flight is None:
-                return True  # something that nobody asked for, as a notice
+                pgconn.is_busy()  # parses what nobody asked for: notices, and the server's farewell
+                if self._farewell.error:
+                    raise ConnectionAbortedError(self._farewell.error)
+                return True
             while not pgconn.is_busy():
                 result = pgconn.get_result()
                 if result is None:
@@ -173,6 +192,8 @@ class Line:
         if status == _ROWS:
             value, fields = result.get_value, range(result.nfields)
             flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
+        elif status == _ERROR and _is_last(result):  # its socket may stay open for a while, but it holds nothing
+            raise ConnectionAbortedError(complaint(result)[1])
         elif status == _ERROR:
             flight.error = refusal(self.name, result)
 
@@ -180,6 +201,7 @@ class Line:
         """The session is over, and with it everything that it held."""
         if self.alive:
             self.alive = False
+            self.cut_short = error is _CUT_SHORT
             said = _first_line(self.pgconn.error_message) or str(error)
             try:
                 self.let_go()
@@ -249,6 +271,10 @@ def refusal(name: str, result: Any) -> BackendUnavailable:
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
     return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))
+
+
+def _is_last(result: Any) -> bool:
+    return result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in _LAST
 
 
 def _first_line(message: bytes | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from traceback import clear_frames
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -132,11 +133,17 @@ class BlockingSqlite:
 
     def _answer(self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None) -> tuple[T, list[Wake]]:
         db = self._open()
-        if quick is not None:
-            done = self._try(db, quick, args)
-            if done is not None:
-                return done, []
-        return self._transact(db, step, args)
+        try:
+            if quick is not None:
+                done = self._try(db, quick, args)
+                if done is not None:
+                    return done, []
+            return self._transact(db, step, args)
+        except BaseException as error:
+            # Code that keeps the error keeps the frames that it passed through, and with them a query that was not
+            # read to its end. That would hold on to an old state of the file, from which nothing can be written.
+            clear_frames(error.__traceback__)
+            raise
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:

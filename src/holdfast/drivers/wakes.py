@@ -158,7 +158,7 @@ class BlockingWakes:
         seat = self._seats.get(claim.id)
         if seat is None:
             return True
-        until = self._now() + seconds
+        until = self._now() + seconds if self._clock is None else self._clock.deadline(seconds)
         try:
             while not seat.woken:
                 if self._take_the_lead(claim.id, seat):
@@ -200,7 +200,7 @@ class BlockingWakes:
         """Which of the sockets there is something at."""
         if self._clock is None:
             return poll.poll(max(0, math.ceil(seconds * 1000)))
-        cancel = self._clock.alarm(self._clock.now() + seconds, self._ring)
+        cancel = self._clock.alarm(self._clock.deadline(seconds), self._ring)
         try:
             return poll.poll()
         finally:
@@ -210,7 +210,7 @@ class BlockingWakes:
         if self._clock is None:
             seat.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
             return
-        cancel = self._clock.alarm(self._clock.now() + seconds, seat.open)
+        cancel = self._clock.alarm(self._clock.deadline(seconds), seat.open)
         try:
             seat.gate.acquire()
         finally:

@@ -120,11 +120,13 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
         raise
-    except BackendUnavailable:
-        await engine.abandon(claim, within=engine.briefly)
-        raise
-    except BaseException:
-        await engine.abandon(claim)
+    except BaseException as error:
+        try:
+            await engine.abandon(claim, within=engine.briefly if isinstance(error, BackendUnavailable) else 1.0)
+        except BaseException:
+            if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background
+                engine.behind(engine.abandon, claim)
+            raise
         raise
     finally:
         if claim.id in engine.waiting:  # no call is made here after `adopt`

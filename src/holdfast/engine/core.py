@@ -123,7 +123,7 @@ class Engine:
             self.let_go(kept)
             if kept._home is not None:
                 kept._home.drop(kept)
-        if self.backend.capabilities.instant:
+        if self.world.blocking or self.backend.capabilities.instant:
             await self._abandon(claim, within)
         else:
             await self.world.shielded(self._abandon(claim, within))
@@ -136,7 +136,8 @@ class Engine:
 
     def _finish_behind(self, claim: Claim) -> None:
         self.unfinished[claim.id] = claim
-        self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
+        with suppress(RuntimeError):  # no thread to be had; then `close` does it, or its ttl
+            self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
 
     async def _abandon_later(self, claim: Claim) -> None:
         """Time clears it away at the latest; until then, try."""
@@ -214,20 +215,22 @@ class Engine:
             raise
         except BaseException as interrupt:
             # Cancelled or interrupted: what that cut short is done again, and then it goes on.
-            if lease._state == "releasing" and type(interrupt) is not GeneratorExit:
-                with suppress(LockError):
-                    await self.world.shielded(self._finish_release(lease, linger, heir))
+            try:
+                if lease._state == "releasing" and interrupt.__class__ is not GeneratorExit:
+                    with suppress(LockError):
+                        await self.world.shielded(self._finish_release(lease, linger, heir))
+            except BaseException:
+                if self.world.blocking:  # another interrupt, in the middle of that; none falls into the background
+                    self.behind(lambda lease: self._finish_release(lease, linger, heir), lease)
+                raise
             if lease._state != "releasing":
                 self.keeper.forget(lease)
             raise
 
     def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
         """Do it in the background, where there still is one; else the ttl does."""
-        work = _quietly(verb, subject)
-        try:
-            self.world.spawn(work, "holdfast-behind")
-        except RuntimeError:  # no loop runs any more
-            work.close()
+        with suppress(RuntimeError):  # no loop runs any more
+            self.world.spawn(_quietly(verb, subject), "holdfast-behind")
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
         await self._release_again(lease, linger, heir, None)
@@ -239,7 +242,7 @@ class Engine:
             self.keeper.forget(lease)
             if told:
                 self.tell_lease("released", lease)
-            return True
+            return lease._state != "lost"  # the backend may have reported a loss meanwhile
         self.keeper.lose(lease, "gone", "it had ended on the backend before it was released")
         return False
 

@@ -53,7 +53,8 @@ class Keeper:
         self._heap: list[tuple[float, int, list[Lease]]] = []
         self._tiebreak = count()
         self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
-        self._signal: Signal | None = None  # there is one while the loop runs
+        self._signal: Signal | None = None  # there is one while the loop runs, or is about to
+        self._running: Signal | None = None  # the same, once the loop has begun
         self._due: list[_Batch] = []  # to be renewed next
         self._unanswered: list[_Batch] = []  # due, or asked for and not answered yet
         self._renewers = 0  # those that renew: one, or more while requests hang
@@ -72,7 +73,7 @@ class Keeper:
             self.lose(lease, "denied", reason)
             return
         due = lease._renew_at if lease._request.renew else lease._deadline
-        if due < self._next_look:
+        if due < self._next_look or self._signal is None:
             self._next_look = due  # so that many short holds, each gone when the loop looks, wake it once
             self._wake()
 
@@ -101,34 +102,49 @@ class Keeper:
             self._signal.set()
 
     def _wake(self) -> None:
-        with self._engine.mutex:
-            start = self._signal is None and not self._closed
-            if start:
-                self._signal = self._engine.world.signal()
-            signal = self._signal
-        if signal is None:
-            return
-        if not start:
-            signal.set()
-            return
-        loop = self._run(signal)
+        started: Signal | None = None
         try:
-            self._engine.world.spawn(loop, "holdfast-keeper")
-        except BaseException:  # no thread to be had, say
-            loop.close()
-            self._end_loop()
+            with self._engine.mutex:
+                if self._signal is None and not self._closed:
+                    self._signal = started = self._engine.world.signal()
+                signal = self._signal
+            if started is not None:
+                self._engine.world.spawn(self._run(started), "holdfast-keeper")
+            elif signal is not None:
+                signal.set()
+        except BaseException:  # no thread to be had, or an interrupt
+            if started is not None:
+                self._call_off(started)
             raise
+
+    def _call_off(self, signal: Signal) -> None:
+        """The loop with that signal does not begin, unless it has begun; the next lease starts another."""
+        with self._engine.mutex:
+            if self._signal is signal and self._running is not signal:
+                self._end_loop()
 
     def _end_loop(self) -> None:
         """The next lease starts another."""
-        self._signal = None
+        self._signal = self._running = None
         self._next_look = NEVER
 
+    def _begin_loop(self, signal: Signal) -> bool:
+        """False if it was called off before."""
+        with self._engine.mutex:
+            if self._signal is not signal:
+                return False
+            self._running = signal
+            return True
+
     async def _run(self, signal: Signal) -> None:
+        if not self._begin_loop(signal):
+            return
         try:
             while not self._closed:
                 now = self._engine.now()
                 self._look(now)
+                if self._lost:
+                    self._tell_later()
                 soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._first_in_heap())
                 promised = self._next_look if self._next_look > now else NEVER
                 self._next_look = min(promised, soonest)
@@ -218,11 +234,9 @@ class Keeper:
                 self._renewers += 1
                 self._asked_at = now
         if start:
-            work = self._renew()
             try:
-                self._engine.world.spawn(work, "holdfast-renewal")
+                self._engine.world.spawn(self._renew(), "holdfast-renewal")
             except RuntimeError:  # no thread to be had just now; tried again
-                work.close()
                 with self._engine.mutex:
                     self._renewers -= 1
         return now + HANGING if self._due else NEVER
@@ -298,6 +312,7 @@ class Keeper:
             if lease is not None and lease._fence == fence:
                 self._early.pop(held, None)
                 self.lose(lease, "denied", reason)
+                self.lose(lease, "gone", reason)  # if its release is under way, and not answered yet
         while len(self._early) > EARLY_LOSSES:
             self._early.pop(next(iter(self._early)))
 
@@ -314,12 +329,25 @@ class Keeper:
         else:
             engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
         if lease._request.on_lost is not None:
-            with engine.mutex:
-                self._lost.append(lease)
-                start, self._telling = not self._telling, True
-            if start:
-                engine.world.spawn(self._tell_lost(), "holdfast-on-lost")
+            self._tell_later(lease)
         engine.tell_lease("lost", lease, reason)  # last: a listener may raise
+
+    def _tell_later(self, *lost: Lease) -> None:
+        start = False
+        try:
+            with self._engine.mutex:
+                self._lost += lost
+                start = bool(self._lost) and not self._telling
+                self._telling = self._telling or start
+            if start:
+                self._engine.world.spawn(self._tell_lost(), "holdfast-on-lost")
+        except BaseException as error:
+            if start:
+                self._telling = (
+                    False  # should it run all the same, the next loss starts a second one, which does no harm
+                )
+            if not isinstance(error, RuntimeError):
+                raise  # no thread to be had just now is no reason to end the loop: it tries again at its next turn
 
     async def _tell_lost(self) -> None:
         """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""

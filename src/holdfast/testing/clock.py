@@ -1,6 +1,9 @@
 """A clock that stands still until a test moves it.
 
-Decides: nothing by itself. Whoever waits by it, in a thread or a task, is woken when `advance` reaches their time.
+Decides: from when a sleep counts. A thread or task that computes how long to sleep does so from the time that it last
+read. The clock may move before it sleeps, on a busy machine long before: so its sleep counts from that reading, and
+ends at once if its time has come meanwhile. Every waiter therefore wakes when `advance` reaches its time, however the
+machine schedules it.
 """
 
 from __future__ import annotations
@@ -8,7 +11,10 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from itertools import count
+
+_last_read: ContextVar[tuple[FakeClock, float] | None] = ContextVar("holdfast_clock_last_read", default=None)
 
 
 class FakeClock:
@@ -23,7 +29,14 @@ class FakeClock:
         self._before_moving: Callable[[], None] | None = None  # called before each step of `advance`
 
     def now(self) -> float:
-        return self._now
+        now = self._now
+        _last_read.set((self, now))
+        return now
+
+    def deadline(self, seconds: float) -> float:
+        """When a sleep of that length ends: counted from when this thread or task last read the clock."""
+        last = _last_read.get()
+        return (last[1] if last is not None and last[0] is self else self._now) + seconds
 
     def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` once the clock stands at `at` or later; the answer takes it back."""
@@ -47,6 +60,10 @@ class FakeClock:
 
     def advance_to(self, until: float) -> None:
         """As `advance`, up to a moment. Does nothing if that has passed."""
+        self._move(until)
+        self.now()  # the caller knows what time it is
+
+    def _move(self, until: float) -> None:
         while True:
             if self._before_moving is not None:
                 self._before_moving()

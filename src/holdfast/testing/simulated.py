@@ -14,6 +14,7 @@ import random
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
+from contextvars import copy_context
 from itertools import count
 from typing import Any, TypeVar
 
@@ -63,6 +64,7 @@ class Task:
         self.cancel_after: int | None = None  # cancel it at that suspension, counted from 1
         self.cancelled_at: float | None = None  # true time at which that happened
         self._work = work
+        self._context = copy_context()  # as each task of asyncio has one: what it has read is its own
         self._parked: Park | None = None
         self._must_cancel = False
         self._cancelling = 0
@@ -109,9 +111,9 @@ class Task:
         try:
             if self._must_cancel:
                 self._must_cancel = False
-                park = self._work.throw(CancelledError())
+                park = self._context.run(self._work.throw, CancelledError())
             else:
-                park = self._work.send(None)
+                park = self._context.run(self._work.send, None)
         except StopIteration as stop:
             self._end(stop.value, None)
         except (Exception, CancelledError) as error:

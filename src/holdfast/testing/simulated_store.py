@@ -39,7 +39,7 @@ class StoryWorld(SimulatedWorld):
         return self.clock.now()
 
     def after(self, seconds: float, call: Callable[[], object]) -> Callable[[], None]:
-        return self.clock.alarm(self.clock.now() + seconds, lambda: self.simulation.later(0.0, call, self))
+        return self.clock.alarm(self.clock.deadline(seconds), lambda: self.simulation.later(0.0, call, self))
 
 
 class _Bell(SimulatedSignal):

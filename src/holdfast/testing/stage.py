@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from inspect import isawaitable
+from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from holdfast._model import Claim, LockInfo, Mode, Terms
@@ -98,6 +98,8 @@ class Stage(ABC):
         self._real_time = real_time
         self._opened: list[AwaitedLocks] = []
         self._signals: list[_WatchedSignal] = []
+        self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
+        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []  # with its name, from when it is spawned
         self._actors: list[Any] = []
         self._teller: object = None  # the thread or task that tells the story
         self._observer: AwaitedLocks | None = None
@@ -129,14 +131,28 @@ class Stage(ABC):
         return FaultyBackend(self._opener(world, clock), world, **capabilities)
 
     def _watch(self, world: World) -> None:
-        make = world.signal
+        make, pause, spawn = world.signal, world.pause, world.spawn
 
         def watched() -> Signal:
             signal = _WatchedSignal(make())
             self._signals.append(signal)
             return signal
 
+        async def counted(seconds: float) -> None:
+            token = object()
+            self._pauses.add(token)
+            try:
+                await pause(seconds)
+            finally:
+                self._pauses.discard(token)
+
+        def spawned(work: Coroutine[Any, Any, None], name: str) -> None:
+            self._background.append((name, work))
+            spawn(work, name)
+
+        world.spawn = spawned  # type: ignore[method-assign]
         world.signal = watched  # type: ignore[method-assign]
+        world.pause = counted  # type: ignore[method-assign]
 
     def claim(self, name: str, *, ttl: float = 30, mode: Mode = "exclusive", limit: int | None = None) -> Claim:
         """A claim to ask a backend's verbs for directly; a fresh one each time."""
@@ -186,7 +202,8 @@ class Stage(ABC):
             await self.asleep(waiters - dead)
 
     async def is_free(self, name: str) -> bool:
-        """Nobody holds it and nobody waits for it."""
+        """Nobody holds it and nobody waits for it, once what is done in the background is done."""
+        await self.until(self._settled, "what is done in the background")
         return await self.info(name) == LockInfo(name)
 
     # How time passes
@@ -229,10 +246,10 @@ class Stage(ABC):
 
     async def sleep_through(self, actor: Actor[Any], at_most: float = 60.0) -> float:
         """Let time pass, alarm by alarm, until the actor is done; the answer is how much has passed."""
-        clock, started, waiting = self.clock, self.clock.now(), self._waiting()
+        clock, started, resting = self.clock, self.clock.now(), self._resting()
 
         def asleep_again() -> bool:
-            return clock.sleepers >= sleepers and self._waiting() >= waiting and self._calm()
+            return clock.sleepers >= sleepers and self._resting() >= resting and self._calm()
 
         while not actor.done:
             sleepers, at = clock.sleepers, clock.next_alarm
@@ -261,16 +278,32 @@ class Stage(ABC):
     def _waiting(self) -> int:
         return sum(locks.faults.waiting for locks in self._opened)
 
+    def _resting(self) -> int:
+        """How many callers sleep: until they are woken, or before they ask again."""
+        return self._waiting() + len(self._pauses)
+
+    def _settled(self) -> bool:
+        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
+        keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
+        loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
+        asleep = all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
+        hanging = sum(locks.faults.hanging for locks in self._opened)
+        return asleep and self._calm() and self._under_way_behind("holdfast-behind") <= hanging
+
     def _calm(self) -> bool:
         """Nobody is just getting up, every keeper sleeps, and no renewal is under way, but for those that hang."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper._signal for keeper in keepers if keeper.leases]
         return (
-            self._at_work("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
+            self._under_way_behind("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
             and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
             and not any(signal.rousing for signal in self._signals)
             and not self._under_way()
         )
+
+    def _under_way_behind(self, name: str) -> int:
+        """How many pieces of work of that name run in the background, or are about to."""
+        return sum(one == name and getcoroutinestate(work) != CORO_CLOSED for one, work in list(self._background))
 
     def _under_way(self) -> int:
         """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""

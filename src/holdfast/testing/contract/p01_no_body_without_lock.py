@@ -53,6 +53,16 @@ class NoBodyWithoutLock(Promise, about="engine"):
         assert await stage.sleep_through(visitor) == pytest.approx(5)
         assert await visitor.result() is None
 
+    async def test_a_wait_ends_in_time_though_the_waiter_fell_asleep_late(self, stage: Stage) -> None:
+        await stage.locks().lock("door", ttl=60).take()
+        slow = stage.locks()
+        slow.faults.hang_request("wait")  # it knows how long it will sleep, and does not sleep yet
+        visitor = stage.start(slow.lock("door").acquire(timeout=5))
+        await stage.until(lambda: slow.faults.hanging, "the visitor to be about to sleep")
+        stage.clock.advance(5)
+        slow.faults.resume()
+        assert await visitor.result() is None
+
     @pytest.mark.parametrize("once", [{"blocking": False}, {"timeout": 0}, {"timeout": 0.0}])
     async def test_trying_once_asks_once_and_does_not_wait(self, stage: Stage, once: dict[str, float]) -> None:
         await stage.locks().lock("door").take()

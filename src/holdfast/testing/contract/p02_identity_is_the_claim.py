@@ -203,6 +203,7 @@ class IdentityIsTheClaim(Promise, about="store"):
         stage.clock.advance(9.99)
         assert await stage.locks().lock("safe").acquire(blocking=False) is None
         stage.clock.advance(0.01)
+        assert await stage.is_free("safe")
         assert await stage.locks().lock("safe").acquire(blocking=False) is not None
 
     @needs("asyncio")

@@ -230,7 +230,7 @@ class LostRepliesChangeNothing(Promise, about="store"):
         assert len({grant.fence for grant in grants if isinstance(grant, Grant)}) == 1
         places = [await verbs.acquire(waiter, enqueue=True, within=5) for _ in range(3)]
         assert [place.position for place in places if isinstance(place, Busy)] == [0, 0, 0]
-        assert (await stage.info("box")).waiters == 1
+        await stage.queue("box", 1, dead=1)  # it stands there once, and does not sleep
         renewal = Renewal(claim, 30, max(grant.fence for grant in grants if isinstance(grant, Grant)))
         assert [await verbs.renew([renewal], within=5) for _ in range(2)] == [[True], [True]]
         assert [await verbs.release(claim, linger=0.0, within=5) for _ in range(2)] == [True, False]

@@ -96,6 +96,7 @@ class OnlyTheServerClock(Promise, about="store"):
         assert not lease.held
         assert await stage.locks(clock=ahead).lock("hour").acquire(blocking=False) is None
         stage.clock.advance(10)
+        assert await stage.is_free("hour")
         assert await stage.locks().lock("hour").acquire(blocking=False) is not None
 
     async def test_clients_whose_clocks_have_nothing_in_common_share_a_lock(self, stage: Stage) -> None:

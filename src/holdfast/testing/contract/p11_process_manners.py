@@ -179,7 +179,7 @@ class ProcessManners(Promise, about="store"):
         await stage.until(lambda: locks.faults.hanging == 1)
         await locks.close()
         locks.faults.resume()
-        await stage.until(lambda: stage._at_work("holdfast-renewal") == 0)
+        await stage.until(lambda: stage._under_way_behind("holdfast-renewal") == 0)
         assert _open_files() == before
 
     # Manners

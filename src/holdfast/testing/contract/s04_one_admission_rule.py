@@ -21,6 +21,7 @@ class _Room:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.verbs = stage.locks().faults
+        self._asked: set[str] = set()
 
     def writer(self) -> Claim:
         return self.stage.claim("room", ttl=600)
@@ -29,7 +30,19 @@ class _Room:
         return self.stage.claim("room", ttl=600, mode="shared", limit=limit)
 
     async def ask(self, claim: Claim, *, enqueue: bool = True) -> Grant | Busy:
-        return await self.verbs.acquire(claim, enqueue=enqueue, within=5)
+        """One that comes to wait stands in line at the store afterwards: its answer may come before it does."""
+        waiters = await self._waiters()
+        answer = await self.verbs.acquire(claim, enqueue=enqueue, within=5)
+        if enqueue and isinstance(answer, Busy) and claim.id not in self._asked:
+            await self.stage.until(partial(self._waits_beside, waiters), "the new waiter to stand in line")
+        self._asked.add(claim.id)
+        return answer
+
+    async def _waits_beside(self, others: int) -> bool:
+        return await self._waiters() == others + 1
+
+    async def _waiters(self) -> int:
+        return (await self.stage.info("room")).waiters
 
     async def enters(self, claim: Claim) -> bool:
         return isinstance(await self.ask(claim), Grant)

@@ -1,0 +1,205 @@
+"""A KeyboardInterrupt at any instruction of an acquire: it comes out as what it is, and leaves nothing behind.
+
+Each story is told again and again, interrupted at its first such instruction, at its second, and so on to its end.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import LockInfo, Locks
+from holdfast.testing import FakeClock
+from tests.engine.hooked import hooked
+from tests.engine.interrupting import Interrupt
+from tests.servers.waiting import LIMIT, until
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),  # it was cut short before it began
+    pytest.mark.filterwarnings("ignore:unclosed <socket"),  # nobody had it yet: it is closed as soon as it is gone
+]
+_numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def died(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What ended a thread; nothing may."""
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(repr(args.exc_value)))
+    yield told
+    assert told == []
+
+
+def _ours(file: str) -> bool:
+    return ("/holdfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
+
+
+def _sweep(tell: Callable[[int], str]) -> set[str]:
+    """Which functions were interrupted."""
+    points: list[str] = []
+    while struck := tell(len(points) + 1):
+        points.append(struck)
+    gc.collect()  # what was cut short is gone before this test is over
+    return {point.partition(":")[0] for point in points}
+
+
+def _is_kept(locks: Locks, clock: FakeClock) -> None:
+    """A lease that is taken now is looked at in time."""
+    lease = locks.lock("next", ttl=30).acquire()
+    assert lease is not None
+    until(lambda: clock.next_alarm is not None and clock.next_alarm <= lease._renew_at)
+    assert lease.release()
+
+
+def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_the_next_one() -> None:
+    def tell(point: int) -> str:
+        clock = FakeClock()
+        with holdfast.connect(f"memory://anywhere-{next(_numbers)}", clock=clock) as locks:
+            lock = locks.lock("a", ttl=20)
+            with Interrupt(point, _ours) as interrupt:
+                try:
+                    lock.acquire()
+                except KeyboardInterrupt:
+                    assert interrupt.struck
+            if interrupt.struck:
+                assert not locks.inspect("a").locked, interrupt.struck
+                _is_kept(locks, clock)
+                assert not locks._logic.engine.keeper.leases
+            return interrupt.struck
+
+    assert {"Keeper._wake", "_Job.start", "LockLogic._enrol"} <= _sweep(tell)
+
+
+class Waiting:
+    """Somebody else holds the lock that an acquire waits for, until there is a waiter or the acquire is over."""
+
+    def __init__(self, url: str, clock: FakeClock, *, lets_go: bool) -> None:
+        self.other = holdfast.connect(url, clock=clock, holder="other")
+        self._lets_go = lets_go
+        self._held, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold)
+        self._thread.start()
+        assert self._held.wait(LIMIT)
+
+    def _hold(self) -> None:
+        with self.other.lock("a", ttl=600):
+            self._held.set()
+            while not self._over.wait(0.0005):
+                if self._lets_go and self.other.inspect("a").waiters:
+                    return
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def nothing_is_left(self, locks: Locks, struck: str) -> None:
+        """What is still done in the background ends; the clock stands still, so that no time clears anything away."""
+        engine = locks._logic.engine
+        until(lambda: self.other.inspect("a") == LockInfo("a"))
+        until(lambda: not engine.keeper.leases)
+        assert not engine.waiting, struck
+        lease = locks.lock("a").acquire(blocking=False)
+        assert lease is not None, struck
+        assert lease.release()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """A store of its own each time."""
+    if request.param == "memory":
+        return lambda: f"memory://anywhere-{next(_numbers)}"
+    return lambda: f"sqlite:///{tmp_path}/{next(_numbers)}.db"
+
+
+def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh_url: Callable[[], str]) -> None:
+    def tell(point: int) -> str:
+        url, clock, error = fresh_url(), FakeClock(), None
+        with holdfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
+            locks.list()  # it is open
+            lock = locks.lock("a")
+            with Interrupt(point, _ours) as interrupt:
+                try:
+                    lock.acquire()
+                except KeyboardInterrupt as raised:
+                    error = raised  # kept: what it refers to must not be in the way of what follows
+            assert (error is not None) == bool(interrupt.struck)
+            waiting.__exit__()
+            if interrupt.struck:
+                waiting.nothing_is_left(locks, interrupt.struck)
+            waiting.other.close()
+            error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
+            return interrupt.struck
+
+    assert "_ask" in _sweep(tell)
+
+
+class InterruptOnce:
+    """A hook of `hooked`: raises KeyboardInterrupt at one place in the main thread, and arms what follows."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.struck = False
+
+    async def __call__(self, where: str) -> None:
+        if where == self._where and not self.struck and threading.current_thread() is threading.main_thread():
+            self.struck = True
+            raise KeyboardInterrupt(where)
+
+
+@pytest.mark.parametrize("first", ["before wait", "after acquire"])
+def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_place_there(
+    fresh_url: Callable[[], str], first: str
+) -> None:
+    def tell(point: int) -> str:
+        url, clock, error = fresh_url(), FakeClock(), None
+        hook = InterruptOnce(first)
+        with (
+            holdfast.connect(hooked(url, hook), clock=clock) as locks,
+            Waiting(url, clock, lets_go=False) as waiting,
+        ):
+            locks.list()
+            lock = locks.lock("a")
+            with Interrupt(point, _ours, armed=lambda: hook.struck) as interrupt:
+                try:
+                    lock.acquire()
+                except KeyboardInterrupt as raised:
+                    error = raised
+            assert error is not None
+            waiting.__exit__()
+            waiting.nothing_is_left(locks, interrupt.struck)
+            waiting.other.close()
+            error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
+            return interrupt.struck
+
+    assert "Engine.abandon" in _sweep(tell)
+
+
+def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_url: Callable[[], str]) -> None:
+    def tell(point: int) -> str:
+        hook, url, clock, error = InterruptOnce("before release"), fresh_url(), FakeClock(), None
+        with holdfast.connect(hooked(url, hook), clock=clock) as locks:
+            lease = locks.lock("a").acquire()
+            assert lease is not None
+            with Interrupt(point, _ours, armed=lambda: hook.struck) as interrupt:
+                try:
+                    lease.release()
+                except KeyboardInterrupt as raised:
+                    error = raised
+            assert error is not None
+            until(lambda: not locks.inspect("a").locked)
+            assert not lease.held
+            assert not lease.lost, interrupt.struck
+            until(lambda: not locks._logic.engine.keeper.leases)
+            error = None
+            return interrupt.struck
+
+    assert "Engine._finish_release" in _sweep(tell)
