@@ -136,10 +136,11 @@ class AsyncioWorld:
         return asyncio.current_task()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if asyncio._get_running_loop() is None and self._loop is not None:
-            call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
-        else:
+        home = self._loop
+        if home is None or home.is_closed() or asyncio._get_running_loop() is home:
             self._start(self.loop, work, name)
+        else:  # from a thread that works for the loop, or where the garbage collector happened to run
+            call_in(home, self._start, home, work, name)
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
         task = loop.create_task(work, name=name)
