@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from holdfast._reentry import drive as drive
+
 T = TypeVar("T")
 
 
@@ -61,6 +63,10 @@ class World(Protocol):
         """Whoever is running: the same object for one thread or task, and never another's."""
         ...
 
+    def stand_in(self) -> Callable[[], None]:
+        """To be called by another thread, which from then on acts for the thread or task that runs now."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in the background. It ends by itself, or with the world.
 
@@ -87,17 +93,6 @@ async def settled(answer: Any, world: World) -> Any:
             answer.close()
         raise TypeError("a coroutine function was given where nothing can be awaited; use it with holdfast.aio")
     return await answer
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run an operation of the blocking world to its end, here and now."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    work.close()
-    raise RuntimeError("an operation of the blocking world tried to suspend")
 
 
 class Clock(Protocol):

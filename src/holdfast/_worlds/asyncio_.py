@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from holdfast._reentry import nothing
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 
@@ -137,12 +138,16 @@ class AsyncioWorld:
     def owner(self) -> object:
         return asyncio.current_task()
 
+    def stand_in(self) -> Callable[[], None]:
+        return nothing
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if asyncio._get_running_loop() is None and self._loop is not None:
-            call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
-            return
+        home = self._loop
         try:
-            self._start(self.loop, work, name)
+            if home is None or home.is_closed() or asyncio._get_running_loop() is home:
+                self._start(self.loop, work, name)
+            else:  # from a thread that works for the loop, or where the garbage collector happened to run
+                call_in(home, self._start, home, work, name)
         except RuntimeError:
             work.close()
             raise

@@ -8,12 +8,14 @@ from __future__ import annotations
 import _thread
 import random
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
+from holdfast._reentry import drive, outside
 from holdfast._time import boot_now
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock
 
 T = TypeVar("T")
 
@@ -36,18 +38,21 @@ class ThreadSignal:
     async def wait(self, seconds: float | None) -> bool:
         if self._clock is not None:
             return self._wait_by(self._clock, seconds)
-        if seconds is None:
-            return self._gate.acquire()
-        return self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+        with outside():
+            if seconds is None:
+                return self._gate.acquire()
+            return self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
     def _wait_by(self, clock: Clock, seconds: float | None) -> bool:
         if seconds is None:
-            return self._gate.acquire()
+            with outside():
+                return self._gate.acquire()
         if self._gate.acquire(blocking=False):
             return True
         cancel = clock.alarm(clock.deadline(seconds), self._ring)
         try:
-            self._gate.acquire()
+            with outside():
+                self._gate.acquire()
         finally:
             cancel()
             clock.now()  # what is slept from here on counts from here on
@@ -75,8 +80,7 @@ _NO_GUARD = ThreadGuard()
 
 
 class _Owner(threading.local):
-    def __init__(self) -> None:
-        self.token = object()  # not the thread's ident: those are used again
+    token: object = None  # of this thread, once it is asked for; not its ident: those are used again
 
 
 class _Job:
@@ -134,7 +138,13 @@ class ThreadWorld:
         return _NO_GUARD
 
     def owner(self) -> object:
-        return self._owner.token
+        token = self._owner.token
+        if token is None:
+            token = self._owner.token = object()
+        return token
+
+    def stand_in(self) -> Callable[[], None]:
+        return partial(setattr, self._owner, "token", self.owner())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         job = _Job(work, name)
