@@ -71,7 +71,7 @@ def hasty(locks: AwaitedLocks, seconds: float = 0.4) -> AwaitedLocks:
     crew = backend_of(locks)._crew
     crew.node_timeout = seconds
     if hasattr(crew, "_janitor"):
-        crew._janitor._patience = max(1.0, seconds)
+        crew._janitor._patience = 1.0
     return locks
 
 

@@ -58,7 +58,7 @@ def test_the_lock_table_answers_as_the_reference_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(by_scale(300, soak=1800))
+@pytest.mark.timeout(by_scale(900, soak=3600))
 @pytest.mark.parametrize("machine", [PostgresTableMachine, BatchMachine, LargeBatchMachine])
 def test_the_lock_table_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
     run_machine(machine, by_scale(15, soak=500))

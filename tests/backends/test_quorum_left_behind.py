@@ -117,8 +117,16 @@ class TestServersThatMissSomething(OnAQuorum):
         self.quorum.proxies[2].black_hole()
         self.quorum.proxies[2].cut()
         claim = Claim("c" * 32, Terms(f"{stage.namespace}\x1fx", "x", "me", 60.0))
+        backend = backend_of(hasty(locks))
+
+        async def missed() -> bool:
+            await backend.acquire(claim, enqueue=True, within=LIMIT)
+            return bool(backend._crew.members[2].absent)
+
+        await stage.until(missed, "its time to be over")
+        hasty(locks, HOUR)  # so long whoever waited for it would wait now
         for _ in range(6):
-            await backend_of(hasty(locks, HOUR)).acquire(claim, enqueue=True, within=HOUR)
+            await backend.acquire(claim, enqueue=True, within=HOUR)
         assert not waiter.done
         hasty(locks)
         self.quorum.proxies[2].heal()

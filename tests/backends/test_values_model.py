@@ -139,7 +139,7 @@ def test_a_backend_keeps_values_as_the_reference_does(machine: type[ValuesMachin
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(by_scale(120, soak=1800))
+@pytest.mark.timeout(by_scale(900, soak=3600))
 @pytest.mark.parametrize("machine", [MemoryValues, SqliteValues, RedisValues])
 def test_a_backend_keeps_values_as_the_reference_does_in_many_runs(machine: type[ValuesMachine]) -> None:
     run_machine(machine, by_scale(60, soak=1000))

@@ -101,9 +101,12 @@ class TlsFront:
 
     async def _end(self) -> None:
         self._listener.close()
+        for _ in range(10):  # a client that was accepted just now gets its task
+            await asyncio.sleep(0)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what was aborted is closed
 
     def __enter__(self) -> TlsFront:
         self._thread.start()
