@@ -404,3 +404,17 @@ def test_what_one_task_has_read_says_nothing_of_another() -> None:
         assert clock.deadline(1) == 101.0
 
     asyncio.run(story())
+
+
+def test_one_that_the_clock_has_woken_counts_as_waking_until_it_is_up() -> None:
+    clock = FakeClock()
+    up = clock.alarm(clock.now() + 1, lambda: None)
+    assert (clock.sleepers, clock.waking) == (1, 0)
+    clock.advance(1)
+    assert (clock.sleepers, clock.waking) == (0, 1)
+    up()
+    assert (clock.sleepers, clock.waking) == (0, 0)
+    late = clock.alarm(clock.now(), lambda: None)
+    assert (clock.sleepers, clock.waking) == (0, 1)
+    late()
+    assert clock.waking == 0

@@ -16,6 +16,10 @@ from itertools import count
 
 _last_read: ContextVar[tuple[FakeClock, float] | None] = ContextVar("holdfast_clock_last_read", default=None)
 
+_Sleeps = Callable[[], bool]
+falls_asleep: ContextVar[Callable[[_Sleeps], None] | None] = ContextVar("holdfast_falls_asleep", default=None)
+"""Called when this thread or task has set an alarm, with what says whether the clock has yet to wake it."""
+
 
 class FakeClock:
     """Give it to `connect(..., clock=)`; both the waiting and the expiry of leases then follow it."""
@@ -25,7 +29,8 @@ class FakeClock:
         self._mutex = threading.Lock()
         self._order = count()
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
-        self._cancelled: set[int] = set()  # ids of alarms that were taken back and still stand in the heap
+        self._set: set[int] = set()  # ids of alarms that have not rung; one that was taken back stays in the heap
+        self._rung: set[int] = set()  # ids of alarms that rang and were not taken back: a sleeper does so when it is up
         self._before_moving: Callable[[], None] | None = None  # called before each step of `advance`
 
     def now(self) -> float:
@@ -43,16 +48,21 @@ class FakeClock:
         with self._mutex:
             id = next(self._order)
             due = at <= self._now
-            if not due:
+            if due:
+                self._rung.add(id)
+            else:
+                self._set.add(id)
                 heapq.heappush(self._alarms, (at, id, ring))
+        if (tell := falls_asleep.get()) is not None:
+            tell(lambda: id in self._set)
         if due:
             ring()
         return lambda: self._cancel(id)
 
     def _cancel(self, id: int) -> None:
         with self._mutex:
-            if any(other == id for _, other, _ in self._alarms):
-                self._cancelled.add(id)
+            self._rung.discard(id)
+            self._set.discard(id)
 
     def advance(self, seconds: float) -> None:
         """Let that much time pass, stopping at each alarm on the way so that none sees a later time."""
@@ -72,20 +82,27 @@ class FakeClock:
                     self._now = max(self._now, until)
                     return
                 at, id, ring = heapq.heappop(self._alarms)
-                if id in self._cancelled:
-                    self._cancelled.discard(id)
-                    continue
+                if id not in self._set:
+                    continue  # it was taken back
                 self._now = max(self._now, at)
+                self._set.discard(id)
+                self._rung.add(id)
             ring()
 
     @property
     def sleepers(self) -> int:
         """How many wait for the clock to move."""
         with self._mutex:
-            return len(self._alarms) - len(self._cancelled)
+            return len(self._set)
+
+    @property
+    def waking(self) -> int:
+        """How many were woken by the clock and are not up yet."""
+        with self._mutex:
+            return len(self._rung)
 
     @property
     def next_alarm(self) -> float | None:
         """When the first of those who wait is due; None if nobody waits."""
         with self._mutex:
-            return min((at for at, id, _ in self._alarms if id not in self._cancelled), default=None)
+            return min((at for at, id, _ in self._alarms if id in self._set), default=None)

@@ -23,7 +23,7 @@ from holdfast.backends.base import Backend
 from holdfast.observe.events import Event
 from holdfast.primitives.names import qualify
 from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.clock import FakeClock
+from holdfast.testing.clock import FakeClock, falls_asleep
 from holdfast.testing.faults import FaultyBackend
 
 T = TypeVar("T")
@@ -35,26 +35,47 @@ BLINK = 0.0005
 _real_now = time.monotonic  # a story may replace the functions of `time`
 
 
+def _awake() -> bool:
+    return False
+
+
+def _asleep() -> bool:
+    return True
+
+
 class _WatchedSignal:
     """A signal of the client's world that can tell whether whoever was woken by it has got up."""
 
-    def __init__(self, signal: Signal) -> None:
+    def __init__(self, signal: Signal, *, by_clock: bool) -> None:
         self._signal = signal
+        self._by_clock = by_clock  # one that waits for some time sets an alarm at the story's clock
         self._sets = 0
         self._heard = 0
-        self.waiting = False
+        self._sleeps: Callable[[], bool] = _awake
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody sleeps here whom the clock has yet to wake."""
+        return self._sleeps()
 
     def set(self) -> None:
         self._sets += 1
         self._signal.set()
 
     async def wait(self, seconds: float | None) -> bool:
-        self.waiting = True
+        if seconds is None or not self._by_clock:
+            self._sleeps = _asleep
+        else:
+            falls_asleep.set(self._falls_asleep)
         try:
             return await self._signal.wait(seconds)
         finally:
-            self.waiting = False
+            falls_asleep.set(None)
+            self._sleeps = _awake
             self._heard = self._sets
+
+    def _falls_asleep(self, sleeps: Callable[[], bool]) -> None:
+        self._sleeps = sleeps
 
     @property
     def rousing(self) -> bool:
@@ -94,6 +115,7 @@ class Stage(ABC):
         self.records: Callable[[], int] = lambda: 0  # how many the store keeps, if that can be told
         self.namespace = f"contract-{uuid.uuid4().hex[:12]}"
         self.clock = FakeClock()
+        self._clocks = [self.clock]  # and those of clients that have one of their own
         self._opener = opener
         self._real_time = real_time
         self._opened: list[AwaitedLocks] = []
@@ -112,6 +134,8 @@ class Stage(ABC):
         The store follows `stage.clock`, and so does the client unless it is given a `clock` of its own.
         """
         store_clock = None if self._real_time else self.clock
+        if isinstance(clock, FakeClock):
+            self._clocks.append(clock)
         made: list[FaultyBackend] = []
 
         def open_faulty(world: World, _: Clock | None) -> Backend:
@@ -134,7 +158,7 @@ class Stage(ABC):
         make, pause, spawn = world.signal, world.pause, world.spawn
 
         def watched() -> Signal:
-            signal = _WatchedSignal(make())
+            signal = _WatchedSignal(make(), by_clock=not self._real_time)
             self._signals.append(signal)
             return signal
 
@@ -203,7 +227,7 @@ class Stage(ABC):
 
     async def is_free(self, name: str) -> bool:
         """Nobody holds it and nobody waits for it, once what is done in the background is done."""
-        await self.until(self._settled, "what is done in the background")
+        await self.settle()
         return await self.info(name) == LockInfo(name)
 
     # How time passes
@@ -225,6 +249,10 @@ class Stage(ABC):
         for actor in self._actors:
             if actor.done and not actor.heard:
                 await actor.result()
+
+    async def settle(self) -> None:
+        """Until everybody whom the clock woke has done what there was to do, in the background too."""
+        await self.until(self._settled, "what is done in the background")
 
     async def asleep(self, waiters: int = 0) -> None:
         """Until so many waiters, and every keeper that has leases, wait for the clock to move."""
@@ -298,6 +326,7 @@ class Stage(ABC):
             self._under_way_behind("holdfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
             and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
             and not any(signal.rousing for signal in self._signals)
+            and not any(clock.waking for clock in self._clocks)
             and not self._under_way()
         )
 

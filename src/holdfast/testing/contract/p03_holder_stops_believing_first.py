@@ -106,6 +106,7 @@ class HolderStopsBelievingFirst(Promise, about="engine"):
             if taken is not None:
                 break
             stage.clock.advance(0.125)
+            await stage.settle()
         else:
             raise AssertionError("the lock was never granted again")
 
@@ -128,6 +129,7 @@ class HolderStopsBelievingFirst(Promise, about="engine"):
         for _ in range(100):
             stage.clock.advance(0.125)
             own.advance(0.125 * 0.91)  # nearly as slow as declared
+            await stage.settle()
             believed = lease.held
             if await rival.acquire(blocking=False) is not None:
                 assert not believed
