@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._faces.sync_open import open_locks
 from holdfast._model import Diagnosis, LockInfo
+from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock
 from holdfast.engine.core import PATIENCE
 from holdfast.observe.events import Events
 from holdfast.primitives.locks import LocksLogic
@@ -236,7 +237,7 @@ class Locks:
 
     def close(self) -> None:
         """Release what is still held, best effort, and let go of connections."""
-        drive(self._logic.close())
+        drive(self._logic.close(), self._logic.engine, nothing)
 
     def __enter__(self) -> Locks:
         return self

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast._faces.aio_lock import AsyncLock
 from holdfast._faces.aio_open import open_locks
+from holdfast._reentry import Mutex, section
 from holdfast._time import Seconds
 from holdfast._worlds import Clock
 from holdfast.engine.core import PATIENCE
@@ -143,7 +143,7 @@ class DistributedLock:
 
 
 _ones: dict[asyncio.AbstractEventLoop, tuple[object, DistributedLock]] = {}  # and the URLs that they were made for
-_mutex = threading.Lock()  # held while one is made
+_mutex = Mutex()  # held while one is made
 
 
 def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> DistributedLock:
@@ -153,17 +153,23 @@ def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> Distribute
     and RuntimeError if no event loop runs.
     """
     loop = asyncio.get_running_loop()
-    with _mutex:
+    with section(_mutex):
         for ended in [other for other in _ones if other.is_closed()]:
-            del _ones[ended]
-        if loop not in _ones or _ones[loop][1]._logic.locks.engine.closed:
-            _ones[loop] = url_or_client, DistributedLock(url_or_client)
+            _ones.pop(ended, None)
+        if _is_missing(loop):
+            made = url_or_client, DistributedLock(url_or_client)
+            if _is_missing(loop):  # still: a finalizer may have asked for it meanwhile, in this very thread
+                _ones[loop] = made
         return the_same(url_or_client, *_ones[loop])
+
+
+def _is_missing(loop: asyncio.AbstractEventLoop) -> bool:
+    return loop not in _ones or _ones[loop][1]._logic.locks.engine.closed
 
 
 def _after_fork() -> None:
     global _mutex
-    _mutex = threading.Lock()  # another thread of the parent may have held it
+    _mutex = Mutex()  # another thread of the parent may have held it
 
 
 if hasattr(os, "register_at_fork"):

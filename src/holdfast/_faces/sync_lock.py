@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import TracebackType
 
+from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds
-from holdfast._worlds import drive
 from holdfast.engine import lease
 from holdfast.primitives.lock import LockLogic
 
@@ -28,7 +28,7 @@ class Lease(lease.Lease):
 
         Raises BackendUnavailable if the backend does not answer; call again, or its ttl ends it.
         """
-        return drive(self._release())
+        return drive(self._release(), self._engine, self._is_held)
 
     def downgrade(self) -> None:
         """Share it from now on: other readers may enter, and no writer in between. Fence and lease stay the same.
@@ -56,7 +56,7 @@ class Lock:
 
     def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
-        drive(self._logic.release())
+        drive(self._logic.release(), self._logic.engine, nothing)
 
     def locked(self) -> bool:
         """Whether anybody holds it, in this process or another."""
@@ -68,7 +68,7 @@ class Lock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._logic.leave(exc))
+        drive(self._logic.leave(exc), self._logic.engine, nothing)
 
     def __repr__(self) -> str:
         return f"<Lock {self._logic!r}>"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast._faces.sync_lock import Lock
 from holdfast._faces.sync_open import open_locks
+from holdfast._reentry import Mutex, drive, nothing, section
 from holdfast._time import Seconds
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock
 from holdfast.engine.core import PATIENCE
 from holdfast.primitives.manager import LockResult, ManagerLogic, the_same
 from holdfast.primitives.names import DEFAULT_NAMESPACE
@@ -80,7 +80,8 @@ class DistributedLock:
 
         Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
         """
-        return drive(self._logic.release(name))
+        logic = self._logic
+        return drive(logic.release(name), logic.locks.engine, lambda: logic.holds(name))
 
     def extend(self, name: str, seconds: Seconds) -> bool:
         """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
@@ -91,7 +92,7 @@ class DistributedLock:
 
     def release_all(self) -> int:
         """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
-        return drive(self._logic.release_all())
+        return drive(self._logic.release_all(), self._logic.locks.engine, self._logic.count_held)
 
     def lock(
         self,
@@ -123,7 +124,7 @@ class DistributedLock:
 
     def close(self) -> None:
         """Release what is still held, best effort, and let go of connections."""
-        drive(self._logic.close())
+        drive(self._logic.close(), self._logic.locks.engine, nothing)
 
     def __enter__(self) -> DistributedLock:
         return self
@@ -140,7 +141,7 @@ class DistributedLock:
 
 
 _the_one: tuple[object, DistributedLock] | None = None  # and the URL that it was made for
-_mutex = threading.Lock()  # held while it is made
+_mutex = Mutex()  # held while it is made
 
 
 def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> DistributedLock:
@@ -150,15 +151,19 @@ def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> Distribute
     A child of a fork has the same instance, and holds nothing of what its parent does.
     """
     global _the_one
-    with _mutex:
-        if _the_one is None or _the_one[1]._logic.locks.engine.closed:
-            _the_one = url_or_client, DistributedLock(url_or_client)
+    with section(_mutex):
+        one = _the_one
+        if one is None or one[1]._logic.locks.engine.closed:
+            made = url_or_client, DistributedLock(url_or_client)
+            if _the_one is one:  # else a finalizer has asked for it meanwhile, in this very thread
+                _the_one = made
+        assert _the_one is not None
         return the_same(url_or_client, *_the_one)
 
 
 def _after_fork() -> None:
     global _mutex
-    _mutex = threading.Lock()  # another thread of the parent may have held it
+    _mutex = Mutex()  # another thread of the parent may have held it
 
 
 if hasattr(os, "register_at_fork"):

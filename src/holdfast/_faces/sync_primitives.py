@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from holdfast._faces.sync_lock import Lease, Lock
 from holdfast._model import HolderInfo
+from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds
 from holdfast._values import Allowance
-from holdfast._worlds import drive
 from holdfast.primitives import multi
 from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
@@ -52,7 +52,7 @@ class MultiLease(multi.MultiLease):
 
     def release(self) -> bool:
         """True if all were held until now. Every one is let go of, whatever becomes of the others."""
-        return drive(self._release())
+        return drive(self._release(), self._engine, self._is_held)
 
 
 class MultiLock:
@@ -74,7 +74,7 @@ class MultiLock:
 
     def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
-        drive(self._logic.release())
+        drive(self._logic.release(), self._logic.engine, nothing)
 
     def locked(self) -> bool:
         """Whether anybody holds one of the names."""
@@ -86,7 +86,7 @@ class MultiLock:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._logic.leave(exc))
+        drive(self._logic.leave(exc), self._logic.engine, nothing)
 
     def __repr__(self) -> str:
         return f"<MultiLock {self._logic!r}>"
@@ -116,7 +116,7 @@ class Election:
 
     def resign(self) -> bool:
         """Step down; the next candidate is elected. False if this one does not lead."""
-        return drive(self._logic.resign())
+        return drive(self._logic.resign(), self._logic.engine, self._logic.leads)
 
     def hand_over(self, to: str) -> None:
         """Step down in favour of the candidate of that name, before those who wait longer.
@@ -154,7 +154,7 @@ class Election:
             while (change := drive(observer.next())) is not None:
                 yield change
         finally:
-            drive(observer.close())
+            drive(observer.close(), self._logic.engine, nothing)
 
     def __enter__(self) -> Lease:
         return drive(self._logic.enter())  # type: ignore[return-value]
@@ -162,7 +162,7 @@ class Election:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drive(self._logic.leave(exc))
+        drive(self._logic.leave(exc), self._logic.engine, nothing)
 
     def __repr__(self) -> str:
         return f"<Election {self._logic!r}>"

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from holdfast._reentry import drive as drive
+
 T = TypeVar("T")
 
 
@@ -87,17 +89,6 @@ async def settled(answer: Any, world: World) -> Any:
             answer.close()
         raise TypeError("a coroutine function was given where nothing can be awaited; use it with holdfast.aio")
     return await answer
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run an operation of the blocking world to its end, here and now."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    work.close()
-    raise RuntimeError("an operation of the blocking world tried to suspend")
 
 
 class Clock(Protocol):

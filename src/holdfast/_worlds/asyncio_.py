@@ -138,8 +138,10 @@ class AsyncioWorld:
         return asyncio.current_task()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        if asyncio._get_running_loop() is None and self._loop is not None:
-            call_in(self._loop, self._start, self._loop, work, name)  # from a thread that works for the loop
+        home = self._loop
+        if home is not None and not home.is_closed() and asyncio._get_running_loop() is not home:
+            # From a thread that works for the loop, or where the garbage collector happened to run.
+            call_in(home, self._start, home, work, name)
             return
         try:
             self._start(self.loop, work, name)

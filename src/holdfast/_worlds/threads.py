@@ -12,8 +12,9 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from holdfast._reentry import drive, outside
 from holdfast._time import boot_now
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock
 
 T = TypeVar("T")
 
@@ -36,18 +37,21 @@ class ThreadSignal:
     async def wait(self, seconds: float | None) -> bool:
         if self._clock is not None:
             return self._wait_by(self._clock, seconds)
-        if seconds is None:
-            return self._gate.acquire()
-        return self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+        with outside():
+            if seconds is None:
+                return self._gate.acquire()
+            return self._gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
 
     def _wait_by(self, clock: Clock, seconds: float | None) -> bool:
         if seconds is None:
-            return self._gate.acquire()
+            with outside():
+                return self._gate.acquire()
         if self._gate.acquire(blocking=False):
             return True
         cancel = clock.alarm(clock.deadline(seconds), self._ring)
         try:
-            self._gate.acquire()
+            with outside():
+                self._gate.acquire()
         finally:
             cancel()
             clock.now()  # what is slept from here on counts from here on

@@ -43,10 +43,11 @@ class MemoryBackend:
     def __init__(self, store: MemoryStore, world: World) -> None:
         self._store = store
         self._world = world
+        self._step = store.step if world.blocking else store.step_in_a_loop
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is None:
@@ -128,14 +129,14 @@ class MemoryBackend:
         return Busy(ahead, retry_after, holder.claim.terms.holder if holder else None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        with self._store.step():
+        with self._step():
             resource = self._store.resources.get(claim.terms.key)
             asleep = (resource.queue.get(claim.id) or resource.observers.get(claim.id)) if resource else None
         return asleep is None or await asleep.signal.wait(seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             return [self._renew(renewal, now) for renewal in batch]
 
@@ -149,7 +150,7 @@ class MemoryBackend:
 
     async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
         store = self._store
-        with store.step():
+        with self._step():
             resource = store.resources.get(claim.terms.key)
             holder = resource.holders.get(claim.id) if resource else None
             if resource is None or holder is None or holder.ended:
@@ -171,7 +172,7 @@ class MemoryBackend:
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             resource = store.look(claim.terms.key, now)
             if resource is not None:
@@ -189,7 +190,7 @@ class MemoryBackend:
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             resource = store.look_or_make(claim.terms.key, now)
             observer = resource.observers.get(claim.id)
@@ -210,13 +211,13 @@ class MemoryBackend:
 
     async def inspect(self, key: str) -> LockInfo:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             return self._info(key, store.look(key, now), now)
 
     async def list(self, prefix: str) -> list[LockInfo]:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             store.sweep(now)
             found = sorted(key for key in store.resources if key.startswith(prefix))
@@ -225,7 +226,7 @@ class MemoryBackend:
 
     async def break_(self, key: str) -> LockInfo:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             resource = store.look(key, now)
             before = self._info(key, resource, now)
@@ -256,7 +257,7 @@ class MemoryBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         store = self._store
-        with store.step():
+        with self._step():
             now = store.clock()
             store.sweep_limiters(now)
             booked = book(store.limiters.get(key, 0), now, rate, cost, patience)
@@ -266,17 +267,17 @@ class MemoryBackend:
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         store = self._store
-        with store.step():
+        with self._step():
             if store.limiters.get(key) == until:
                 store.limiters[key] = until - rate.interval * cost
 
     async def read(self, key: str) -> Stored:
-        with self._store.step():
+        with self._step():
             return self._store.cells.get(key, NOTHING)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         store = self._store
-        with store.step():
+        with self._step():
             stored = store.cells.get(key, NOTHING)
             outcome = decide(stored, write)
             if outcome is not None:
@@ -291,7 +292,7 @@ class MemoryBackend:
 
     async def close(self) -> None:
         """The store is the process's; but whoever waits through us must hear of the end."""
-        with self._store.step():
+        with self._step():
             for resource in self._store.resources.values():
                 for asleep in resource.asleep():
                     if asleep.world is self._world:

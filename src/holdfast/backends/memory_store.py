@@ -6,16 +6,14 @@ Leaves to `memory`: the verbs. Leaves to `_model`: who fits and who is next in l
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from math import inf
-from typing import Any
 
 from holdfast._model import GRACE, KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_line
+from holdfast._reentry import Mutex, section
 from holdfast._time import boot_now, first_fence
 from holdfast._values import NANO, Stored
 from holdfast._worlds import Clock, World
-from holdfast.errors import BackendUnavailable
 
 
 class Holder:
@@ -175,7 +173,7 @@ class MemoryStore:
         self.clear()
 
     def clear(self) -> None:
-        self._mutex = threading.RLock()
+        self._mutex = Mutex()
         self.resources: dict[str, Resource] = {}  # only names that are held, waited for or observed
         self.limiters: dict[str, int] = {}  # by key: up to when it is booked, in nanoseconds of the clock
         self.limiters_before = 64  # how many there were after the last sweep, and a few more
@@ -183,14 +181,13 @@ class MemoryStore:
         self.last_deleted = 0  # the highest version of a cell that was deleted
         self.sweep_at = self.fence + 64  # fence at which expired names that nobody asks for any more are swept out
 
-    def step(self) -> Any:
-        """Held for one verb. Raises BackendUnavailable in the middle of another of this very thread.
-
-        The garbage collector may end somebody's hold there, and a signal handler may do anything.
-        """
-        if self._mutex._is_owned():  # type: ignore[attr-defined]
-            raise BackendUnavailable("the memory store is in use by the code that was interrupted", transient=False)
+    def step(self) -> Mutex:
+        """Held for one verb, of an operation that is driven."""
         return self._mutex
+
+    def step_in_a_loop(self) -> Mutex:
+        """The same in an event loop, where nothing says so that a thread is inside an operation."""
+        return section(self._mutex)
 
     def count(self) -> int:
         """A number that was never given out before: a fence, or the number of a change."""

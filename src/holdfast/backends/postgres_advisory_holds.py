@@ -11,6 +11,7 @@ import threading
 from typing import Any, Literal
 
 from holdfast._model import EXCLUSIVE, Claim, Grant
+from holdfast._reentry import Mutex, section
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
 from holdfast.backends.postgres_advisory_keys import Key, key_of, second_of
@@ -30,11 +31,11 @@ class Fences:
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._mutex = threading.Lock()  # which a thread of the parent may have held
+        self._mutex = Mutex()  # which a thread of the parent may have held
 
     def mint(self, read: int) -> int:
         """The fence that the server's clock gives, but never lower than the last."""
-        with self._mutex:
+        with section(self._mutex):
             self._last = max(read, self._last + 1)
             return self._last
 

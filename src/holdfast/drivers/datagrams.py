@@ -71,7 +71,7 @@ class Sender:
     """The sending end, one for each `Locks` that hands over."""
 
     def __init__(self) -> None:
-        self._mutex = threading.RLock()  # a signal handler may send too, in the middle of anything
+        self._mutex = threading.Lock()
         self._socket: socket.socket | None = None
 
     def send(self, address: str, claim: str) -> bool:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
+from holdfast._reentry import outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
@@ -248,7 +249,9 @@ class BlockingSessions:
         poll = select.poll()  # of our own: whoever closes hears the same answer
         poll.register(line.socket, select.POLLIN)
         while flight is not None and line.alive and line.flight is flight:
-            if not poll.poll(max(0.0, (until - boot_now()) * 1000)):
+            with outside():
+                ready = poll.poll(max(0.0, (until - boot_now()) * 1000))
+            if not ready:
                 return False
             with line.turn:
                 self._heed(line, flight)
@@ -264,7 +267,8 @@ class BlockingSessions:
         cancel = clock.alarm(clock.deadline(seconds), lambda: _ring(hand))
         try:
             while (flight := line.flight) is not None and line.alive:
-                ready = [number for number, _ in poll.poll()]
+                with outside():
+                    ready = [number for number, _ in poll.poll()]
                 if bell.fileno() in ready:
                     return False
                 with line.turn:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from math import ceil
 from typing import Final, TypeVar
 
+from holdfast._reentry import outside, start_thread
 from holdfast.drivers.postgres_advisory_line import Dialled, Line
 
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
@@ -93,7 +94,7 @@ class Watch:
         with self._mutex:
             self._lines[line.socket] = weakref.ref(line)
             if not self._started:
-                threading.Thread(target=self._run, name="holdfast-watch", daemon=True).start()
+                start_thread("holdfast-watch", self._run)
                 self._started = True  # not before: an interrupt may come in between, and better two watch than none
         self._ring()
 
@@ -123,7 +124,8 @@ class Watch:
             for number in lines:
                 poll.register(number, _ENDED)
             pause = None if len(lines) < 2 else self._pause
-            told = [number for number, _ in poll.poll(_LOOK or pause)]
+            with outside():
+                told = [number for number, _ in poll.poll(_LOOK or pause)]
             self._look_at([lines[number] for number in (told if _LOOK is None else lines) if number in lines])
             if pause is not None and (tidy := self._tidy()) is not None:
                 tidy()

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from holdfast._reentry import start_thread
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_wire import Broken
 
@@ -31,7 +32,7 @@ class _Lookup:
         self.found: Future[list[str]] = Future()
         self.found.set_running_or_notify_cancel()  # from here on nobody can cancel it for the others
         self._ended_at = 0.0
-        threading.Thread(target=self._run, name="holdfast-lookup", daemon=True).start()
+        start_thread("holdfast-lookup", self._run)
 
     @property
     def of_use(self) -> bool:

@@ -11,7 +11,6 @@ import select
 import socket
 import ssl
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import hiredis
 
+from holdfast._reentry import start_thread
 from holdfast._time import boot_now
 from holdfast.drivers.redis import _Line
 from holdfast.drivers.redis_quorum import Turn
@@ -105,10 +105,8 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
         results[number] = jobs[number]()
 
     for number in range(len(jobs) - 1):
-        thread = threading.Thread(target=work, args=(number,), name="holdfast-dial", daemon=True)
         try:
-            thread.start()
-            threads.append(thread)
+            threads.append(start_thread("holdfast-dial", work, number))
         except RuntimeError:  # there is none
             work(number)
     if jobs:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
+from holdfast._reentry import outside, start_thread
 from holdfast._time import boot_now
 from holdfast.drivers.redis_quorum import Ask
 from holdfast.drivers.redis_quorum_fan import Line
@@ -73,11 +74,8 @@ class Janitor:
         with self._mutex:
             if self._thread is not None or self._closed:
                 return
-            self._thread = threading.Thread(target=self._work, name="holdfast-nodes", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # no thread to be had just now; tried again
-                self._thread = None
+            with suppress(RuntimeError):  # no thread to be had just now; tried again
+                self._thread = start_thread("holdfast-nodes", self._work)
 
     def _work(self) -> None:
         try:
@@ -87,7 +85,8 @@ class Janitor:
                     if (member.absent or self._clean_ups[node]) and member.is_due():
                         self._reach(node, member)
                 if not self._straggling:
-                    time.sleep(0.02)
+                    with outside():
+                        time.sleep(0.02)
         except BaseException:
             self._thread = None  # whoever has something to see to starts another
             raise

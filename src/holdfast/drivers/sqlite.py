@@ -100,7 +100,6 @@ class BlockingSqlite:
 
     def _reset(self) -> None:
         self._mutex = threading.RLock()  # one transaction at a time on the one connection
-        self._inside = False  # a request is under way
         self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
@@ -114,13 +113,7 @@ class BlockingSqlite:
             try:
                 # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
                 with self._mutex:
-                    if self._inside:  # a signal handler, in the middle of a request of this very thread
-                        raise self._unavailable("is in use by the code that was interrupted", transient=False)
-                    self._inside = True
-                    try:
-                        answer, wakes = self._answer(step, args, quick)
-                    finally:
-                        self._inside = False
+                    answer, wakes = self._answer(step, args, quick)
                 break
             except sqlite3.Error as error:
                 if not _is_busy(error) or boot_now() >= until:

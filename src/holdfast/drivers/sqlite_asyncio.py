@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import weakref
 from typing import Any, TypeVar
 
 from holdfast._model import Claim
+from holdfast._reentry import outside, run_to_end, start_thread
 from holdfast._time import say
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock
 from holdfast._worlds.asyncio_ import call_in
 from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, open_mailbox
 from holdfast.drivers.seats_asyncio import AsyncioSeats
@@ -52,11 +52,9 @@ class AsyncioSqlite:
 
     def _queue(self) -> queue.SimpleQueue[_Job | None]:
         if self._jobs is None:
-            self._jobs = queue.SimpleQueue()
-            work = threading.Thread(
-                target=_work, args=(self._jobs, self._blocking), name="holdfast-sqlite", daemon=True
-            )
-            work.start()
+            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            start_thread("holdfast-sqlite", _work, jobs, self._blocking)
+            self._jobs = jobs
             weakref.finalize(self, self._jobs.put, None)  # dropped without close(): the thread must not stay
         return self._jobs
 
@@ -90,7 +88,8 @@ class AsyncioSqlite:
 
 def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> None:
     while True:
-        job = jobs.get()
+        with outside():
+            job = jobs.get()
         if job is None:
             blocking.shut()
             return
@@ -100,7 +99,7 @@ def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> Non
             call_in(loop, _succeed, answer, None)
             return
         try:
-            result = drive(blocking.transact(*asked))
+            result = run_to_end(blocking.transact(*asked))
         except Exception as error:
             call_in(loop, _fail, answer, error)
         else:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from holdfast._model import Claim
+from holdfast._reentry import outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
@@ -199,20 +200,24 @@ class BlockingWakes:
     def _sleep_at(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
         """Which of the sockets there is something at."""
         if self._clock is None:
-            return poll.poll(max(0, math.ceil(seconds * 1000)))
+            with outside():
+                return poll.poll(max(0, math.ceil(seconds * 1000)))
         cancel = self._clock.alarm(self._clock.deadline(seconds), self._ring)
         try:
-            return poll.poll()
+            with outside():
+                return poll.poll()
         finally:
             cancel()
 
     def _sleep(self, seat: _Seat, seconds: float) -> None:
         if self._clock is None:
-            seat.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+            with outside():
+                seat.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
             return
         cancel = self._clock.alarm(self._clock.deadline(seconds), seat.open)
         try:
-            seat.gate.acquire()
+            with outside():
+                seat.gate.acquire()
         finally:
             cancel()
 

@@ -7,7 +7,6 @@ forks or an interpreter ends.
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
+from holdfast._reentry import Mutex, put_off, start_put_off
 from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
@@ -54,7 +54,7 @@ class Engine:
         self.patience = patience
         self.belief = 1.0 - backend.capabilities.drift  # the part of a ttl that we believe in
         self.events = Events()
-        self.mutex = threading.Lock()  # held for single steps only, never while anything is awaited
+        self.mutex = Mutex()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
         self.outage = Outage(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
@@ -69,6 +69,7 @@ class Engine:
         if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
             backend.on_loss = self._hear_of_loss
         _living.add(self)
+        start_put_off()
 
     def _hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
         self.keeper.hear_of_loss(ended, reason)  # of now: a fork has another
@@ -228,9 +229,12 @@ class Engine:
             raise
 
     def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
-        """Do it in the background, where there still is one; else the ttl does."""
-        with suppress(RuntimeError):  # no loop runs any more
+        """Do it in the background, where there still is one; else the ttl does. Takes no mutex."""
+        try:
             self.world.spawn(_quietly(verb, subject), "holdfast-behind")
+        except RuntimeError:  # no loop runs any more
+            if self.backend.capabilities.instant:
+                put_off(_quietly(verb, subject))  # it needs none
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
         await self._release_again(lease, linger, heir, None)
@@ -297,6 +301,10 @@ class Engine:
         if lease._request.reentrant:
             self.entered.pop((lease._owner, lease._claim.terms.key), None)
 
+    def poke(self) -> None:
+        """Something was put off: if a keeper runs it starts that, else the next operation does. Takes no mutex."""
+        self.keeper.poke()
+
     # What is told
 
     def tell_claim(
@@ -335,7 +343,7 @@ class Engine:
 
     def after_fork(self) -> None:
         """In the child: the leases are the parent's, and so is every connection and thread."""
-        self.mutex = threading.Lock()
+        self.mutex = Mutex()
         self.world.after_fork()
         self.backend.after_fork(child=True)
         for lease in list(self.keeper.leases.values()):

@@ -16,8 +16,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast._model import Renewal
+from holdfast._reentry import outside, start_put_off
 from holdfast._time import pause_before_retry
-from holdfast.engine.lease import Lease, Step
+from holdfast.engine.lease import OUT_OF_TIME, Lease, Step
 from holdfast.errors import BackendUnavailable
 from holdfast.observe.events import logger
 
@@ -86,7 +87,7 @@ class Keeper:
     def notice(self, lease: Lease) -> None:
         """Somebody looked at the clock before the loop did."""
         if lease._state == "held" and self._engine.now() >= lease._deadline:
-            self.lose(lease, "deadline", "its time ran out before a renewal came through")
+            self.lose(lease, "deadline", OUT_OF_TIME)
 
     def look_again(self, lease: Lease) -> None:
         """Its times have changed."""
@@ -100,6 +101,12 @@ class Keeper:
         self._closed = True
         if self._signal is not None:
             self._signal.set()
+
+    def poke(self) -> None:
+        """Something was put off: start it, if the loop runs. Takes no mutex."""
+        signal = self._signal
+        if signal is not None:
+            signal.set()
 
     def _wake(self) -> None:
         started: Signal | None = None
@@ -141,6 +148,7 @@ class Keeper:
             return
         try:
             while not self._closed:
+                start_put_off()
                 now = self._engine.now()
                 self._look(now)
                 if self._lost:
@@ -359,7 +367,8 @@ class Keeper:
                 lease = self._lost.pop(0)
             on_lost = lease._request.on_lost
             try:
-                answer = on_lost(lease) if on_lost is not None else None
+                with outside():
+                    answer = on_lost(lease) if on_lost is not None else None
                 if isinstance(answer, Awaitable):
                     await answer
             except BaseException as error:

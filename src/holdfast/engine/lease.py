@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from holdfast._model import SHARED, Claim, Grant, Mode, Terms
+from holdfast._reentry import drive, nothing, put_off
 from holdfast._time import Seconds, say
 from holdfast.errors import LeaseLost, NotHeld
 
 if TYPE_CHECKING:
     from holdfast._worlds import Guard
     from holdfast.engine.core import Engine
+
+OUT_OF_TIME: Final = "its time ran out before a renewal came through"
 
 State = Literal["held", "releasing", "released", "lost", "forked"]
 Step = Literal["deadline", "denied", "release", "freed", "gone", "fork"]
@@ -179,24 +182,44 @@ class Lease:
     def check(self) -> None:
         """Raises LeaseLost if it was lost, NotHeld if it was released or belongs to a forked parent."""
         if not self.held:
+            self._see_to_loss()
+            raise self._not_held()
+
+    def _check(self) -> None:
+        """The same in the middle of an operation."""
+        if not self.held:
             self._engine.keeper.notice(self)
             raise self._not_held()
+
+    def _see_to_loss(self) -> None:
+        """Now, or soon if this is a finalizer or a signal handler in the middle of an operation."""
+        engine = self._engine
+        if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
+            put_off(self._notice())
+        else:
+            drive(self._notice(), engine, nothing)
+
+    async def _notice(self) -> None:
+        self._engine.keeper.notice(self)
+
+    def _is_held(self) -> bool:
+        return self.held
 
     def _not_held(self) -> LeaseLost | NotHeld:
         name = self.name
         if self._state == "forked":
             return NotHeld(f"lock {name!r} is held by the parent process; this fork does not hold it", name=name)
-        if self._state != "lost":
+        if not self.lost:
             return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
         held_for = self._engine.now() - self._granted_at
         return LeaseLost(
             f"lease on {name!r} (fence {self._fence}) was lost {say(held_for)} after it was granted: "
-            f"{self._reason}; somebody else may hold the lock now",
+            f"{self._reason or OUT_OF_TIME}; somebody else may hold the lock now",
             name=name,
             fence=self._fence,
             holder=self.holder,
             held_for=held_for,
-            reason=self._reason,
+            reason=self._reason or OUT_OF_TIME,
         )
 
     def __repr__(self) -> str:
@@ -225,12 +248,12 @@ class Lease:
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)
-        self.check()
+        self._check()
         await self._engine.extend(self, wanted)
         return True
 
     async def _downgrade(self) -> None:
-        self.check()
+        self._check()
         if self._request.terms.mode != SHARED:  # again if asked again: the last answer may have been lost
             await self._engine.downgrade(self)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import warnings
 from types import FrameType
 from typing import Final
 
 from holdfast._model import Claim
+from holdfast._reentry import Mutex, section
 from holdfast.engine.core import Engine, held_here
 from holdfast.observe.events import logger
 
@@ -32,7 +32,7 @@ class LockOrderWarning(UserWarning):
 class LockOrder:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, in words
         self._pairs: dict[tuple[Place, Place], None] = {}  # the same in order of their first time
 
@@ -54,7 +54,7 @@ class LockOrder:
 
     def _note(self, held: Place, wanted: Place, step: str) -> list[str]:
         """Remember the pair; the steps that were seen to lead the other way, if it is new and there are any."""
-        with self._mutex:
+        with section(self._mutex):
             if (held, wanted) in self._pairs:
                 return []  # told before, or in order
             back = self._way(wanted, held)

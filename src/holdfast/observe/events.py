@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, NoReturn
 
+from holdfast._reentry import outside
+
 Kind = Literal[
     "asked",
     "waited",
@@ -76,7 +78,8 @@ class Events:
         interrupt: BaseException | None = None
         for listener in (log, *self._listeners):
             try:
-                listener(event)
+                with outside():
+                    listener(event)
             except BaseException as error:
                 if _may_be_a_signals(error):
                     interrupt = interrupt or error

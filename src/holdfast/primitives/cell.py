@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
+from holdfast._reentry import outside
 from holdfast._time import FOREVER, Seconds, full_jitter, length
 from holdfast._values import Stored, Write, Written
 from holdfast._worlds import settled
@@ -72,7 +73,9 @@ class CellLogic:
         async def changed(stored: Stored) -> Write:
             nonlocal value
             before = None if stored.value is None else json.loads(stored.value)
-            value = await settled(change(before), self._engine.world)
+            with outside():
+                changed = change(before)
+            value = await settled(changed, self._engine.world)
             return Write(new_claim_id(), _text(value), stored.version, fence)
 
         version = await self._over_what_is_there(changed, give_up_at)

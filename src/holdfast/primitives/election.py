@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, HolderInfo, Sight
+from holdfast._reentry import outside
 from holdfast._time import Seconds
 from holdfast._worlds import settled
 from holdfast.engine.core import Engine
@@ -71,6 +72,9 @@ class ElectionLogic:
     async def leave(self, exc: BaseException | None) -> None:
         await self._lock.leave(exc)
 
+    def leads(self) -> bool:
+        return self.is_leader
+
     async def resign(self) -> bool:
         """True if it led until now."""
         return self._lease is not None and await self._lease._release()
@@ -113,7 +117,9 @@ class ElectionLogic:
             try:
                 async with lock as lease:
                     self._lease = lease
-                    return await settled(on_elected(lease), self.engine.world)
+                    with outside():
+                        answer = on_elected(lease)
+                    return await settled(answer, self.engine.world)
             except LeaseLost:
                 if lease is None or not lease.lost:
                     raise  # of another lock: the caller's business

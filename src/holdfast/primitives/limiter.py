@@ -106,9 +106,12 @@ class LimiterLogic:
 
         try:
             await engine.insist(ask_shielded, engine.now() + engine.patience)
-        except BaseException:
+        except BaseException as error:
             if taken and taken[0].allowance.allowed:  # cancelled while the answer was on its way
-                await engine.world.shielded(self._give_back(self._rate, cost, taken[0]))
+                if isinstance(error, GeneratorExit):
+                    engine.behind(lambda rate: self._give_back(rate, cost, taken[0]), self._rate)
+                else:
+                    await engine.world.shielded(self._give_back(self._rate, cost, taken[0]))
             raise
         return taken[0]
 

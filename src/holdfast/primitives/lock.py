@@ -99,7 +99,7 @@ class LockLogic:
         if not lease.held and lease._guard is None:
             self.engine.keeper.notice(lease)
             return None  # lost, and no body runs under it: ask afresh
-        lease.check()  # inside its `with`, what was lost cannot be entered again
+        lease._check()  # inside its `with`, what was lost cannot be entered again
         lease._depth += 1
         adopt(lease)
         return lease
@@ -155,14 +155,17 @@ class LockLogic:
 
     async def _end(self, entry: _Entry, exc: BaseException | None) -> None:
         engine, lease = self.engine, entry.lease
+        # A coroutine that is being closed can await nothing, and may be closed in the middle of anything.
+        closing = exc.__class__ is GeneratorExit and not engine.world.blocking
         if entry.let_go:
             pass  # the body did that
         elif lease._depth > 1:
             lease._depth -= 1
             entry.let_go = True
-            engine.keeper.notice(lease)
-        elif exc.__class__ is GeneratorExit and not engine.world.blocking and not engine.backend.capabilities.instant:
-            engine.behind(engine.release, lease)  # the coroutine is being closed: nothing can be awaited in it any more
+            if not closing:
+                engine.keeper.notice(lease)
+        elif closing:
+            engine.behind(engine.release, lease)
         else:
             try:
                 await engine.release(lease)

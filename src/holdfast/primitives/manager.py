@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from holdfast._model import Busy, HolderInfo, LockInfo
+from holdfast._reentry import outside
 from holdfast._time import Seconds, length, say
 from holdfast._worlds import Signal, World
 from holdfast.engine.acquire import acquire
@@ -172,6 +173,13 @@ class ManagerLogic:
         wanted = length(seconds, "seconds", least=can.min_ttl, most=can.max_ttl)
         return lease is not None and await self._extended(lease, wanted)
 
+    def holds(self, name: str) -> bool:
+        lease = self._held.get(name)
+        return lease is not None and lease.held
+
+    def count_held(self) -> int:
+        return sum(lease.held for lease in list(self._held.values()))
+
     async def release(self, name: str) -> bool:
         turns = await self._take_turn(valid(name))
         try:
@@ -212,7 +220,8 @@ class ManagerLogic:
         if blocking and inspect.iscoroutinefunction(work):
             raise TypeError("with_lock() takes a plain function here; use holdfast.aio for coroutines")
         async with scope:
-            answer = work()
+            with outside():
+                answer = work()
             if not blocking:
                 return await answer if isinstance(answer, Awaitable) else answer
             if inspect.iscoroutine(answer):

@@ -7,12 +7,12 @@ Leaves to the engine: each single lease.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from holdfast._model import Busy, Claim
+from holdfast._reentry import Mutex, outside
 from holdfast._time import FOREVER, Seconds, say
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import acquire
@@ -29,7 +29,7 @@ class _OneGuard:
 
     __slots__ = ("_guard", "_interrupted", "_mutex")
 
-    def __init__(self, guard: Guard, mutex: threading.Lock) -> None:
+    def __init__(self, guard: Guard, mutex: Mutex) -> None:
         self._guard = guard
         self._mutex = mutex
         self._interrupted = False
@@ -104,8 +104,19 @@ class MultiLease:
 
     def check(self) -> None:
         """Raises LeaseLost if one was lost, NotHeld if they were released."""
-        for lease in sorted(self._leases, key=lambda lease: not lease.lost):
+        for lease in self._lost_first():
             lease.check()
+
+    def _check(self) -> None:
+        """The same in the middle of an operation."""
+        for lease in self._lost_first():
+            lease._check()
+
+    def _is_held(self) -> bool:
+        return self.held
+
+    def _lost_first(self) -> list[Lease]:
+        return sorted(self._leases, key=lambda lease: not lease.lost)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._leases!r}>"
@@ -117,7 +128,7 @@ class MultiLease:
         self._leases.append(lease)
 
     async def _extend(self, ttl: Seconds | None) -> bool:
-        self.check()
+        self._check()
         for lease in self._leases:
             await lease._extend(ttl)
         return True
@@ -156,7 +167,8 @@ class MultiLease:
             return  # it never reached anybody
         on_lost, self._on_lost = self._on_lost, None  # told once, though others may be lost too
         if on_lost is not None:
-            answer = on_lost(self)
+            with outside():
+                answer = on_lost(self)
             if isinstance(answer, Awaitable):
                 await answer
 
@@ -254,7 +266,7 @@ class MultiLogic:
         self.let_go_of(multi)
         closing = isinstance(error, GeneratorExit) and not engine.world.blocking
         with suppress(LockError):
-            await multi._end(behind=closing and not engine.backend.capabilities.instant)
+            await multi._end(behind=closing)
 
     async def leave(self, exc: BaseException | None) -> None:
         """After the body. Raises LeaseLost if one was lost and nothing else went wrong."""
@@ -304,7 +316,7 @@ class MultiLogic:
         if multi is None:
             raise NotHeld(f"{self.names} are not held through this object; nothing was released")
         if not await multi._release():
-            multi.check()
+            multi._check()
 
     def let_go_of(self, multi: MultiLease) -> None:
         """It is over; but inside a `with` it stays until that is left, which then ends nobody else's."""

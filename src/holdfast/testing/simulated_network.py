@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._reentry import run_to_end
 from holdfast._values import Booked, Rate, Stored, Write, Written
-from holdfast._worlds import drive
 from holdfast.backends.memory import MemoryBackend
 from holdfast.backends.memory_store import MemoryStore
 from holdfast.errors import BackendUnavailable, LimitMismatch
@@ -123,7 +123,7 @@ class SimulatedServer:
         self.woken = []
         answer: Any
         try:
-            answer = drive(getattr(self.backend, verb)(asked, **options))
+            answer = run_to_end(getattr(self.backend, verb)(asked, **options))
         except LimitMismatch as error:
             answer = error
         now = self.world.now()

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 import holdfast
-from holdfast._worlds import drive
+from holdfast._reentry import run_to_end
 from holdfast.errors import BackendUnavailable
 from holdfast.testing.faults import ALWAYS, VERBS
 from holdfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
@@ -34,7 +34,7 @@ class _ThreadActor(Generic[T]):
 
     def _act(self, work: Coroutine[Any, Any, T]) -> None:
         try:
-            self._answer = drive(work)
+            self._answer = run_to_end(work)
         except BaseException as error:
             self._error = error
 
@@ -80,7 +80,7 @@ class ThreadStage(Stage):
         return actor
 
     def alone(self, work: Coroutine[Any, Any, T]) -> T:
-        return drive(work)
+        return run_to_end(work)
 
     def _at_work(self, name: str = "") -> int:
         return sum(name in ("", thread.name) for thread in threading.enumerate())
@@ -93,9 +93,9 @@ class ThreadStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:
-            drive(self._tell(story))
+            run_to_end(self._tell(story))
         finally:
-            drive(self.until(self._all_ended, f"these threads to end: {self._started()}"))
+            run_to_end(self.until(self._all_ended, f"these threads to end: {self._started()}"))
 
     async def _end_actors(self) -> None:
         """Whoever still waits is refused at its next request, and time goes on until everybody asked."""

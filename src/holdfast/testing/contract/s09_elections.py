@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast._model import Grant
-from holdfast._worlds import drive
+from holdfast._reentry import run_to_end
 from holdfast.errors import AcquireTimeout, LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.awaited_primitives import AwaitedElection
@@ -353,7 +353,7 @@ def _callback(stage: Stage, terms: list[int], work: Callable[[], Coroutine[Any, 
         await work()
         return "done"
 
-    return (lambda lease: drive(on_elected(lease))) if stage.world == "threads" else on_elected
+    return (lambda lease: run_to_end(on_elected(lease))) if stage.world == "threads" else on_elected
 
 
 async def _nothing() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast._reentry import run_to_end
 from holdfast._time import full_jitter
-from holdfast._worlds import drive
 from holdfast.errors import BackendUnavailable, Conflict, LockError, StaleFence
 from holdfast.primitives.cell import LARGEST_VALUE
 from holdfast.testing.awaited_primitives import AwaitedCell
@@ -348,6 +348,6 @@ def _meddling(stage: Stage, other: AwaitedCell, seen: list[int], times: float = 
 
     def change_here(value: int | None) -> int:
         work: Coroutine[Any, Any, int] = change(value)
-        return drive(work)
+        return run_to_end(work)
 
     return change_here if stage.world == "threads" else change

@@ -1,0 +1,177 @@
+"""Code that runs in the middle of our own: a finalizer that the garbage collector calls, or a signal handler.
+
+Decides: when such code may ask for something, and what becomes of it if it may not.
+Leaves to the keeper: to start what was put off, as soon as it is woken.
+
+A thread that is inside an operation may hold any mutex of ours, a transaction, or a connection in the middle of a
+request. Python may run a finalizer or a signal handler there, between any two instructions, and to wait for any of
+these in it would be to wait for ever. So one rule holds for all of them: a thread that is inside an operation begins
+no other. What ends something is put off, with one atomic append, and another thread does it; what needs an answer is
+refused. A thread that sleeps until it is woken, or that runs code of the user's, holds nothing: there it is `outside`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from threading import get_ident
+from typing import Any, Protocol, TypeVar
+
+from holdfast.errors import BackendUnavailable, LockError
+
+T = TypeVar("T")
+
+# By thread: what it runs, if that is still running. A mark that an interrupt has left behind is of no effect.
+_inside: dict[int, Any] = {}
+_put_off: deque[Coroutine[Any, Any, Any]] = deque()
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run what never suspends, here and now."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    work.close()
+    raise RuntimeError("an operation of the blocking world tried to suspend")
+
+
+class Pokes(Protocol):
+    def poke(self) -> None:
+        """See to it that what was put off is started soon. Takes no mutex."""
+        ...
+
+
+def drive(work: Coroutine[Any, Any, T], ends_in: Pokes | None = None, expected: Callable[[], T] | None = None) -> T:
+    """Run an operation of the blocking world to its end, here and now.
+
+    In a thread that is inside another, this raises BackendUnavailable, having done nothing. But what ends something
+    says in which engine, and what is `expected` of it: it is put off then, and that is the answer.
+    """
+    thread = get_ident()
+    if thread in _inside:
+        outer = _inside[thread]
+        if outer is not None and outer.cr_running:
+            return _nested(work, ends_in, expected)
+    if _put_off:
+        start_put_off()
+    _inside[thread] = work
+    try:
+        work.send(None)
+    except StopIteration as stop:  # nothing is called from here on: an interrupt would lose a lease that was granted
+        result: T = stop.value
+        return result
+    finally:
+        _inside[thread] = None
+    work.close()
+    raise RuntimeError("an operation of the blocking world tried to suspend")
+
+
+def _nested(work: Coroutine[Any, Any, T], ends_in: Pokes | None, expected: Callable[[], T] | None) -> T:
+    if ends_in is not None and expected is not None:
+        put_off(work)
+        ends_in.poke()
+        return expected()
+    work.close()
+    raise BackendUnavailable(
+        "nothing was sent: a signal handler or a finalizer asked in the middle of another request of this thread; "
+        "ask from another thread, or when that request is over",
+        transient=False,
+    )
+
+
+def put_off(work: Coroutine[Any, Any, Any]) -> None:
+    """To be done by another thread, when an operation begins or a keeper looks. Takes no mutex."""
+    _put_off.append(work)
+
+
+def start_put_off() -> None:
+    """Do what was put off, in a thread of its own: whoever is here now must not wait for a server that hangs."""
+    if _put_off:
+        with suppress(RuntimeError):  # no thread to be had just now; tried again
+            threading.Thread(target=_do_put_off, name="holdfast-behind", daemon=True).start()
+
+
+def _do_put_off() -> None:
+    with suppress(IndexError):  # until it is empty, also if another thread takes the last one
+        while True:
+            work = _put_off.popleft()
+            with suppress(LockError):  # its events tell of it, as of a release that was not put off
+                drive(work)
+
+
+def start_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    """A daemon that is inside an operation from its start to its end, unless it says that it is `outside`.
+
+    Raises RuntimeError if there is no thread to be had.
+    """
+    work = _call(target, args)
+    thread = threading.Thread(target=drive, args=(work,), name=name, daemon=True)
+    try:
+        thread.start()
+    except BaseException:
+        work.close()
+        raise
+    return thread
+
+
+async def _call(target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    target(*args)
+
+
+def nothing() -> None:
+    """What is expected of that which has no answer."""
+
+
+class outside:  # noqa: N801  (used as a statement)
+    """In this block the thread holds nothing of ours: it sleeps, or runs code that is not ours."""
+
+    __slots__ = ("_mark", "_thread")
+
+    def __enter__(self) -> None:
+        self._thread = thread = get_ident()
+        self._mark = _inside.get(thread)
+        _inside[thread] = None
+
+    def __exit__(self, *_: object) -> None:
+        _inside[self._thread] = self._mark
+
+
+class Mutex(type(threading.RLock())):  # type: ignore[misc]
+    """For code of both worlds. In an event loop no operation is driven, so `section` marks what holds the mutex."""
+
+    @property
+    def cr_running(self) -> bool:
+        return bool(self._is_owned())
+
+
+def section(mutex: Mutex) -> Mutex:
+    """`with section(mutex):` is inside an operation, wherever it stands."""
+    thread = get_ident()
+    outer = _inside.get(thread)
+    if outer is None or not outer.cr_running:
+        _inside[thread] = mutex  # of effect as soon as the mutex is ours, and no longer than that
+    return mutex
+
+
+def is_inside() -> bool:
+    """Whether this thread is in the middle of an operation."""
+    outer = _inside.get(get_ident())
+    return outer is not None and bool(outer.cr_running)
+
+
+def _after_fork() -> None:
+    """What other threads ran, and what was put off, is the parent's."""
+    mine = _inside.get(get_ident())
+    _inside.clear()
+    _inside[get_ident()] = mine
+    while _put_off:
+        _put_off.popleft().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
