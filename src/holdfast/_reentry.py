@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from holdfast.errors import BackendUnavailable, LockError
 
@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 # By thread: what it runs, if that is still running. A mark that an interrupt has left behind is of no effect.
 _inside: dict[int, Any] = {}
-_put_off: deque[Coroutine[Any, Any, Any]] = deque()
+_put_off: deque[tuple[Coroutine[Any, Any, Any], Callable[[], None]]] = deque()  # and for whom, see `put_off`
+
+
+_workers: list[None] = []  # as many as there are threads that do what was put off
+MAX_WORKERS: Final = 4  # more than one: a server that hangs must not keep the locks of another
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -40,23 +44,22 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("an operation of the blocking world tried to suspend")
 
 
-class Pokes(Protocol):
-    def poke(self) -> None:
-        """See to it that what was put off is started soon. Takes no mutex."""
+class PutsOff(Protocol):
+    def put_off(self, work: Coroutine[Any, Any, Any]) -> None:
+        """See to it that it is done soon, by another thread, for the one that runs now. Takes no mutex."""
         ...
 
 
-def drive(work: Coroutine[Any, Any, T], ends_in: Pokes | None = None, expected: Callable[[], T] | None = None) -> T:
+def drive(work: Coroutine[Any, Any, T], ends_in: PutsOff | None = None, expected: Callable[[], T] | None = None) -> T:
     """Run an operation of the blocking world to its end, here and now.
 
     In a thread that is inside another, this raises BackendUnavailable, having done nothing. But what ends something
     says in which engine, and what is `expected` of it: it is put off then, and that is the answer.
     """
     thread = get_ident()
-    if thread in _inside:
-        outer = _inside[thread]
-        if outer is not None and outer.cr_running:
-            return _nested(work, ends_in, expected)
+    outer = _inside[thread] if thread in _inside else None
+    if outer is not None and outer.cr_running:
+        return _nested(work, ends_in, expected)
     if _put_off:
         start_put_off()
     _inside[thread] = work
@@ -66,15 +69,14 @@ def drive(work: Coroutine[Any, Any, T], ends_in: Pokes | None = None, expected: 
         result: T = stop.value
         return result
     finally:
-        _inside[thread] = None
+        _inside[thread] = outer  # which may be about to run: it had set its mark, and a finalizer came in between
     work.close()
     raise RuntimeError("an operation of the blocking world tried to suspend")
 
 
-def _nested(work: Coroutine[Any, Any, T], ends_in: Pokes | None, expected: Callable[[], T] | None) -> T:
+def _nested(work: Coroutine[Any, Any, T], ends_in: PutsOff | None, expected: Callable[[], T] | None) -> T:
     if ends_in is not None and expected is not None:
-        put_off(work)
-        ends_in.poke()
+        ends_in.put_off(work)
         return expected()
     work.close()
     raise BackendUnavailable(
@@ -84,24 +86,35 @@ def _nested(work: Coroutine[Any, Any, T], ends_in: Pokes | None, expected: Calla
     )
 
 
-def put_off(work: Coroutine[Any, Any, Any]) -> None:
-    """To be done by another thread, when an operation begins or a keeper looks. Takes no mutex."""
-    _put_off.append(work)
+def put_off(work: Coroutine[Any, Any, Any], stand_in: Callable[[], None]) -> None:
+    """To be done by another thread, when an operation begins or a keeper looks. Takes no mutex.
+
+    That thread calls `stand_in` first, so that it does it for the one that wanted it done.
+    """
+    _put_off.append((work, stand_in))
 
 
 def start_put_off() -> None:
     """Do what was put off, in a thread of its own: whoever is here now must not wait for a server that hangs."""
-    if _put_off:
+    if _put_off and len(_workers) < MAX_WORKERS:
         with suppress(RuntimeError):  # no thread to be had just now; tried again
             threading.Thread(target=_do_put_off, name="holdfast-behind", daemon=True).start()
 
 
 def _do_put_off() -> None:
-    with suppress(IndexError):  # until it is empty, also if another thread takes the last one
-        while True:
-            work = _put_off.popleft()
+    _workers.append(None)
+    try:
+        while _put_off:
+            try:
+                work, stand_in = _put_off.popleft()
+            except IndexError:
+                return  # another thread has taken the last
+            stand_in()
             with suppress(LockError):  # its events tell of it, as of a release that was not put off
                 drive(work)
+    finally:
+        _workers.pop()
+        start_put_off()  # what came since
 
 
 def start_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
@@ -169,8 +182,9 @@ def _after_fork() -> None:
     mine = _inside.get(get_ident())
     _inside.clear()
     _inside[get_ident()] = mine
+    _workers.clear()
     while _put_off:
-        _put_off.popleft().close()
+        _put_off.popleft()[0].close()
 
 
 if hasattr(os, "register_at_fork"):

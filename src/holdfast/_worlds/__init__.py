@@ -63,6 +63,10 @@ class World(Protocol):
         """Whoever is running: the same object for one thread or task, and never another's."""
         ...
 
+    def stand_in(self) -> Callable[[], None]:
+        """To be called by another thread, which from then on does what it does for whoever is running now."""
+        ...
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run in the background. It ends by itself, or with the world.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from holdfast._reentry import nothing
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 
@@ -136,6 +137,9 @@ class AsyncioWorld:
 
     def owner(self) -> object:
         return asyncio.current_task()
+
+    def stand_in(self) -> Callable[[], None]:
+        return nothing
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         home = self._loop

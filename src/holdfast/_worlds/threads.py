@@ -8,8 +8,9 @@ from __future__ import annotations
 import _thread
 import random
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast._reentry import drive, outside
@@ -79,8 +80,7 @@ _NO_GUARD = ThreadGuard()
 
 
 class _Owner(threading.local):
-    def __init__(self) -> None:
-        self.token = object()  # not the thread's ident: those are used again
+    token: object = None  # of this thread, once it is asked for; not its ident: those are used again
 
 
 class _Job:
@@ -138,7 +138,13 @@ class ThreadWorld:
         return _NO_GUARD
 
     def owner(self) -> object:
-        return self._owner.token
+        token = self._owner.token
+        if token is None:
+            token = self._owner.token = object()
+        return token
+
+    def stand_in(self) -> Callable[[], None]:
+        return partial(setattr, self._owner, "token", self.owner())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         job = _Job(work, name)

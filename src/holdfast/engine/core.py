@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
-from holdfast._reentry import Mutex, put_off, start_put_off
+from holdfast._reentry import Mutex, nothing, put_off, start_put_off
 from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
@@ -234,7 +234,7 @@ class Engine:
             self.world.spawn(_quietly(verb, subject), "holdfast-behind")
         except RuntimeError:  # no loop runs any more
             if self.backend.capabilities.instant:
-                put_off(_quietly(verb, subject))  # it needs none
+                put_off(_quietly(verb, subject), nothing)  # it needs none
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
         await self._release_again(lease, linger, heir, None)
@@ -301,8 +301,9 @@ class Engine:
         if lease._request.reentrant:
             self.entered.pop((lease._owner, lease._claim.terms.key), None)
 
-    def poke(self) -> None:
-        """Something was put off: if a keeper runs it starts that, else the next operation does. Takes no mutex."""
+    def put_off(self, work: Coroutine[Any, Any, Any]) -> None:
+        """If a keeper runs it starts this work, else the next operation does. Takes no mutex."""
+        put_off(work, self.world.stand_in())
         self.keeper.poke()
 
     # What is told

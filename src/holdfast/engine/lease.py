@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from holdfast._model import SHARED, Claim, Grant, Mode, Terms
-from holdfast._reentry import drive, nothing, put_off
+from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds, say
 from holdfast.errors import LeaseLost, NotHeld
 
@@ -195,7 +195,7 @@ class Lease:
         """Now, or soon if this is a finalizer or a signal handler in the middle of an operation."""
         engine = self._engine
         if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
-            put_off(self._notice())
+            engine.put_off(self._notice())
         else:
             drive(self._notice(), engine, nothing)
 

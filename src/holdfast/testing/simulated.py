@@ -317,6 +317,9 @@ class SimulatedWorld:
     def owner(self) -> object:
         return self.simulation.running
 
+    def stand_in(self) -> Callable[[], None]:
+        return lambda: None
+
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         if self.crashed:
             work.close()

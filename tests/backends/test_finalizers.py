@@ -1,0 +1,256 @@
+"""What the garbage collector or a signal handler does in the middle of an operation never hangs it, on any backend.
+
+A finalizer may run between any two instructions, so it may run while its own thread holds a mutex of ours, is in a
+transaction or has half a request on the wire. Here it does, at each line that an operation reaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import holdfast
+from holdfast.aio import AsyncLocks
+from tests.backends.collecting import LOT, Collector, Releases, holding
+from tests.backends.test_postgres_advisory_contract import _url as advisory_url
+from tests.backends.test_quorum_contract import quorum
+from tests.contract.backends import BACKENDS
+from tests.servers.waiting import LIMIT, until
+
+T = TypeVar("T")
+
+URLS: dict[str, Callable[[Path], str]] = {row.name: row.url for row in BACKENDS if row.name in ("memory", "sqlite")}
+URLS |= {row.name: row.url for row in BACKENDS if row.name in ("redis", "postgres")}
+URLS |= {"redlock": quorum(3).url, "advisory": advisory_url}
+ROWS = [name if name == "memory" else pytest.param(name, marks=pytest.mark.slow) for name in URLS]
+
+
+@pytest.fixture(params=ROWS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return URLS[request.param](tmp_path)
+
+
+# What is done
+
+
+def lock(locks: holdfast.Locks) -> None:
+    with locks.lock("job", ttl=60) as lease:
+        lease.extend(90)
+        assert locks.lock("job").acquire(blocking=False) is None
+        assert locks.lock("job").locked()
+
+
+def names(locks: holdfast.Locks) -> None:
+    with locks.all("a", "b", "c"):
+        locks.inspect("b")
+        locks.list()
+    locks.lock("to be broken").acquire()
+    locks.break_lock("to be broken")
+    with locks.lock("again", reentrant=True) as lease, locks.lock("again", reentrant=True):
+        assert lease.held
+
+
+def wait_in_line(locks: holdfast.Locks) -> None:
+    """The main thread comes in when another lets go, and gives up once before."""
+    held, asked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locks.lock("line", ttl=60):
+            held.set()
+            asked.wait()
+            until(lambda: locks.inspect("line").waiters)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    held.wait()
+    try:
+        with suppress(holdfast.BackendUnavailable):  # as much happens meanwhile, it may not even be asked in time
+            assert locks.lock("line").acquire(timeout=0.2) is None
+    finally:
+        asked.set()
+    with locks.lock("line"):
+        pass
+    thread.join()
+
+
+def share(locks: holdfast.Locks) -> None:
+    with locks.semaphore("pool", 2), locks.semaphore("pool", 2):
+        pass
+
+
+def read_and_write(locks: holdfast.Locks) -> None:
+    with locks.rwlock("doc").read():
+        pass
+    with locks.rwlock("doc").write() as lease:
+        lease.downgrade()
+
+
+def elect(locks: holdfast.Locks) -> None:
+    election = locks.election("lead")
+    observing = election.observe()
+    next(observing)
+    election.campaign()
+    next(observing)
+    election.resign()
+    observing.close()
+    election.run(lambda lease: None)
+
+
+def count_and_keep(locks: holdfast.Locks) -> None:
+    limiter = locks.limiter("api", rate=1000, burst=5)
+    limiter.try_acquire()
+    limiter.acquire(5)
+    cell = locks.cell("box")
+    cell.write(1)
+    cell.update(lambda before: (before or 0) + 1)
+    cell.read()
+    cell.delete()
+
+
+WORK: list[Callable[[holdfast.Locks], None]] = [lock, names, wait_in_line, share, read_and_write, elect, count_and_keep]
+
+
+def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(url: str) -> None:
+    number, collector = itertools.count(), Collector()
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        over = others.lock("over").acquire()
+        assert over is not None
+        over.release()
+
+        def make() -> Any:
+            body = holding(locks.lock(f"garbage {next(number)}", ttl=3600))
+            next(body)
+            lease = locks.lock(f"garbage {next(number)}", ttl=3600).acquire()
+            assert lease is not None
+            return body, Releases(locks, lease, over)
+
+        for work in WORK:
+            while True:
+                while len(collector.stock) < LOT:
+                    collector.stock.append(make())
+                with suppress(holdfast.Unsupported), collector.watching():
+                    work(locks)
+                if not collector.short:
+                    break
+        assert collector.lines > 300
+        collector.stock.clear()  # what is left is garbage too
+        until(lambda: not [info for info in others.list("garbage") if info.locked])
+
+
+# The same in an event loop
+
+
+async def lock_in_a_loop(locks: AsyncLocks) -> None:
+    async with locks.lock("job", ttl=60) as lease:
+        await lease.extend(90)
+        assert await locks.lock("job").acquire(blocking=False) is None
+    async with locks.all("a", "b", "c"):
+        await locks.list()
+
+
+async def wait_in_a_loop(locks: AsyncLocks) -> None:
+    async def hold(held: asyncio.Event) -> None:
+        async with locks.lock("line", ttl=60):
+            held.set()
+            await _until(lambda: locks.inspect("line"), lambda info: info.waiters)
+
+    held = asyncio.Event()
+    task = asyncio.create_task(hold(held))
+    await held.wait()
+    async with locks.lock("line"):
+        pass
+    await task
+
+
+async def share_in_a_loop(locks: AsyncLocks) -> None:
+    async with locks.rwlock("doc").write() as lease:
+        await lease.downgrade()
+    async with locks.semaphore("pool", 2), locks.semaphore("pool", 2):
+        pass
+
+
+async def elect_in_a_loop(locks: AsyncLocks) -> None:
+    election = locks.election("lead")
+    async with aclosing(election.observe()) as observing:
+        await anext(observing)
+        await election.campaign()
+        await anext(observing)
+        await election.resign()
+
+
+async def count_in_a_loop(locks: AsyncLocks) -> None:
+    await locks.limiter("api", rate=1000, burst=5).acquire(5)
+    await locks.cell("box").update(lambda before: (before or 0) + 1)
+
+
+IN_A_LOOP: list[Callable[[AsyncLocks], Awaitable[None]]] = [
+    lock_in_a_loop,
+    wait_in_a_loop,
+    share_in_a_loop,
+    elect_in_a_loop,
+    count_in_a_loop,
+]
+
+
+async def _until(ask: Callable[[], Awaitable[T]], condition: Callable[[T], object]) -> None:
+    limit = time.monotonic() + LIMIT
+    while not condition(await ask()):
+        assert time.monotonic() < limit, "waited in vain"
+        await asyncio.sleep(0.002)
+
+
+async def _hold_for_ever(lock: Any, inside: asyncio.Event) -> None:
+    async with lock:
+        inside.set()
+        await asyncio.get_running_loop().create_future()
+
+
+async def _parked(lock: Any) -> Coroutine[Any, Any, None]:
+    """A coroutine in the body of its `async with`, with nobody to go on with it."""
+    inside = asyncio.Event()
+    body = _hold_for_ever(lock, inside)
+    while True:
+        waits_for = body.send(None)
+        if inside.is_set():
+            return body
+        if waits_for is None:  # it only lets others run
+            await asyncio.sleep(0)
+        else:
+            waits_for._asyncio_future_blocking = False
+            await asyncio.wait([waits_for])
+
+
+def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_let_go_of(url: str) -> None:
+    async def main(others: holdfast.Locks) -> None:
+        number, collector = itertools.count(), Collector()
+        async with holdfast.aio.connect(url) as locks:
+
+            async def make() -> Any:
+                in_threads = holding(others.lock(f"garbage {next(number)}", ttl=3600))
+                next(in_threads)
+                return in_threads, await _parked(locks.lock(f"garbage {next(number)}", ttl=3600))
+
+            for work in IN_A_LOOP:
+                while True:
+                    while len(collector.stock) < LOT:
+                        collector.stock.append(await make())
+                    with suppress(holdfast.Unsupported), collector.watching():
+                        await work(locks)
+                    if not collector.short:
+                        break
+            assert collector.lines > 200
+            collector.stock.clear()
+            gc.collect()
+            await _until(lambda: locks.list("garbage"), lambda infos: not any(info.locked for info in infos))
+
+    with holdfast.connect(url) as others:
+        asyncio.run(main(others))
