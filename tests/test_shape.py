@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -241,6 +242,73 @@ handlers_outside_cli = calls_outside_cli("signal.signal", "add_signal_handler", 
 prints_outside_cli = calls_outside_cli("print")
 
 
+# Finalizers and signal handlers: see holdfast._reentry
+
+_ENDINGS = {"release", "release_all", "resign", "close", "__exit__"}
+_HARMLESS = {"hasattr", "self._logic.warn_if_open", "self._logic.locks.warn_if_open"}
+_ATOMIC = {"self._jobs.put", "self._watch.close"}  # take no mutex
+
+
+def threads_that_are_not_marked(modules: dict[str, Module]) -> list[str]:
+    """Where a thread of ours may hold a mutex, a finalizer that runs in it must be able to know."""
+    return [
+        f"{module.name}:{node.lineno} starts a thread by itself"
+        for module in modules.values()
+        if module.room not in ("_reentry", "_worlds", "testing", "cli")
+        for node in module.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("threading.Thread", "Thread")
+    ]
+
+
+def endings_that_cannot_be_put_off(modules: dict[str, Module]) -> list[str]:
+    """A finalizer calls what ends something: in the middle of an operation that must neither wait nor fail."""
+    return [
+        f"{module.name}:{call.lineno} drives an ending that cannot be put off"
+        for module in modules.values()
+        if module.name == "sync" or module.name.startswith("_faces.sync_")
+        for node in module.nodes
+        for call in _driven(node)
+        if len(call.args) != 3
+    ]
+
+
+def _driven(node: ast.AST) -> Iterator[ast.Call]:
+    """What an ending drives, or a `finally` of a generator."""
+    last: list[ast.stmt] = []
+    if isinstance(node, ast.FunctionDef) and node.name in _ENDINGS:
+        last = node.body
+    elif isinstance(node, ast.Try):
+        last = node.finalbody
+    for inner in itertools.chain.from_iterable(map(ast.walk, last)):
+        if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "drive":
+            yield inner
+
+
+def finalizers_that_do_more_than_warn(modules: dict[str, Module]) -> list[str]:
+    offences = []
+    for module in modules.values():
+        for node in module.nodes:
+            if isinstance(node, ast.FunctionDef) and node.name == "__del__":
+                calls = {ast.unparse(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+                offences += [f"{module.name}:{node.lineno} calls {call}" for call in sorted(calls - _HARMLESS)]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "weakref.finalize":
+                called = ast.unparse(node.args[1])
+                offences += [f"{module.name}:{node.lineno} calls {called}"] if called not in _ATOMIC else []
+    return offences
+
+
+def logs_under_a_mutex(modules: dict[str, Module]) -> list[str]:
+    """A thread that logs may be waiting for a mutex of ours in a finalizer, and has the log's own."""
+    return [
+        f"{module.name}:{node.lineno} logs while a mutex is held"
+        for module in modules.values()
+        for block in module.nodes
+        if isinstance(block, ast.With) and any("mutex" in ast.unparse(item.context_expr) for item in block.items)
+        for node in _inside(block)
+        if isinstance(node, ast.Call) and re.search(r"\blog(ger)?\.|\.tell_|warn", ast.unparse(node.func))
+    ]
+
+
 def long_files(modules: dict[str, Module]) -> list[str]:
     lengths = {name: module.text.count("\n") for name, module in modules.items()}
     return [f"{name} has {lines} lines" for name, lines in lengths.items() if lines > LONGEST_FILE]
@@ -355,6 +423,22 @@ def test_nothing_suspends_while_a_mutex_is_held() -> None:
     assert awaits_under_a_mutex(MODULES) == []
 
 
+def test_every_thread_of_ours_is_known_to_be_inside_an_operation() -> None:
+    assert threads_that_are_not_marked(MODULES) == []
+
+
+def test_whatever_ends_something_can_be_put_off() -> None:
+    assert endings_that_cannot_be_put_off(MODULES) == []
+
+
+def test_no_finalizer_of_ours_takes_a_mutex() -> None:
+    assert finalizers_that_do_more_than_warn(MODULES) == []
+
+
+def test_nothing_is_logged_while_a_mutex_is_held() -> None:
+    assert logs_under_a_mutex(MODULES) == []
+
+
 def test_only_the_command_line_handles_signals() -> None:
     assert handlers_outside_cli(MODULES) == []
 
@@ -417,6 +501,12 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (handlers_outside_cli, "engine.planted", "signal.signal(2, f)"),
     (handlers_outside_cli, "aio", "asyncio.get_running_loop().add_signal_handler(2, f)"),
     (prints_outside_cli, "engine.planted", "print('hello')"),
+    (threads_that_are_not_marked, "drivers.planted", "threading.Thread(target=f, daemon=True).start()"),
+    (endings_that_cannot_be_put_off, "_faces.sync_planted", "def release(self):\n    return drive(self._release())"),
+    (endings_that_cannot_be_put_off, "sync", "def f():\n    try:\n        yield 1\n    finally:\n        drive(g())"),
+    (finalizers_that_do_more_than_warn, "aio", "def __del__(self):\n    self.close()"),
+    (finalizers_that_do_more_than_warn, "drivers.planted", "weakref.finalize(self, self._shut)"),
+    (logs_under_a_mutex, "drivers.planted", "with self._mutex:\n    logger.warning('held')"),
     (long_files, "engine.planted", "\n" * (LONGEST_FILE + 1)),
     (files_that_do_not_say_what_they_are, "engine.planted", "x = 1"),
 ]

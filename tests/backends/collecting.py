@@ -73,7 +73,7 @@ class Collector:
         finally:
             self._watching = False  # threads that go on are traced still
             sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+            threading.settrace(None)
             gc.enable()
             gc.unfreeze()
 
