@@ -76,6 +76,8 @@ class Collector:
             threading.settrace(None)
             gc.enable()
             gc.unfreeze()
+            gc.collect()
+            gc.freeze()  # as conftest has left it
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         file = frame.f_code.co_filename

@@ -21,16 +21,13 @@ import pytest
 import holdfast
 from holdfast.aio import AsyncLocks
 from tests.backends.collecting import LOT, Collector, Releases, holding
-from tests.backends.test_postgres_advisory_contract import _url as advisory_url
-from tests.backends.test_quorum_contract import quorum
 from tests.contract.backends import BACKENDS
 from tests.servers.waiting import LIMIT, until
 
 T = TypeVar("T")
 
-URLS: dict[str, Callable[[Path], str]] = {row.name: row.url for row in BACKENDS if row.name in ("memory", "sqlite")}
-URLS |= {row.name: row.url for row in BACKENDS if row.name in ("redis", "postgres")}
-URLS |= {"redlock": quorum(3).url, "advisory": advisory_url}
+ONCE = ("redis6", "redlock5")  # the same code as for others
+URLS = {row.name: row.url for row in BACKENDS if row.name not in ONCE}
 ROWS = [name if name == "memory" else pytest.param(name, marks=pytest.mark.slow) for name in URLS]
 
 

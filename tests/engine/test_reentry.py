@@ -453,7 +453,7 @@ def test_a_finalizer_may_ask_for_the_one_manager_while_it_is_made(monkeypatch: p
     made: list[holdfast.DistributedLock] = []
 
     class Asks(sync_manager.DistributedLock):
-        def __init__(self, url: object) -> None:
+        def __init__(self, url: Any) -> None:
             made.append(self)
             if len(made) == 1:
                 assert sync_manager.get_distributed_lock("memory://") is made[1]
@@ -470,7 +470,7 @@ def test_a_finalizer_may_ask_for_a_loop_s_one_manager_while_it_is_made(monkeypat
     made: list[aio_manager.DistributedLock] = []
 
     class Asks(aio_manager.DistributedLock):
-        def __init__(self, url: object) -> None:
+        def __init__(self, url: Any) -> None:
             made.append(self)
             if len(made) == 1:
                 assert aio_manager.get_distributed_lock("memory://") is made[1]
