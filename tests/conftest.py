@@ -11,6 +11,8 @@ import pytest
 from tests.scale import SCALE, SOAK
 from tests.servers import run
 
+pytest_plugins = ["tests.hard_limit"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-order-of", type=int, metavar="SEED", help="run the tests in an order that the seed decides")
