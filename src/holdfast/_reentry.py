@@ -95,9 +95,9 @@ def put_off(work: Coroutine[Any, Any, Any], stand_in: Callable[[], None]) -> Non
 
 
 def start_put_off() -> None:
-    """Do what was put off, in a thread of its own: whoever is here now must not wait for a server that hangs."""
+    """Do what was put off, in a thread of its own: the caller must not wait for a server that hangs."""
     if _put_off and len(_workers) < MAX_WORKERS:
-        with suppress(RuntimeError):  # no thread to be had just now; tried again
+        with suppress(RuntimeError):  # the system has no thread left; tried again
             threading.Thread(target=_do_put_off, name="holdfast-behind", daemon=True).start()
 
 
@@ -120,7 +120,7 @@ def _do_put_off() -> None:
 def start_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
     """A daemon that is inside an operation from its start to its end, unless it says that it is `outside`.
 
-    Raises RuntimeError if there is no thread to be had.
+    Raises RuntimeError if the system has no thread left.
     """
     work = _call(target, args)
     thread = threading.Thread(target=drive, args=(work,), name=name, daemon=True)

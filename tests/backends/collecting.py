@@ -1,4 +1,4 @@
-"""The garbage collector at its worst: it runs at every line of ours, and finds somebody's hold each time.
+"""The garbage collector at its worst: it runs at every line of ours, and ends a hold each time.
 
 Decides: what is garbage (generators, coroutines and objects whose end releases, asks or looks), and where it is found.
 Leaves to the tests: what is done meanwhile.

@@ -212,7 +212,7 @@ async def _hold_for_ever(lock: Any, inside: asyncio.Event) -> None:
 
 
 async def _parked(lock: Any) -> Coroutine[Any, Any, None]:
-    """A coroutine in the body of its `async with`, with nobody to go on with it."""
+    """A coroutine in the body of its `async with`, that no task goes on with."""
     inside = asyncio.Event()
     body = _hold_for_ever(lock, inside)
     while True:

@@ -158,7 +158,7 @@ def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url
         lease = locks.lock("job", ttl=10, renew=False, on_lost=lambda _: lost.set()).acquire()
         assert lease is not None
         keeper = locks._logic.engine.keeper
-        keeper.close()  # so that nobody else looks at the clock
+        keeper.close()  # so that the keeper does not look at the clock first
         clock.advance(100)
 
         def look() -> None:
@@ -282,16 +282,16 @@ def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Pa
             return answer
 
         async def forgets() -> None:
-            forget(Claim("nobody's", holder._claim.terms))
+            forget(Claim("of no waiter", holder._claim.terms))
 
         wakes._mutex = _Watched(mutex, in_forget)
-        wakes._seats["somebody's"] = object()  # else there is nothing to forget
+        wakes._seats["of a waiter"] = object()  # else there is nothing to forget
         wakes.expect = expect_after
         thread = threading.Thread(target=lambda: drive(forgets()), daemon=True)
         thread.start()
         assert locks.lock("job").acquire(timeout=0.01) is None
         thread.join()
-        del wakes._seats["somebody's"]
+        del wakes._seats["of a waiter"]
         wakes._mutex, wakes.expect = mutex, expect
         until(lambda: not locks.inspect("doomed").locked)
         holder.release()
@@ -393,7 +393,7 @@ def test_a_storm_of_signals_whose_handler_uses_locks_hangs_nothing(
 # The mark itself
 
 
-def test_a_mark_that_an_interrupt_left_behind_refuses_nobody() -> None:
+def test_a_mark_that_an_interrupt_left_behind_refuses_nothing() -> None:
     async def work() -> int:
         return 1
 

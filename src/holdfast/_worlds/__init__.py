@@ -64,7 +64,7 @@ class World(Protocol):
         ...
 
     def stand_in(self) -> Callable[[], None]:
-        """To be called by another thread, which from then on does what it does for whoever is running now."""
+        """To be called by another thread, which from then on acts for the thread or task that runs now."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

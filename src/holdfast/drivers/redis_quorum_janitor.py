@@ -74,7 +74,7 @@ class Janitor:
         with self._mutex:
             if self._thread is not None or self._closed:
                 return
-            with suppress(RuntimeError):  # no thread to be had just now; tried again
+            with suppress(RuntimeError):  # the system has no thread left; tried again
                 self._thread = start_thread("holdfast-nodes", self._work)
 
     def _work(self) -> None:
