@@ -299,6 +299,18 @@ def test_it_keeps_no_locks_alive(url: str) -> None:
     until(gone, "its keeper's thread to end")
 
 
+def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent() -> None:
+    mutex = ORDER._mutex
+    other = threading.Thread(target=mutex.acquire)  # it is in the middle of a step, for ever
+    other.start()
+    other.join()
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if ORDER._mutex.acquire(timeout=0) else 1)
+    ORDER.after_fork()  # for the tests that follow
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 PROGRAM = """
 import sys, holdfast
 with holdfast.connect("memory://", **{options}) as locks, locks.lock("a"):

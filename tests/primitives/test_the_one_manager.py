@@ -85,8 +85,11 @@ def test_a_child_has_it_too_and_holds_nothing_of_what_its_parent_does() -> None:
 manager = holdfast.get_distributed_lock()
 assert manager.acquire("a")
 mine = manager.holder_id
+import threading
 from holdfast._faces import sync_manager
-sync_manager._mutex.acquire()  # as if another thread were about to make it
+other = threading.Thread(target=sync_manager._mutex.acquire)  # as if it were about to make it
+other.start()
+other.join()
 manager._logic._turns._lines["b"] = __import__("collections").deque()  # or to ask for a name
 child = os.fork()
 if not child:
@@ -98,7 +101,6 @@ if not child:
     same.close()
     os._exit(0 if all(answers) else 1 + answers.index(False))
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "an answer was wrong"
-sync_manager._mutex.release()
 assert manager.release("a")
 """)
 

@@ -36,6 +36,9 @@ class LockOrder:
         self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, in words
         self._pairs: dict[tuple[Place, Place], None] = {}  # the same in order of their first time
 
+    def after_fork(self) -> None:
+        self._mutex = Mutex()  # which a thread of the parent may have held
+
     def asked(self, engine: Engine, claim: Claim, wait: float | None) -> None:
         """Somebody asks. Warns if that can end in a deadlock."""
         wanted, name, caller = _place(engine, claim), claim.terms.name, _caller()
@@ -114,3 +117,5 @@ def _warn(caller: FrameType, text: str) -> None:
 
 
 ORDER: Final = LockOrder()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ORDER.after_fork)
