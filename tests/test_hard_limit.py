@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.hard_limit import HardLimit
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -108,11 +112,16 @@ def test_leaves_a_thread():
     assert code == 1
 
 
-def test_a_limit_of_its_own_lets_a_test_take_longer(tmp_path: Path) -> None:
-    slow = "@pytest.mark.timeout(60)\ndef test_is_slow():\n    time.sleep(1.5)\n"
-    code, said = _run(tmp_path, {"": slow}, limit=1)
-    assert "1 passed" in said, said
-    assert code == 0
+@pytest.mark.parametrize(("own", "limit"), [((60,), 75), ((0,), None), ((), None)])
+def test_a_test_with_a_soft_limit_of_its_own_has_a_hard_one_too(
+    own: tuple[float, ...], limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float | None] = []
+    monkeypatch.setattr(HardLimit, "set", lambda _, limit=None: seconds.append(limit))
+    monkeypatch.setattr(HardLimit, "lift", lambda _: seconds.append(-1))
+    item: Any = SimpleNamespace(get_closest_marker=lambda _: SimpleNamespace(args=own) if own else None)
+    list(HardLimit(1, 2).pytest_runtest_protocol(item))
+    assert seconds == [limit, -1]
 
 
 FORKS = """

@@ -12,6 +12,7 @@ refused. A thread that sleeps until it is woken, or that runs code of the user's
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections import deque
@@ -29,6 +30,7 @@ _inside: dict[int, Any] = {}
 _put_off: deque[tuple[Coroutine[Any, Any, Any], Callable[[], None]]] = deque()  # and for whom, see `put_off`
 
 
+BEHIND: Final = "holdfast-behind"
 _workers: list[None] = []  # as many as there are threads that do what was put off
 MAX_WORKERS: Final = 4  # more than one: a server that hangs must not keep the locks of another
 
@@ -98,7 +100,16 @@ def start_put_off() -> None:
     """Do what was put off, in a thread of its own: the caller must not wait for a server that hangs."""
     if _put_off and len(_workers) < MAX_WORKERS:
         with suppress(RuntimeError):  # the system has no thread left; tried again
-            threading.Thread(target=_do_put_off, name="holdfast-behind", daemon=True).start()
+            # Not `Thread.start`, which waits for the new thread in Python: an interrupt there would leave it half done.
+            _thread.start_new_thread(_launch, ())
+
+
+def _launch() -> None:
+    """Start a thread that people can find by its name; if there is none, be it."""
+    try:
+        threading.Thread(target=_do_put_off, name=BEHIND, daemon=True).start()
+    except RuntimeError:
+        _do_put_off()
 
 
 def _do_put_off() -> None:

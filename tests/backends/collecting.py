@@ -17,6 +17,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import holdfast
+from holdfast._reentry import BEHIND
 
 _OURS = str(Path(holdfast.__file__).parent)
 _NOT = (f"{_OURS}/testing/", f"{_OURS}/cli/")
@@ -83,7 +84,7 @@ class Collector:
         file = frame.f_code.co_filename
         if not self._watching or not file.startswith(_OURS) or file.startswith(_NOT):
             return None
-        if event == "call" and threading.current_thread().name == "holdfast-behind":
+        if event == "call" and threading.current_thread().name == BEHIND:
             return None  # it does what others put off, and would never come to an end
         if event == "line":
             self._reach(frame.f_code, frame.f_lineno)

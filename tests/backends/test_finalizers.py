@@ -10,11 +10,10 @@ import asyncio
 import gc
 import itertools
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,7 @@ import holdfast
 from holdfast.aio import AsyncLocks
 from tests.backends.collecting import LOT, Collector, Releases, holding
 from tests.contract.backends import BACKENDS
-from tests.servers.waiting import LIMIT, until
-
-T = TypeVar("T")
+from tests.servers.waiting import happens, join, until, until_async
 
 ONCE = ("redis6", "redlock5")  # the same code as for others
 URLS = {row.name: row.url for row in BACKENDS if row.name not in ONCE}
@@ -63,12 +60,12 @@ def wait_in_line(locks: holdfast.Locks) -> None:
     def hold() -> None:
         with locks.lock("line", ttl=60):
             held.set()
-            asked.wait()
+            happens(asked)
             until(lambda: locks.inspect("line").waiters)
 
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    held.wait()
+    happens(held)
     try:
         with suppress(holdfast.BackendUnavailable):  # as much happens meanwhile, it may not even be asked in time
             assert locks.lock("line").acquire(timeout=0.2) is None
@@ -76,7 +73,7 @@ def wait_in_line(locks: holdfast.Locks) -> None:
         asked.set()
     with locks.lock("line"):
         pass
-    thread.join()
+    join(thread)
 
 
 def share(locks: holdfast.Locks) -> None:
@@ -155,10 +152,13 @@ async def lock_in_a_loop(locks: AsyncLocks) -> None:
 
 
 async def wait_in_a_loop(locks: AsyncLocks) -> None:
+    async def waits() -> bool:
+        return (await locks.inspect("line")).waiters > 0
+
     async def hold(held: asyncio.Event) -> None:
         async with locks.lock("line", ttl=60):
             held.set()
-            await _until(lambda: locks.inspect("line"), lambda info: info.waiters)
+            await until_async(waits)
 
     held = asyncio.Event()
     task = asyncio.create_task(hold(held))
@@ -198,13 +198,6 @@ IN_A_LOOP: list[Callable[[AsyncLocks], Awaitable[None]]] = [
 ]
 
 
-async def _until(ask: Callable[[], Awaitable[T]], condition: Callable[[T], object]) -> None:
-    limit = time.monotonic() + LIMIT
-    while not condition(await ask()):
-        assert time.monotonic() < limit, "waited in vain"
-        await asyncio.sleep(0.002)
-
-
 async def _hold_for_ever(lock: Any, inside: asyncio.Event) -> None:
     async with lock:
         inside.set()
@@ -231,6 +224,9 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
         number, collector = itertools.count(), Collector()
         async with holdfast.aio.connect(url) as locks:
 
+            async def all_free() -> bool:
+                return not any(info.locked for info in await locks.list("garbage"))
+
             async def make() -> Any:
                 in_threads = holding(others.lock(f"garbage {next(number)}", ttl=3600))
                 next(in_threads)
@@ -247,7 +243,7 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
             assert collector.lines > 200
             collector.stock.clear()
             gc.collect()
-            await _until(lambda: locks.list("garbage"), lambda infos: not any(info.locked for info in infos))
+            await until_async(all_free)
 
     with holdfast.connect(url) as others:
         asyncio.run(main(others))

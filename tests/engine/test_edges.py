@@ -7,12 +7,14 @@ import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast._worlds.asyncio_ import AsyncioGuard
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
@@ -111,6 +113,34 @@ def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
     with pytest.raises(holdfast.LeaseLost):
         asyncio.run(main())
     assert len(told) == 1
+
+
+def test_a_loss_is_told_before_the_body_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In between, a loop that runs for nothing but the body could be over."""
+    steps: list[str] = []
+
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            async with locks.lock("x", ttl=600, on_lost=print) as lease:
+                engine = locks._logic.engine
+                spawn, interrupt = engine.world.spawn, AsyncioGuard.interrupt
+
+                def spawned(work: Coroutine[Any, Any, None], name: str) -> None:
+                    steps.append(name)
+                    spawn(work, name)
+
+                def interrupted(guard: AsyncioGuard) -> None:
+                    steps.append("interrupt")
+                    interrupt(guard)
+
+                monkeypatch.setattr(engine.world, "spawn", spawned)
+                monkeypatch.setattr(AsyncioGuard, "interrupt", interrupted)
+                engine.keeper.lose(lease, "denied", "as a test says")
+                await asyncio.sleep(0)
+
+    with pytest.raises(holdfast.LeaseLost):
+        asyncio.run(main())
+    assert steps == ["holdfast-on-lost", "interrupt"]
 
 
 # The keeper

@@ -20,7 +20,7 @@ from holdfast._model import Claim
 from holdfast._reentry import drive, outside
 from holdfast.backends.memory_store import shared_store
 from holdfast.testing import FakeClock
-from tests.servers.waiting import until
+from tests.servers.waiting import happens, join, until, until_async
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -131,7 +131,7 @@ def test_what_is_put_off_is_done_for_the_thread_that_wanted_it(url: str) -> None
         theirs: list[holdfast.Lease] = []
         thread = threading.Thread(target=lambda: theirs.append(permits.__enter__()))
         thread.start()
-        thread.join()
+        join(thread)
         in_the_middle_of(locks, lambda: permits.__exit__(None, None, None))
         until(lambda: len(locks.inspect("pool").holders) == 1)
         assert theirs[0].held
@@ -202,8 +202,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
                     waits_for._asyncio_future_blocking = False
                     await asyncio.wait([waits_for])
             bodies.append(body)
-            while not done.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+            await until_async(done.is_set)
 
     async def close() -> None:
         bodies.pop().close()
@@ -217,7 +216,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
             until(lambda: not others.inspect("job").locked)
     finally:
         done.set()
-        thread.join()
+        join(thread)
 
 
 def test_a_coroutine_whose_loop_is_gone_lets_go_of_what_needs_no_loop(tmp_path: Path) -> None:
@@ -272,11 +271,11 @@ def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Pa
         def in_forget() -> None:
             if threading.current_thread() is thread:
                 has_mutex.set()
-                in_transaction.wait()
+                happens(in_transaction)
                 doomed.release()  # as the garbage collector may
 
         def expect_after(claim: Claim) -> str:
-            has_mutex.wait()
+            happens(has_mutex)
             in_transaction.set()
             answer: str = expect(claim)
             return answer
@@ -290,7 +289,7 @@ def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Pa
         thread = threading.Thread(target=lambda: drive(forgets()), daemon=True)
         thread.start()
         assert locks.lock("job").acquire(timeout=0.01) is None
-        thread.join()
+        join(thread)
         del wakes._seats["of a waiter"]
         wakes._mutex, wakes.expect = mutex, expect
         until(lambda: not locks.inspect("doomed").locked)
@@ -336,9 +335,9 @@ def test_a_signal_handler_may_use_locks_while_its_thread_waits_for_one(
 
         thread = threading.Thread(target=hold)
         thread.start()
-        held.wait()
+        happens(held)
         with locks.lock("job"):
-            thread.join()
+            join(thread)
         lease = leases[0]
         assert lease is not None
         assert lease.held
@@ -384,7 +383,7 @@ def test_a_storm_of_signals_whose_handler_uses_locks_hangs_nothing(
                     pass
         finally:
             over.set()
-            thread.join()
+            join(thread)
         while stock:
             stock.pop().release()
         until(lambda: not locks.list())
@@ -422,16 +421,16 @@ def test_a_child_of_a_fork_knows_nothing_of_its_parent_s_threads() -> None:
 
     async def work() -> None:
         inside.set()
-        go_on.wait()
+        happens(go_on)
 
     thread = threading.Thread(target=lambda: drive(work()))
     thread.start()
-    inside.wait()
+    happens(inside)
     pid = os.fork()
     if pid == 0:
         os._exit(len(_reentry._inside))
     go_on.set()
-    thread.join()
+    join(thread)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 

@@ -143,11 +143,12 @@ class AsyncioWorld:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         home = self._loop
+        if home is not None and not home.is_closed() and asyncio._get_running_loop() is not home:
+            # From a thread that works for the loop, or where the garbage collector happened to run.
+            call_in(home, self._start, home, work, name)
+            return
         try:
-            if home is None or home.is_closed() or asyncio._get_running_loop() is home:
-                self._start(self.loop, work, name)
-            else:  # from a thread that works for the loop, or where the garbage collector happened to run
-                call_in(home, self._start, home, work, name)
+            self._start(self.loop, work, name)
         except RuntimeError:
             work.close()
             raise

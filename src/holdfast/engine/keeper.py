@@ -332,12 +332,14 @@ class Keeper:
         engine = self._engine
         if step == "deadline" and not engine.backend.capabilities.expires:
             engine.behind(engine.abandon, lease._claim)  # else the store would keep it for ever
-        if lease._guard is not None:
-            lease._guard.interrupt()
-        else:
-            engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
-        if lease._request.on_lost is not None:
-            self._tell_later(lease)
+        try:
+            if lease._request.on_lost is not None:
+                self._tell_later(lease)
+        finally:  # after that: the body may be all that its event loop runs for
+            if lease._guard is not None:
+                lease._guard.interrupt()
+            else:
+                engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
         engine.tell_lease("lost", lease, reason)  # last: a listener may raise
 
     def _tell_later(self, *lost: Lease) -> None:
