@@ -27,6 +27,7 @@ MAY_MEASURE = {
     "adversity/actor.py": "it keeps its interpreter busy for so long, at least",
     "cli/conftest.py": "it turns one clock's moment into another's",
     "flaky.py": "a tool, no test: it tells how long each run took",
+    "hard_limit.py": "a tool, no test: it knows when a test that is stuck is ended",
     "servers/clocks.py": "it tells how far a server's clock is off",
     "servers/waiting.py": "it is how all others wait",
     "side_by_side.py": "a tool, no test: it tells how long each check took",
