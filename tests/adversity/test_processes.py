@@ -15,6 +15,7 @@ from holdfast.backends.postgres_table_schema import LISTENER
 from holdfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
 from tests.patrols import HOUR
+from tests.scale import by_scale
 from tests.servers.postgres_tables import table
 from tests.servers.shared import valkey
 from tests.servers.waiting import until
@@ -196,7 +197,7 @@ def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost
 
 
 def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path, url: str) -> None:
-    workers, times = 8, 60 if url.startswith("postgresql") else 150  # each of those waits for the disk
+    workers, times = 8, by_scale(40, soak=400)
     counter = tmp_path / "counter"
     counter.write_text("0")
     actors = [start() for _ in range(workers)]
