@@ -102,7 +102,12 @@ class FakeClock:
             return len(self._rung)
 
     @property
+    def alarms(self) -> list[float]:
+        """When each of those who wait is due."""
+        with self._mutex:
+            return [at for at, id, _ in self._alarms if id in self._set]
+
+    @property
     def next_alarm(self) -> float | None:
         """When the first of those who wait is due; None if nobody waits."""
-        with self._mutex:
-            return min((at for at, id, _ in self._alarms if id in self._set), default=None)
+        return min(self.alarms, default=None)

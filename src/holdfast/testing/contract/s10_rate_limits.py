@@ -210,7 +210,6 @@ async def sleeps_until(stage: Stage, moment: float) -> None:
     """Until somebody sleeps up to that very moment."""
 
     def sleeps() -> bool:
-        set_for = [at for at, id, _ in list(stage.clock._alarms) if id in stage.clock._set]
-        return any(at == pytest.approx(moment, abs=1e-6, rel=0) for at in set_for)
+        return any(at == pytest.approx(moment, abs=1e-6, rel=0) for at in stage.clock.alarms)
 
     await stage.until(sleeps, f"somebody to sleep until {moment}")
