@@ -15,7 +15,7 @@ import psycopg
 
 import holdfast
 import holdfast.aio
-from holdfast._worlds import drive
+from holdfast._reentry import run_to_end
 
 WORLDS = ("blocking", "awaited")
 
@@ -23,7 +23,7 @@ WORLDS = ("blocking", "awaited")
 def tell(world: str, story: Coroutine[Any, Any, None]) -> None:
     """In the blocking world there is no loop."""
     if world == "blocking":
-        drive(story)
+        run_to_end(story)
     else:
         asyncio.run(story)
 

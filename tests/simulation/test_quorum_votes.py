@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast._model import Busy, Claim, Grant, Terms
-from holdfast._worlds import drive
+from holdfast._reentry import run_to_end
 from holdfast.backends.memory_store import MemoryStore
 from holdfast.backends.quorum import QuorumBackend
 from holdfast.drivers.redis_quorum import PENDING, Ask
@@ -63,7 +63,7 @@ class Server(VotingBackend):
     async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
         give_back = partial(super().give_back, claim, up_to=up_to, place=place, enqueue=enqueue, within=within)
         if self.slow:
-            self.on_the_way.append(lambda: drive(give_back()))
+            self.on_the_way.append(lambda: run_to_end(give_back()))
             raise BackendUnavailable("no answer")
         await give_back()
 
@@ -103,7 +103,7 @@ class Silent:
                 ask.close()
             elif ask is not None:
                 try:
-                    heard[number] = drive(ask)
+                    heard[number] = run_to_end(ask)
                 except BackendUnavailable as error:
                     heard[number] = error
         return heard
@@ -130,11 +130,11 @@ def claim(id: str) -> Claim:
 
 
 def ask(client: QuorumBackend, id: str) -> Grant | Busy:
-    return drive(client.acquire(claim(id), enqueue=False, within=WITHIN))
+    return run_to_end(client.acquire(claim(id), enqueue=False, within=WITHIN))
 
 
 def release(client: QuorumBackend, id: str) -> bool:
-    return drive(client.release(claim(id), linger=0.0, within=WITHIN))
+    return run_to_end(client.release(claim(id), linger=0.0, within=WITHIN))
 
 
 def granted(client: QuorumBackend, id: str) -> int:
@@ -177,18 +177,18 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
     fence = granted(second, "b")  # both are still there, and agree
     stage.servers[1].arrive()
     assert isinstance(ask(third, "c"), Busy)
-    drive(first.abandon(claim("a"), within=WITHIN))
+    run_to_end(first.abandon(claim("a"), within=WITHIN))
     assert release(second, "b")
     assert granted(third, "c") > fence
 
 
 def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() -> None:
     server = Server()
-    drive(server.vote(claim("a"), fence=100, place=1, enqueue=False, within=WITHIN))
-    assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
-    assert drive(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
-    assert not drive(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
-    assert drive(server.inspect("x")).holders[0].fence == 200
+    run_to_end(server.vote(claim("a"), fence=100, place=1, enqueue=False, within=WITHIN))
+    assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
+    assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
+    assert not run_to_end(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
+    assert run_to_end(server.inspect("x")).holders[0].fence == 200
 
 
 def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
@@ -196,14 +196,14 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     stage = Stage()
     for server in stage.servers:
         server.crowded = False
-    drive(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
     stage.servers[0].deaf = True
     client = stage.client(100)
-    assert isinstance(drive(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
+    assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
     stage.servers[0].deaf = False
-    assert drive(stage.servers[0].inspect("x")).waiters == 1
+    assert run_to_end(stage.servers[0].inspect("x")).waiters == 1
     assert release(client, "b")
-    assert drive(stage.servers[0].inspect("x")).waiters == 0
+    assert run_to_end(stage.servers[0].inspect("x")).waiters == 0
 
 
 # Fences
@@ -226,8 +226,8 @@ def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_t
 def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
     stage = Stage()
     client = stage.client(100)
-    drive(stage.servers[0].vote(claim("z"), fence=200, place=1, enqueue=False, within=WITHIN))
-    drive(stage.servers[0].abandon(claim("z"), within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("z"), fence=200, place=1, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].abandon(claim("z"), within=WITHIN))
     assert granted(client, "a") == 100, "not 201, which one of three answered"
 
 
@@ -257,7 +257,7 @@ def test_the_vote_of_a_server_that_started_anew_does_not_count_and_is_given_back
     stage.servers[1].years = 29.9
     with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
         ask(client, "a")
-    assert all(not drive(server.inspect("x")).holders for server in stage.servers)
+    assert all(not run_to_end(server.inspect("x")).holders for server in stage.servers)
     stage.servers[1].years = 30.0
     assert granted(client, "a")
 
@@ -266,9 +266,9 @@ def test_where_the_ttls_differ_the_longest_that_was_asked_for_keeps_a_server_out
     stage = Stage()
     client = stage.client(100, rejoin=None)
     long, short = claim("a"), claim("b")._replace(terms=claim("b").terms._replace(ttl=1.0))
-    drive(client.acquire(long, enqueue=False, within=WITHIN))
+    run_to_end(client.acquire(long, enqueue=False, within=WITHIN))
     assert release(client, "a")
     for server in stage.servers:
         server.years = 2.0
     with pytest.raises(BackendUnavailable, match="kept out"):
-        drive(client.acquire(short, enqueue=False, within=WITHIN))
+        run_to_end(client.acquire(short, enqueue=False, within=WITHIN))
