@@ -271,19 +271,20 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
 
 
 def test_tasks_whose_connections_were_terminated_are_woken_all_the_same(database: Database) -> None:
+    async def wait(locks: holdfast.aio.AsyncLocks) -> None:
+        async with locks.lock("a", wait=LIMIT):  # in the order in which they came, which nothing here decides
+            pass
+
     async def story() -> None:
         async with holdfast.aio.connect(database.url) as locks, holdfast.aio.connect(database.url) as others:
             for _ in range(3):
                 held = await others.lock("a").acquire()
                 assert held is not None
-                waiters = [asyncio.create_task(locks.lock("a").acquire(timeout=LIMIT)) for _ in range(3)]
+                waiters = [asyncio.create_task(wait(locks)) for _ in range(3)]
                 await until_async(lambda: _wait_for(others, 3), "all to wait")
                 assert database.ask(END_ALL) >= 2
                 await held.release()
-                for waiter in waiters:
-                    lease = await waiter
-                    assert lease is not None
-                    await lease.release()
+                await asyncio.gather(*waiters)
 
     asyncio.run(story())
 
