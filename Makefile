@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Tests start Python hundreds of times; whoever has switched off compiled modules would wait for that each time.
 export PYTHONDONTWRITEBYTECODE =
-JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))  # tests wait for servers too
+JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n + 2)))  # tests wait for servers too
 
 # The quick loop: folders whose tests take no real time and start no server.
 QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/test_import.py tests/test_matrix.py tests/test_shape.py
