@@ -128,19 +128,78 @@ def _do_put_off() -> None:
         start_put_off()  # what came since
 
 
-def start_thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    """A daemon that is inside an operation from its start to its end, unless it says that it is `outside`.
+class Job:
+    """Background work that is run by the first thread that takes it, or by none."""
 
-    Raises RuntimeError if the system has no thread left.
+    __slots__ = ("_name", "_over", "_untaken", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._work = work
+        self._name = name
+        self._untaken = threading.Lock()
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def start(self) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        if get_ident() == threading.main_thread().ident:
+            # `Thread.start` waits for the new thread, in Python. An interrupt in the middle of that can leave a lock
+            # of its own locked, or come out as another error. Interrupts fall into the main thread only.
+            _thread.start_new_thread(self._launch, ())
+        else:
+            self._start_named()
+
+    def _launch(self) -> None:
+        try:
+            self._start_named()
+        except RuntimeError:  # the system has no other thread left; this is one
+            self._run()
+
+    def _start_named(self) -> None:
+        """As a thread that people can find by its name."""
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def _run(self) -> None:
+        if self._untaken.acquire(blocking=False):
+            try:
+                drive(self._work)
+            finally:
+                self._over.release()
+
+    def give_up(self) -> None:
+        """It does not run, unless a thread has taken it."""
+        if self._untaken.acquire(blocking=False):
+            self._work.close()
+            self._over.release()
+
+    def join(self) -> None:
+        """Until it is over."""
+        with self._over:
+            pass
+
+
+def run_behind(work: Coroutine[Any, Any, None], name: str) -> Job:
+    """Run it in a daemon of that name, inside an operation from its start to its end unless it says `outside`.
+
+    Raises RuntimeError if the system has no thread left; then it does not run, and is closed. An interrupt that comes
+    meanwhile is raised, and it runs all the same.
     """
-    work = _call(target, args)
-    thread = threading.Thread(target=drive, args=(work,), name=name, daemon=True)
+    job = Job(work, name)
     try:
-        thread.start()
-    except BaseException:
-        work.close()
+        job.start()
+    except Exception:
+        job.give_up()
         raise
-    return thread
+    except BaseException:  # an interrupt: a thread may have been started for it, or not
+        with suppress(RuntimeError):
+            job.start()
+        raise
+    return job
+
+
+def start_thread(name: str, target: Callable[..., None], *args: Any) -> Job:
+    """As `run_behind`, for a plain function."""
+    return run_behind(_call(target, args), name)
 
 
 async def _call(target: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -213,4 +213,4 @@ def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.Mo
         monkeypatch.setattr(janitor, "_reach", breaks)
         janitor.see_to()
         happens(died, "its death")
-        until(lambda: janitor._thread is None)
+        until(lambda: janitor._worker is None)

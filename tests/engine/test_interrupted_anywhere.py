@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import LockInfo, Locks
+from holdfast._reentry import start_thread
 from holdfast.testing import FakeClock
 from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
@@ -73,7 +74,7 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"Keeper._wake", "_Job.start", "LockLogic._enrol"} <= _sweep(tell)
+    assert {"Keeper._wake", "Job.start", "LockLogic._enrol"} <= _sweep(tell)
 
 
 class Waiting:
@@ -203,3 +204,19 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
             return interrupt.struck
 
     assert "Engine._finish_release" in _sweep(tell)
+
+
+def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at_most() -> None:
+    def tell(point: int) -> str:
+        done: list[str] = []
+        with Interrupt(point, _ours) as interrupt:
+            try:
+                start_thread("work", done.append, "once")
+            except KeyboardInterrupt:
+                assert interrupt.struck
+        until(lambda: all(thread.name != "work" for thread in threading.enumerate()))
+        start_thread("work", done.append, "next").join()
+        assert done in (["once", "next"], ["next", "once"], ["next"]), interrupt.struck
+        return interrupt.struck
+
+    assert "Job.start" in _sweep(tell)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import _thread
 import asyncio
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from inspect import CORO_CLOSED, getcoroutinestate
 from typing import Any
 
 import pytest
 
+from holdfast._reentry import start_thread
 from holdfast._worlds import drive
 from holdfast._worlds.asyncio_ import AsyncioWorld
 from holdfast._worlds.threads import ThreadWorld
@@ -265,8 +266,19 @@ def test_work_runs_in_a_thread_of_its_name_whichever_thread_asks() -> None:
     until(lambda: done == ["named-by-main", "named-by-another"])
 
 
+def _spawn(done: list[str]) -> None:
+    ThreadWorld().spawn(_note(done), "work")
+
+
+def _start_thread(done: list[str]) -> None:
+    start_thread("work", lambda: done.append(threading.current_thread().name))
+
+
 @pytest.mark.parametrize("begins", [True, False], ids=["after it was started", "before it was started"])
-def test_work_runs_once_though_an_interrupt_falls_into_its_start(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("begin", [_spawn, _start_thread])
+def test_work_runs_once_though_an_interrupt_falls_into_its_start(
+    begin: Callable[[list[str]], None], begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     usual, calls = _thread.start_new_thread, []
 
@@ -281,10 +293,17 @@ def test_work_runs_once_though_an_interrupt_falls_into_its_start(begins: bool, m
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
     with pytest.raises(KeyboardInterrupt):
-        ThreadWorld().spawn(_note(done), "work")
+        begin(done)
     until(lambda: done)
     until(lambda: all(thread.name != "work" for thread in threading.enumerate()))
     assert done == ["work"]
+
+
+def test_a_thread_that_was_started_can_be_joined_though_it_has_not_begun() -> None:
+    done: list[int] = []
+    for number in range(20):
+        start_thread("work", done.append, number).join()
+    assert done == list(range(20))
 
 
 def test_work_that_no_thread_can_be_started_for_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,13 @@ Nothing here suspends: each `async def` runs to its end in one `send`.
 
 from __future__ import annotations
 
-import _thread
 import random
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast._reentry import drive, outside
+from holdfast._reentry import outside, run_behind
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 
@@ -83,45 +81,6 @@ class _Owner(threading.local):
     token: object = None  # of this thread, once it is asked for; not its ident: those are used again
 
 
-class _Job:
-    """Background work that is run by the first thread that takes it, or by none."""
-
-    __slots__ = ("_name", "_untaken", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._work = work
-        self._name = name
-        self._untaken = threading.Lock()
-
-    def start(self) -> None:
-        """Raises RuntimeError if no thread can be started."""
-        if threading.get_ident() == threading.main_thread().ident:
-            # `Thread.start` waits for the new thread, in Python. An interrupt in the middle of that can leave a lock
-            # of its own locked, or come out as another error. Interrupts fall into the main thread only.
-            _thread.start_new_thread(self._launch, ())
-        else:
-            self._start_named()
-
-    def _launch(self) -> None:
-        try:
-            self._start_named()
-        except RuntimeError:  # no other thread to be had; this one is
-            self._run()
-
-    def _start_named(self) -> None:
-        """As a thread that people can find by its name."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
-
-    def _run(self) -> None:
-        if self._untaken.acquire(blocking=False):
-            drive(self._work)
-
-    def give_up(self) -> None:
-        """It does not run, unless a thread has taken it."""
-        if self._untaken.acquire(blocking=False):
-            self._work.close()
-
-
 class ThreadWorld:
     blocking = True
 
@@ -147,16 +106,7 @@ class ThreadWorld:
         return partial(setattr, self._owner, "token", self.owner())
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        job = _Job(work, name)
-        try:
-            job.start()
-        except Exception:
-            job.give_up()
-            raise
-        except BaseException:  # an interrupt: nobody knows whether a thread was started for it
-            with suppress(RuntimeError):
-                job.start()
-            raise
+        run_behind(work, name)
 
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)

@@ -99,20 +99,20 @@ class Line(_Line):
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
     """What all of them return; each but the last in a thread of its own, where there is one to be had."""
     results: list[Any] = [None] * len(jobs)
-    threads = []
+    started = []
 
     def work(number: int) -> None:
         results[number] = jobs[number]()
 
     for number in range(len(jobs) - 1):
         try:
-            threads.append(start_thread("holdfast-dial", work, number))
+            started.append(start_thread("holdfast-dial", work, number))
         except RuntimeError:  # there is none
             work(number)
     if jobs:
         work(len(jobs) - 1)
-    for thread in threads:
-        thread.join()
+    for job in started:
+        job.join()
     return results
 
 

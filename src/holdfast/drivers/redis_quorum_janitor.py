@@ -37,7 +37,7 @@ class Janitor:
         self._doubt = doubt
         self._say = say  # lets one verb run on that connection; False if it is gone again
         self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._worker: object = None  # there is one while a thread does this
         self._spare: list[list[Line]] = [[] for _ in members]
         self._straggling: list[Line] = []
         self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
@@ -72,12 +72,20 @@ class Janitor:
 
     def see_to(self) -> None:
         with self._mutex:
-            if self._thread is not None or self._closed:
+            if self._worker is not None or self._closed:
                 return
-            with suppress(RuntimeError):  # the system has no thread left; tried again
-                self._thread = start_thread("holdfast-nodes", self._work)
+            worker = self._worker = object()
+            try:
+                start_thread("holdfast-nodes", self._work, worker)
+            except BaseException as error:
+                self._worker = None  # should the thread run all the same, it finds that it is not wanted
+                if not isinstance(error, RuntimeError):  # the system has no thread left; tried again
+                    raise
 
-    def _work(self) -> None:
+    def _work(self, worker: object) -> None:
+        with self._mutex:
+            if self._worker is not worker:
+                return
         try:
             while not self._is_done():
                 self._hear_stragglers()
@@ -88,7 +96,7 @@ class Janitor:
                     with outside():
                         time.sleep(0.02)
         except BaseException:
-            self._thread = None  # whoever has something to see to starts another
+            self._worker = None  # whoever has something to see to starts another
             raise
 
     def _is_done(self) -> bool:
@@ -97,7 +105,7 @@ class Janitor:
             missing = any(member.absent for member in self._members) or any(self._clean_ups)
             if not self._closed and (self._straggling or (missing and not idle)):
                 return False
-            self._thread = None
+            self._worker = None
             return True
 
     def _hear_stragglers(self) -> None:

@@ -53,7 +53,11 @@ class AsyncioSqlite:
     def _queue(self) -> queue.SimpleQueue[_Job | None]:
         if self._jobs is None:
             jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-            start_thread("holdfast-sqlite", _work, jobs, self._blocking)
+            try:
+                start_thread("holdfast-sqlite", _work, jobs, self._blocking)
+            except BaseException:
+                jobs.put(None)  # an interrupt: should the thread run all the same, it ends at once
+                raise
             self._jobs = jobs
             weakref.finalize(self, self._jobs.put, None)  # dropped without close(): the thread must not stay
         return self._jobs
