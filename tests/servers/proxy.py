@@ -215,12 +215,13 @@ class Proxy:
 
     async def _end(self) -> None:
         self._listener.close()
-        for _ in range(10):  # a client that was accepted just now gets its task
-            await asyncio.sleep(0)
         self._cut_now()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        ended: set[asyncio.Task[None]] = set()
+        while asyncio.all_tasks() - {asyncio.current_task()}:  # a client that was accepted just now gets its task first
+            for task in self._tasks - ended:
+                task.cancel()
+                ended.add(task)
+            await asyncio.sleep(0)
         await asyncio.sleep(0)  # what was aborted is closed
 
     def close(self) -> None:
