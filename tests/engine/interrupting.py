@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import itertools
 import opcode
 import sys
 from collections.abc import Callable
@@ -30,10 +31,17 @@ def _handler(code: CodeType, offset: int) -> int:
     return next((target for start, end, target in _handlers(code) if start <= offset < end), -1)
 
 
+@cache
+def _next(code: CodeType) -> dict[int, int]:
+    """What follows each instruction. Python 3.13 leaves some out, the first time that it traces a function."""
+    offsets = [one.offset for one in dis.get_instructions(code)]
+    return dict(itertools.pairwise(offsets))
+
+
 def _may_come(code: CodeType, before: int, now: int, *, into_python: bool) -> bool:
     """Whether an interrupt that comes at the end of `before` is as one that comes at the start of `now`."""
     name = opcode.opname[code.co_code[before]]
-    if name in _CALLS and into_python:
+    if (name in _CALLS and into_python) or (name != "JUMP_BACKWARD" and _next(code).get(before) != now):
         return False
     return name in _LOOKS and _handler(code, before) == _handler(code, now)
 
@@ -51,6 +59,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         gc.disable()  # Python drops what is raised in a finalizer, and the collector may call one anywhere
+        sys._getframe().f_trace_opcodes = True  # else Python 3.12 does not tell of them until the next `settrace`
         sys.settrace(self._enter)
         return self
 
