@@ -343,7 +343,7 @@ def test_a_signal_handler_may_use_locks_while_its_thread_waits_for_one(
         assert lease.held
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_storm_of_signals_whose_handler_uses_locks_hangs_nothing(
     url: str, on_signal: Callable[[Callable[[], None]], None]
 ) -> None:
