@@ -12,8 +12,9 @@ from uuid import uuid4
 import pytest
 
 from holdfast import BackendUnavailable
-from holdfast._model import Claim, Grant
+from holdfast._model import Busy, Claim, Grant
 from holdfast._worlds import World
+from holdfast.engine.acquire import HASTY_S
 from holdfast.engine.core import PATIENCE
 from holdfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
 from holdfast.observe.events import Event
@@ -171,6 +172,55 @@ def test_an_outage_whose_end_nobody_saw_is_not_confused_with_the_next(
 
     run_hurried(kind, faulty, work, clock)
     assert len(outages(caplog)) == 2
+
+
+# A server that answered a moment ago
+
+
+class HeldThenSilent(StubBackend):
+    """The lock is held. The second request, `after` that many seconds, is not answered."""
+
+    def __init__(self, clock: FakeClock, after: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._after = after
+        self._asked = 0
+        self.abandoned: list[str] = []
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Any:
+        self._asked += 1
+        if self._asked == 1:
+            return Busy(1, self._after, holder="another")
+        self._clock.advance(within)
+        raise BackendUnavailable("the server did not answer in time")
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        self._clock.advance(seconds)
+        return False
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        self.abandoned.append(claim.terms.name)
+
+
+def test_too_little_time_for_a_last_answer_is_a_timeout_and_no_outage(kind: str, clock: FakeClock) -> None:
+    backend = HeldThenSilent(clock, after=10 - HASTY_S / 2)
+
+    async def work(locks: LocksLogic) -> object:
+        return await locks.lock("a", ttl=TTL, wait=10).acquire()
+
+    assert run_hurried(kind, lambda _: backend, work, clock) is None
+    assert backend.abandoned == ["a"]
+
+
+def test_a_server_that_had_time_to_answer_and_did_not_is_an_outage(kind: str, clock: FakeClock) -> None:
+    backend = HeldThenSilent(clock, after=10 - 2 * HASTY_S)
+
+    async def work(locks: LocksLogic) -> None:
+        with pytest.raises(BackendUnavailable, match="did not answer in time"):
+            await locks.lock("a", ttl=TTL, wait=10).acquire()
+
+    run_hurried(kind, lambda _: backend, work, clock)
+    assert backend.abandoned == ["a"]
 
 
 # Real backends at which nobody listens

@@ -7,7 +7,7 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from holdfast.engine.core import Engine
 
 Adopt = Callable[[Lease], None]
+
+# A request that `wait` left less time than this and that is not answered says nothing about the server: if the server
+# answered the one before it, that answer stands.
+HASTY_S: Final = 1.0
 
 
 def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
@@ -64,6 +68,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     most = engine.patience  # how long the next request may take
     failures = 0
     checked = False  # that it does not wait for itself
+    answer: Grant | Busy | None = None  # the last one
     try:
         if enqueue:
             engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue
@@ -86,8 +91,6 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if engine.closed:
                     engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
-                if engine.closed:
-                    engine.must_be_open()  # that is why, or it does not matter any more
                 failures += 1
                 pause = pause_before_retry(failures, engine.world.chance())
                 limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
@@ -96,6 +99,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     pause = min(pause, max(0.001, error.retry_after))
                 again_at = engine.now() + pause
                 if not error.transient or max(again_at, engine.now() + (error.retry_after or 0.0)) > limit:
+                    if isinstance(answer, Busy) and failures == 1 and error.transient and within < HASTY_S:
+                        return await _time_is_up(engine, claim, answer)
                     raise engine.outage.final(error) from error.__cause__
                 engine.outage.failed(error, asked_at, again_at, limit)
                 await engine.world.pause(pause)
@@ -114,9 +119,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             )
             asked_at = engine.now()
             if not woken and asked_at >= give_up_at:
-                if enqueue:
-                    await engine.abandon(claim, within=engine.briefly)
-                return answer
+                return await _time_is_up(engine, claim, answer) if enqueue else answer
     except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
         engine.behind(engine.abandon, claim)
         raise
@@ -131,6 +134,11 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     finally:
         if claim.id in engine.waiting:  # no call is made here after `adopt`
             del engine.waiting[claim.id]
+
+
+async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:
+    await engine.abandon(claim, within=engine.briefly)
+    return answer
 
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
