@@ -397,6 +397,22 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_request_after_the_close_starts_no_thread_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        locks = holdfast.aio.connect(f"sqlite:///{path}")
+        async with locks, locks.lock("x"):
+            pass
+        driver: Any = locks._logic.engine.backend
+        started: list[object] = []
+        monkeypatch.setattr("holdfast.drivers.sqlite_asyncio.start_thread", lambda *args: started.append(args))
+        with pytest.raises(BackendUnavailable, match="is closed"):
+            async with asyncio.timeout(LIMIT):
+                await driver._driver.transact(lambda transaction: None, (), 2 * LIMIT)
+        assert started == []
+
+    asyncio.run(main())
+
+
 def open_files(path: Path) -> int:
     """How many open files of this process are the store's."""
     ours, found = {file.stat().st_ino for file in path.parent.iterdir()}, 0

@@ -188,7 +188,7 @@ class BlockingSqlite:
             db.close()
             self._db = None
         if self._closed:
-            raise self._unavailable("is closed", transient=False)
+            raise self.is_closed()
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.path.is_file() and self.path.stat().st_nlink > 1:
             raise self._unavailable("has several names (hard links), so SQLite cannot keep it safe", transient=False)
@@ -229,6 +229,9 @@ class BlockingSqlite:
             code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
         text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
+
+    def is_closed(self) -> BackendUnavailable:
+        return self._unavailable("is closed", transient=False)
 
     def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
         return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)

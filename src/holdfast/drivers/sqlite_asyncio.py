@@ -32,6 +32,7 @@ class AsyncioSqlite:
         self.wakes = wakes
         self._blocking = blocking
         self._jobs: queue.SimpleQueue[_Job | None] | None = None  # there is one while the thread runs
+        self._closed = False  # for good: a request that comes later must not start another thread
 
     async def transact(
         self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
@@ -52,6 +53,8 @@ class AsyncioSqlite:
 
     def _queue(self) -> queue.SimpleQueue[_Job | None]:
         if self._jobs is None:
+            if self._closed:
+                raise self._blocking.is_closed()
             jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
             try:
                 start_thread("holdfast-sqlite", _work, jobs, self._blocking)
@@ -64,6 +67,7 @@ class AsyncioSqlite:
 
     async def close(self) -> None:
         """Whatever was asked for before is done first, unless the disk hangs."""
+        self._closed = True
         self.wakes.close()
         if self._jobs is None:
             self._blocking.shut()

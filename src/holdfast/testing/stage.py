@@ -10,6 +10,7 @@ a broken story can hang.
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -125,6 +126,7 @@ class Stage(ABC):
         self._actors: list[Any] = []
         self._teller: object = None  # the thread or task that tells the story
         self._observer: AwaitedLocks | None = None
+        self._before = set(threading.enumerate())
 
     # Who takes part
 
@@ -365,6 +367,11 @@ class Stage(ABC):
     async def _look_away(self) -> None:
         """Between two looks at a condition."""
         await self.breathe()
+
+    def _started(self) -> set[threading.Thread]:
+        """The threads that this story has started, of the library's and of its actors, and that have not ended."""
+        mine = ("actor", "holdfast")
+        return {thread for thread in set(threading.enumerate()) - self._before if thread.name.startswith(mine)}
 
     # How a story is told
 

@@ -83,6 +83,9 @@ class AsyncioStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self._tell(story))
+        for thread in self._started():
+            thread.join(LIMIT)
+            assert not thread.is_alive(), f"{thread} did not end with the story"
 
     async def _end_actors(self) -> None:
         for actor in self._actors:

@@ -62,7 +62,6 @@ class ThreadStage(Stage):
 
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         super().__init__(opener, url, real_time=real_time)
-        self._before = set(threading.enumerate())
         self.clock._before_moving = self._let_answers_come
 
     def _let_answers_come(self) -> None:
@@ -115,7 +114,3 @@ class ThreadStage(Stage):
         if at is not None:
             self.clock.advance_to(at)
         return not any(thread.is_alive() for thread in (threads or self._started()))
-
-    def _started(self) -> set[threading.Thread]:
-        mine = ("actor", "holdfast")
-        return {thread for thread in set(threading.enumerate()) - self._before if thread.name.startswith(mine)}
