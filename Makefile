@@ -9,6 +9,10 @@ JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n + 2)
 # The quick loop: folders whose tests take no real time and start no server.
 QUICK := tests/contract tests/engine tests/primitives tests/simulation tests/test_import.py tests/test_matrix.py tests/test_shape.py
 
+RUFF    := $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+MYPY    := $(BIN)/python -m mypy
+PYRIGHT := $(BIN)/pyright
+
 .PHONY: help demo test check lint bench soak flaky test-all clean
 .DEFAULT_GOAL := help
 
@@ -18,19 +22,16 @@ help:  ## what can be made
 demo: $(VENV)/.demo  ## set up, and watch processes compete for a lock, die, stall and take over
 	@$(BIN)/holdfast demo
 
-test: $(VENV)/.test lint  ## set up, and run every check and every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+test: $(VENV)/.test  ## set up, and run every check and every test
+	@$(BIN)/python -m tests.side_by_side --show-last "$(RUFF)" "$(MYPY)" "$(PYRIGHT)" \
+	    "$(BIN)/python -m pytest -n $(JOBS) --dist worksteal"
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
-	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side \
-	    "$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check ." \
-	    "$(BIN)/python -m mypy" \
+	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
 	    "$(BIN)/python -m pytest -q -m 'not slow' $(QUICK)"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/python -m mypy
-	$(BIN)/pyright
+	@$(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" "$(PYRIGHT)"
 
 bench: $(VENV)/.bench  ## measure against bare floors and released peers: table, JSON, plot in bench/results
 	$(BIN)/python -m bench

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.hard_limit import HardLimit
+from tests.scale import by_scale
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
@@ -89,9 +90,9 @@ def test_a_run_on_workers_names_each_test_that_is_stuck_shows_its_threads_and_go
     assert code == 1
 
 
-@pytest.mark.parametrize("stuck", STUCK.values(), ids=STUCK)
+@pytest.mark.parametrize("stuck", by_scale(["in a finalizer"], soak=list(STUCK)))
 def test_a_run_in_one_process_ends_and_shows_where_it_was(tmp_path: Path, stuck: str) -> None:
-    code, said = _run(tmp_path, {"": stuck})
+    code, said = _run(tmp_path, {"": STUCK[stuck]})
     assert "Timeout (0:00:01" in said, said
     assert f'File "{tmp_path}/test_0.py", line' in said
     assert code == 1

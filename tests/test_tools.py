@@ -107,6 +107,12 @@ def test_commands_side_by_side_fail_if_one_does_and_show_what_each_printed(capfd
     assert all(word in shown for word in ("one\nok", "two\nok", "three\nFAILED with 3"))
 
 
+def test_the_last_command_may_be_shown_as_it_comes(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_side_by_side(["--show-last", "echo one; exit 3", "echo two"]) == 1
+    shown = capfd.readouterr().out
+    assert shown.index("two\n") < shown.index("one\nFAILED with 3")
+
+
 @pytest.mark.slow
 def test_an_order_by_a_seed_is_the_same_each_time_and_another_by_another() -> None:
     def order(seed: int) -> list[str]:

@@ -64,7 +64,7 @@ class Collector:
     def watching(self) -> Iterator[None]:
         self.short = False
         gc.collect()
-        gc.freeze()  # so that a collection has little to look at
+        gc.freeze()  # so that a collection has little to look at; what is frozen still ends with its last reference
         gc.disable()
         self._watching = True
         threading.settrace(self._trace)
@@ -76,9 +76,13 @@ class Collector:
             sys.settrace(None)
             threading.settrace(None)
             gc.enable()
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()  # as conftest has left it
+
+    @staticmethod
+    def over() -> None:
+        """Let go of what was frozen, once; the rest stays frozen, as conftest has left it."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         file = frame.f_code.co_filename

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,13 @@ from tests.servers.waiting import happens, join, until, until_async
 ONCE = ("redis6", "redlock5")  # the same code as for others
 URLS = {row.name: row.url for row in BACKENDS if row.name not in ONCE}
 ROWS = [name if name == "memory" else pytest.param(name, marks=pytest.mark.slow) for name in URLS]
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.over()
 
 
 @pytest.fixture(params=ROWS)
@@ -113,8 +120,10 @@ def count_and_keep(locks: holdfast.Locks) -> None:
 WORK: list[Callable[[holdfast.Locks], None]] = [lock, names, wait_in_line, share, read_and_write, elect, count_and_keep]
 
 
-def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(url: str) -> None:
-    number, collector = itertools.count(), Collector()
+def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(
+    url: str, collector: Collector
+) -> None:
+    number = itertools.count()
     with holdfast.connect(url) as locks, holdfast.connect(url) as others:
         over = others.lock("over").acquire()
         assert over is not None
@@ -219,9 +228,11 @@ async def _parked(lock: Any) -> Coroutine[Any, Any, None]:
             await asyncio.wait([waits_for])
 
 
-def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_let_go_of(url: str) -> None:
+def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_let_go_of(
+    url: str, collector: Collector
+) -> None:
     async def main(others: holdfast.Locks) -> None:
-        number, collector = itertools.count(), Collector()
+        number = itertools.count()
         async with holdfast.aio.connect(url) as locks:
 
             async def all_free() -> bool:
