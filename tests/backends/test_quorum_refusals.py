@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import redis
 import holdfast
 from holdfast import BackendUnavailable, Diagnosis, Unsupported
 from holdfast._clients import RedisClient, UrlOrClient
+from holdfast.drivers.redis_quorum_asyncio import _NodeLine
 from holdfast.drivers.redis_quorum_members import Member
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
@@ -270,6 +272,31 @@ def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum)
         await asyncio.wait(making, timeout=LIMIT)
         assert all(task.done() for task in making)
 
+    asyncio.run(use())
+
+
+def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
+    quorum: Quorum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Python 3.11 `asyncio.wait_for` may swallow a cancellation, and redis-py uses it."""
+    connect = _NodeLine.connect
+
+    async def stubborn(line: _NodeLine, within: float) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await connect(line, within)
+
+    async def use() -> None:
+        locks = holdfast.aio.connect(quorum.url())
+        backend: Any = locks._logic.engine.backend
+        asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
+        making = set(await until_async(lambda: list(backend._crew._making.values()), "connections that are being made"))
+        await locks.close()
+        with pytest.raises(holdfast.LockError):
+            await asking
+        assert {task for task in asyncio.all_tasks() if task.get_name() == "holdfast-node"} <= making
+
+    monkeypatch.setattr(_NodeLine, "connect", stubborn)
     asyncio.run(use())
 
 

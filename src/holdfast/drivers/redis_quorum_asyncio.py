@@ -261,9 +261,9 @@ class AsyncioCrew:
     def _task(
         self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None] | None:
-        """Whoever makes it; nobody while it is in vain."""
+        """The task that makes it; none while it is in vain, or if all is closed: a round may go on for a while then."""
         member, task = self.members[node], self._making.get((what, node))
-        if task is None and (not member.absent or member.is_due()):
+        if task is None and not self._closed and (not member.absent or member.is_due()):
             task = self._making[what, node] = asyncio.get_running_loop().create_task(make(node), name="holdfast-node")
             task.add_done_callback(partial(self._made, what, node))
         return task

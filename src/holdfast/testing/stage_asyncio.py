@@ -83,9 +83,7 @@ class AsyncioStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self._tell(story))
-        for thread in self._started():
-            thread.join(LIMIT)
-            assert not thread.is_alive(), f"{thread} did not end with the story"
+        asyncio.run(self.until(lambda: not self._started(), f"these threads to end: {self._started()}"))
 
     async def _end_actors(self) -> None:
         for actor in self._actors:
