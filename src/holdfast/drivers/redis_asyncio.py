@@ -339,6 +339,7 @@ class AsyncioWires:
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self.wakes.address:
+            self._must_be_open()
             self._belong_to(asyncio.get_running_loop())
             await self.wakes.subscribe(address, within)
         return self.wakes.expect(claim)
@@ -372,9 +373,12 @@ class AsyncioWires:
             return [await hear(*requests[0])]
         return await asyncio.gather(*(hear(*request) for request in requests))
 
-    async def _line_to(self, address: Address | None, within: float) -> _Line:
+    def _must_be_open(self) -> None:
         if self._closed:
             raise unavailable(self._place.name, "was let go of: this AsyncLocks is closed", transient=False)
+
+    async def _line_to(self, address: Address | None, within: float) -> _Line:
+        self._must_be_open()
         loop = asyncio.get_running_loop()
         self._belong_to(loop)
         line = self._lines.get(address)
