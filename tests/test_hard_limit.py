@@ -72,16 +72,16 @@ def _run(folder: Path, tests: dict[str, str], *options: str, limit: float = 60) 
     """A small run of its own, with one file for each of the tests."""
     for number, text in enumerate(tests.values()):
         (folder / f"test_{number}.py").write_text(IMPORTS + text)
-    alone = ["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    alone = ["-p", "no:cacheprovider", "-p", "pytest_timeout", "-c", os.devnull, "--rootdir", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "tests.hard_limit", "-o", f"hard_limit={limit}", *alone, *options]
-    environment |= {"PYTHONPATH": str(ROOT)}
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
     return ran.returncode, ran.stdout + ran.stderr
 
 
 def test_a_run_on_workers_names_each_test_that_is_stuck_shows_its_threads_and_goes_on(tmp_path: Path) -> None:
-    code, said = _run(tmp_path, STUCK | {"others": OTHERS}, "-n", "2", "--dist", "worksteal")
+    code, said = _run(tmp_path, STUCK | {"others": OTHERS}, "-p", "xdist", "-n", "2", "--dist", "worksteal")
     for number in range(len(STUCK)):
         assert f"crashed while running 'test_{number}.py::test_stuck'" in said, said
         assert f'File "{tmp_path}/test_{number}.py", line' in said

@@ -23,7 +23,7 @@ from holdfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking
 from holdfast.testing.stage import Stage
 from holdfast.testing.stage_simulated import SimulatedStage
 from tests.contract.backends import BACKENDS, Row
-from tests.contract.telling import at_scale, chapters_of
+from tests.contract.telling import SEEDS, at_scale, chapters_of
 from tests.scale import SCALE
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 
@@ -61,7 +61,7 @@ def test_a_row_says_what_its_backend_says_that_it_can(row: Row, tmp_path: Path) 
     assert open_backend(row.url(tmp_path), ThreadWorld(), None).capabilities == row.capabilities
 
 
-def test_every_story_says_whether_it_is_about_the_store_or_the_engine() -> None:
+def test_every_story_says_what_it_is_about() -> None:
     assert {name for name, story in ALL_STORIES.items() if getattr(story, "about", None) not in SUBJECTS} == set()
 
 
@@ -69,6 +69,7 @@ def test_what_is_about_the_engine_is_told_on_memory_sqlite_and_redis() -> None:
     """They differ most: no server, a file, and a server; the other rows tell what is about their store."""
     of_engine = {row.name for row in BACKENDS if "engine" in row.subjects}
     assert of_engine - {"redis_here"} == {"memory", "sqlite", "redis"}
+    assert [row.name for row in BACKENDS if "input" in row.subjects] == ["memory"]
     assert all("store" in row.subjects for row in BACKENDS)
 
 
@@ -268,4 +269,4 @@ print("IMPORTED", *sorted({{"django", "sqlalchemy", "asyncpg"}} & set(sys.module
 
 def _ids(stage: type[Stage]) -> list[str]:
     """How the tests of that world are called; a seed stands in the name, so that it can be run again."""
-    return [f"{stage.world}-{seed}" for seed in contract.Promise.seeds] if stage.seeded else [stage.world]
+    return [f"{stage.world}-{seed}" for seed in SEEDS] if stage.seeded else [stage.world]

@@ -32,7 +32,9 @@ from tests.servers.quorum import quorum
 from tests.servers.records import count
 
 ANYWHERE = frozenset({"fork", "processes"})
-STORE = frozenset({"store"})  # what is about the engine is told on memory, SQLite and one Redis
+# What is about the engine is told on memory, SQLite and one Redis; what is about input, on memory.
+STORE = frozenset({"store"})
+STORE_AND_ENGINE = frozenset({"store", "engine"})
 
 # Rows that differ from another only in the age or the number of servers: the chapters in which that could show.
 SAMPLE = frozenset({"OneAdmissionRule", "WaitersAreWoken", "FencesOnlyGrow", "OnlyTheServerClock"})
@@ -76,6 +78,7 @@ def _redis(name: str, server: Callable[[], shared.Shared]) -> Row:
         url=lambda folder: server().url(folder),
         capabilities=RedisBackend.capabilities,
         records=lambda folder: count(server().server, server().database(folder)),
+        subjects=STORE_AND_ENGINE,
     )
 
 
@@ -106,6 +109,7 @@ def _rows() -> Iterator[Row]:
         url=lambda folder: f"sqlite:///{folder}/locks.db",
         capabilities=SqliteBackend.capabilities,
         records=_sqlite_records,
+        subjects=STORE_AND_ENGINE,
     )
     yield _redis("redis", shared.valkey)
     if HAS_REDIS_6:

@@ -12,8 +12,8 @@ from tests.servers.run import first_new_seed
 from tests.simulation.planted_quorum import PLANTED_QUORUM
 from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 
-SEEDS = by_scale(30, soak=400)
-SEEDS_BEYOND = by_scale(60, soak=400)  # rare things must show
+SEEDS = by_scale(20, soak=400)
+SEEDS_BEYOND = by_scale(40, soak=400)  # rare things must show
 TRIES = 180  # seeds in which a planted bug must show
 NEW = by_scale(6, soak=400)
 WITHIN = {

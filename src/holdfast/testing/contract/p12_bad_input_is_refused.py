@@ -28,7 +28,7 @@ def _name(value: object) -> str:
     return repr(value)[:20].encode("ascii", "backslashreplace").decode()
 
 
-class BadInputIsRefused(Promise, about="engine"):
+class BadInputIsRefused(Promise, about="input"):
     @pytest.mark.parametrize("name", NO_NAMES, ids=_name)
     async def test_a_name_that_is_none(self, stage: Stage, name: Any) -> None:
         locks = stage.locks()

@@ -6,8 +6,9 @@ A story is an `async def test_…(self, stage)`. It is run with `drive` in the w
 suspends, in an event loop in the world of asyncio, and on a simulated scheduler once for each seed. A world or a
 backend that lacks what a story needs never collects it, so nothing is ever skipped.
 
-A story is about the *store* if a backend or its driver could break it, and about the *engine* if the answer is decided
-before a backend is asked or after it has answered. A backend may leave the second kind to other backends.
+A story is about the *store* if a backend or its driver could break it, about the *engine* if the answer is decided
+after a backend has answered, and about *input* if it is decided before any backend is asked. A backend may leave the
+last two kinds to other backends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.testing.stage_threads import ThreadStage
 
 F = TypeVar("F", bound=Callable[..., Any])
 WORLDS: dict[str, type[Stage]] = {stage.world: stage for stage in (ThreadStage, AsyncioStage, SimulatedStage)}
-Subject = Literal["store", "engine"]
+Subject = Literal["store", "engine", "input"]
 SUBJECTS: frozenset[str] = frozenset(get_args(Subject))
 
 OF_BOTH = frozenset({"fork", "processes"})  # what both the world and the backend must be able to do
@@ -68,7 +69,7 @@ def needed_by(story: object) -> frozenset[str]:
 
 
 def about(subject: Subject) -> Callable[[F], F]:
-    """This story is about the store or about the engine, whatever its chapter is about."""
+    """This story is about the store, the engine or input, whatever its chapter is about."""
 
     def mark(story: F) -> F:
         story.__dict__["about"] = subject
@@ -127,7 +128,7 @@ class Promise:
     capabilities: ClassVar[Capabilities] = Capabilities()  # of the backend; what it cannot do is not collected
     # What the backend can beyond the verbs: see `needs`, and "simulated": it waits by nothing but its `World`.
     can: ClassVar[frozenset[str]] = frozenset({"fork"})
-    subjects: ClassVar[frozenset[str]] = SUBJECTS  # which stories are told: those about the store, the engine or both
+    subjects: ClassVar[frozenset[str]] = SUBJECTS  # which stories are told, by what they are about
     seeds: ClassVar[Iterable[int]] = range(3)  # each story of the simulated world is told once with each
 
     def url(self, tmp_path: Path) -> str:
