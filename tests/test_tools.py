@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import flaky
+from tests.servers.processes import has_ended
 from tests.servers.waiting import until
 from tests.side_by_side import main as run_side_by_side
 
@@ -34,19 +35,11 @@ sys.stdin.readline()
 COUNTS = "from tests.servers import run; print(*[run.count('x') for _ in range(20)])"
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def _fresh() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "HOLDFAST_TEST_RUN"}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc").exists(), reason="needs the process table as files")
 @pytest.mark.parametrize("end", [signal.SIGKILL, None], ids=["killed", "in order"])
 def test_a_shared_server_outlives_the_process_that_started_it_and_ends_with_the_run(end: signal.Signals | None) -> None:
     words = [sys.executable, "-c", BEGINS]
@@ -61,7 +54,7 @@ def test_a_shared_server_outlives_the_process_that_started_it_and_ends_with_the_
         if end is not None:
             begins.send_signal(end)
         begins.stdin.close()
-    until(lambda: _gone(first) and not folder.exists())
+    until(lambda: has_ended(first) and not folder.exists())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast._time import boot_now
+from tests.servers.processes import has_ended
 from tests.servers.waiting import LIMIT, until
 
 PROGRAM = [sys.executable, "-m", "holdfast"]
@@ -33,15 +34,6 @@ with open(sys.argv[1], "w") as file:
         file.flush()
         time.sleep(0.005)
 """
-
-
-def is_gone(pid: int) -> bool:
-    """Whether nothing runs under that pid any more; what only waits to be reaped does not run."""
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (ProcessLookupError, FileNotFoundError):
-        return True
 
 
 class Heart:
@@ -122,7 +114,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def heart(tmp_path: Path) -> Iterator[Heart]:
     heart = Heart(tmp_path)
     yield heart
-    if heart._lines() and not is_gone(heart.pid()):
+    if heart._lines() and not has_ended(heart.pid()):
         os.kill(heart.pid(), 9)
 
 

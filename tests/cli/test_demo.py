@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import PROGRAM, Shell, is_gone
+from tests.cli.conftest import PROGRAM, Shell
+from tests.servers.processes import children, has_ended
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -44,12 +45,12 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(shell: Shell, tmp_pat
     )
     assert running.stdout is not None
     running.stdout.readline()
-    workers = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    workers = children(running.pid)
     assert len(workers) == 4
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=LIMIT)
     assert running.returncode == 130
-    assert all(map(is_gone, workers))
+    assert all(map(has_ended, workers))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,10 +58,10 @@ def test_a_killed_demo_leaves_no_worker(shell: Shell, tmp_path: Path) -> None:
     running = subprocess.Popen([*PROGRAM, "demo", "--url", shell.url], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     running.stdout.readline()
-    workers = [int(pid) for pid in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()]
+    workers = children(running.pid)
     running.kill()
     running.communicate()
-    until(lambda: all(map(is_gone, workers)), "the end of all workers")
+    until(lambda: all(map(has_ended, workers)), "the end of all workers")
 
 
 def test_on_a_terminal_with_rich_it_is_a_live_view(shell: Shell) -> None:

@@ -20,7 +20,7 @@ from holdfast.cli.run import _parser, _split
 from holdfast.cli.signals import Inbox
 from holdfast.cli.supervisor import Grace, Supervisor
 from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
-from tests.cli.conftest import is_gone
+from tests.servers.processes import has_ended
 from tests.servers.waiting import until
 
 
@@ -124,7 +124,7 @@ def test_a_group_whose_last_process_waits_to_be_reaped_does_not_live() -> None:
     assert process.stdin is not None
     assert group.lives(process.pid)
     process.stdin.close()
-    until(lambda: is_gone(process.pid), "the end of cat")
+    until(lambda: has_ended(process.pid), "the end of cat")
     assert group.signal_group(process.pid, 0), "it is still to be reaped"
     assert not group.lives(process.pid)
     process.wait()

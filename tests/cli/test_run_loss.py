@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast._time import boot_now
-from tests.cli.conftest import Heart, Shell, expiry, is_gone
+from tests.cli.conftest import Heart, Shell, expiry
+from tests.servers.processes import has_ended
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: 
     assert err.count("\n") == 1
     assert "was lost" in err
     assert "the command was ended" in err
-    assert is_gone(grandchild)
+    assert has_ended(grandchild)
 
 
 def test_who_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) -> None:
@@ -35,7 +36,7 @@ def test_who_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) 
     shell.locks().break_lock("x")
     broken_at = boot_now()
     assert running.wait(LIMIT) == 74
-    assert is_gone(grandchild)
+    assert has_ended(grandchild)
     assert boot_now() >= broken_at + 2, "it had its grace"
 
 
@@ -45,7 +46,7 @@ def test_who_ends_on_term_is_not_waited_for_any_longer(shell: Shell, heart: Hear
     grandchild = heart.pid()
     shell.locks().break_lock("x")
     assert running.wait(LIMIT) == 74
-    assert is_gone(grandchild)
+    assert has_ended(grandchild)
 
 
 def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
@@ -65,7 +66,7 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     assert all("; trying again until " in line for line in outages)
     assert len(outages) <= 1  # only one that lasts for a second is reported
     assert "stayed locked by another process" in last
-    assert is_gone(grandchild)
+    assert has_ended(grandchild)
     assert heart.last_beat() < deadline
     assert heart.last_beat() > deadline - 2.5, "renewal was tried until it was time to end"
 
@@ -76,8 +77,8 @@ def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
     children = _children(running.pid)
     assert len(children) == 2, "the command and the guardian"
     running.kill()
-    until(lambda: is_gone(grandchild), "the end of the grandchild")
-    until(lambda: all(map(is_gone, children)), "the end of the command and the guardian")
+    until(lambda: has_ended(grandchild), "the end of the grandchild")
+    until(lambda: all(map(has_ended, children)), "the end of the command and the guardian")
     assert shell.locks().inspect("x").locked, "nobody could release it: its ttl ends it"
 
 
@@ -85,7 +86,7 @@ def test_when_holdfast_is_killed_whoever_ignores_term_is_killed_too(shell: Shell
     running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     running.kill()
-    until(lambda: is_gone(grandchild), "the end of the grandchild")
+    until(lambda: has_ended(grandchild), "the end of the grandchild")
 
 
 def test_when_holdfast_is_stopped_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
@@ -96,7 +97,7 @@ def test_when_holdfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
         deadline = expiry(locks, "x")
         with locks.lock("x", wait=LIMIT):
             next_holder_at = boot_now()
-            assert is_gone(grandchild)
+            assert has_ended(grandchild)
             assert heart.last_beat() < deadline <= next_holder_at
     os.kill(running.pid, signal.SIGCONT)
     _, err = running.communicate(timeout=LIMIT)
@@ -113,10 +114,10 @@ def test_when_holdfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgo
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
     os.kill(running.pid, signal.SIGSTOP)
-    until(lambda: is_gone(command), "the end of the command by the guardian")
+    until(lambda: has_ended(command), "the end of the command by the guardian")
     os.kill(running.pid, signal.SIGCONT)
     assert running.wait(LIMIT) == 74
-    assert is_gone(grandchild)
+    assert has_ended(grandchild)
 
 
 def test_when_holdfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
@@ -124,9 +125,9 @@ def test_when_holdfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
     shell.locks().break_lock("x")
-    until(lambda: is_gone(command), "the end of the command, which heard TERM")
+    until(lambda: has_ended(command), "the end of the command, which heard TERM")
     os.kill(running.pid, signal.SIGSTOP)
-    until(lambda: is_gone(grandchild), "the end of the grandchild by the guardian")
+    until(lambda: has_ended(grandchild), "the end of the grandchild by the guardian")
     os.kill(running.pid, signal.SIGCONT)
     assert running.wait(LIMIT) == 74
 
@@ -164,7 +165,7 @@ def test_when_holdfast_is_killed_while_waiting_the_command_never_starts(shell: S
         children = _children(waiting.pid)
         assert len(children) == 2
         waiting.kill()
-        until(lambda: all(map(is_gone, children)), "the end of the forked processes")
+        until(lambda: all(map(has_ended, children)), "the end of the forked processes")
     assert not (tmp_path / "ran").exists()
 
 
@@ -175,7 +176,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
     children = _children(running.pid)
     running.communicate("\n", timeout=LIMIT)
     assert len(children) == 2
-    assert all(map(is_gone, children))
+    assert all(map(has_ended, children))
 
 
 def test_a_command_that_finished_after_its_lease_was_broken_is_told_as_lost(shell: Shell, tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_the_guardian_holds_none_of_our_files_and_is_in_no_session_of_ours(shell
     assert [name.partition(":")[0] for name in files.values()] == ["pipe"]
     running.terminate()
     assert running.wait(LIMIT) == 128 + signal.SIGTERM
-    assert is_gone(guardian)
+    assert has_ended(guardian)
 
 
 def _children(pid: int) -> list[int]:

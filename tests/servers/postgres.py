@@ -20,7 +20,8 @@ from types import TracebackType
 
 from tests.servers.launching import call_off, launch, let_go, watch_over
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
-from tests.servers.server import HOST, await_stop, free_port, process_state
+from tests.servers.processes import children, has_ended
+from tests.servers.server import HOST, await_stop, free_port
 from tests.servers.waiting import until
 
 USER = "holdfast"
@@ -109,8 +110,7 @@ class PostgresServer(ReachablePostgres):
 
     def children(self) -> list[int]:
         """The processes of the connections, and its helpers."""
-        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.pid)], capture_output=True, check=False)
-        return [int(word) for word in found.stdout.split()]
+        return children(self.pid)
 
     def start(self) -> PostgresServer:
         """Return once it answers."""
@@ -235,4 +235,4 @@ class PostgresServer(ReachablePostgres):
 
 def _await_end(children: list[int]) -> None:
     """They end with the postmaster; until then they hold its port and its memory."""
-    until(lambda: all(process_state(child) == "Z" for child in children), "the processes of PostgreSQL to end")
+    until(lambda: all(map(has_ended, children)), "the processes of PostgreSQL to end")

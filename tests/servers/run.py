@@ -22,6 +22,7 @@ from pathlib import Path
 
 _dice = random.SystemRandom()
 _SEED = "HOLDFAST_TEST_SEED"
+ROOM = 4 << 30  # bytes: several times what a run takes
 _FOLDER = "HOLDFAST_TEST_RUN"  # the environment variable that tells workers where it is
 _ends: dict[Path, int] = {}  # the FIFOs' writing ends, by their run's folder: open as long as this process lives
 
@@ -29,12 +30,35 @@ _ends: dict[Path, int] = {}  # the FIFOs' writing ends, by their run's folder: o
 def begin() -> Path:
     """The folder of the run; made by the first process that asks, for itself and all that it starts."""
     if _FOLDER not in os.environ:
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-run-"))
+        folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_quick_disk()))
+        folder.chmod(0o755)  # servers that root starts run as another user
         os.mkfifo(folder / "alive")
         _ends[folder] = os.open(folder / "alive", os.O_RDWR)
         os.environ[_FOLDER] = str(folder)
+        if folder.parent != Path(tempfile.gettempdir()):
+            _put_temporary_files_into(folder / "tmp")
         at_the_end('rm -rf "$1"', str(folder)).returncode = 0  # it outlives us: nothing may warn that it still runs
     return Path(os.environ[_FOLDER])
+
+
+def _put_temporary_files_into(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o1777)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None  # so that it is looked up again
+
+
+def _quick_disk() -> Path | None:
+    """A file system in memory, for the tests' temporary files too: they make a hundred thousand.
+
+    None, which is the usual place, where there is no such file system, or little room on it, or somebody said another.
+    """
+    shm = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not os.access(shm, os.W_OK):
+        return None
+    disk = os.statvfs(shm)
+    roomy = disk.f_bavail * disk.f_frsize >= ROOM and not disk.f_flag & os.ST_NOEXEC
+    return shm if roomy else None
 
 
 def at_the_end(script: str, *words: str) -> subprocess.Popen[bytes]:

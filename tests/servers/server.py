@@ -24,6 +24,7 @@ import redis
 
 from tests.servers import binaries
 from tests.servers.launching import call_off, launch, let_go, watch_over
+from tests.servers.processes import process_state
 from tests.servers.waiting import until
 
 _dice = random.SystemRandom()  # the other would be seeded by Hypothesis, in every process with the same
@@ -250,9 +251,3 @@ class Server(Reachable):
 def await_stop(pid: int) -> None:
     """Until the process stands still, or has ended."""
     until(lambda: process_state(pid) in "TZ", f"process {pid} to stand still")
-
-
-def process_state(pid: int) -> str:
-    """As `ps` tells it: T is stopped."""
-    answer = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return answer.stdout.strip()[:1] or "Z"

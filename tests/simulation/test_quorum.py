@@ -15,7 +15,7 @@ from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 SEEDS = by_scale(20, soak=400)
 SEEDS_BEYOND = by_scale(40, soak=400)  # rare things must show
 TRIES = 180  # seeds in which a planted bug must show
-NEW = by_scale(6, soak=400)
+NEW = by_scale(4, soak=400)
 WITHIN = {
     "servers that remember": Climate(),
     "messages that come late, or twice": Climate(late=6.0),

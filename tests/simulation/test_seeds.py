@@ -18,7 +18,7 @@ from tests.simulation.planted import PLANTED
 BLOCK = 100  # seeds of one test
 FIXED = by_scale(100, soak=10_000)  # seeds that are the same in every run, from 0
 NEW = by_scale(100, soak=10_000)  # seeds that no run had before
-ALIKE = by_scale(50, soak=400)  # seeds of runs that are about one thing
+ALIKE = by_scale(25, soak=400)  # seeds of runs that are about one thing
 FAULTS = ("lost_request", "lost_reply", "reset", "late", "repeated", "slow", "lost_wake", "crash", "freeze", "cut_off")
 
 # A run in which nothing happens proves nothing: how much must have happened at least in a block of seeds.
