@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from tests.scale import SCALE, SOAK
 from tests.servers import run
 
 pytest_plugins = ["tests.hard_limit"]
+
+_folders = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
         number = getattr(signal, name)
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's own, with a short name: a socket's path has 107 characters at most."""
+    folder = tmp_path_factory.getbasetemp() / f"t{next(_folders)}"
+    folder.mkdir()
+    return folder
 
 
 def pytest_report_header() -> str:
