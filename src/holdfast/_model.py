@@ -54,6 +54,7 @@ class Busy(NamedTuple):
     retry_after: float  # look again after this long even if nobody wakes you
     holder: str | None = None  # somebody who is in the way, for the error message
     unsettled: bool = False  # somebody is in the middle of changing it: even the claim's own hold cannot be seen
+    claim_id: str | None = None  # of that holder's claim, where the store tells it
 
     @property
     def in_words(self) -> str:

@@ -143,6 +143,39 @@ def granted(client: QuorumBackend, id: str) -> int:
     return answer.fence
 
 
+# Several that wait
+
+
+def wait_for(client: QuorumBackend, id: str) -> Grant | Busy:
+    return run_to_end(client.acquire(claim(id), enqueue=True, within=WITHIN))
+
+
+def test_of_several_with_one_vote_each_somebody_gives_back() -> None:
+    """Each is first in line for the votes of the others when it asks: those who come later have earlier places."""
+    stage = Stage()
+    clocks = {"c": 300, "b": 200, "a": 100}
+    clients = {id: stage.client(clock) for id, clock in clocks.items()}
+    for number, id in enumerate(clients):
+        vote = stage.servers[number].vote(claim(id), fence=clocks[id], place=clocks[id], enqueue=True, within=WITHIN)
+        assert isinstance(run_to_end(vote), Grant)
+    for id, client in clients.items():
+        assert isinstance(wait_for(client, id), Busy)
+    resources = [server._store.resources["x"] for server in stage.servers]
+    assert not all(resource.holders for resource in resources), "all keep what they have, and nobody is woken"
+    assert any(isinstance(wait_for(client, id), Grant) for id, client in clients.items())
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_whoever_is_next_keeps_what_a_release_that_is_under_way_has_handed_to_it(size: int) -> None:
+    stage = Stage(size)
+    holder, waiter = stage.client(100), stage.client(200)
+    granted(holder, "a")
+    assert isinstance(wait_for(waiter, "b"), Busy)
+    run_to_end(stage.servers[-1].release(claim("a"), linger=0.0, within=WITHIN))
+    assert isinstance(wait_for(waiter, "b"), Busy)
+    assert "b" in stage.servers[-1]._store.resources["x"].holders
+
+
 # What comes late
 
 

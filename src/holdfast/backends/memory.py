@@ -125,8 +125,10 @@ class MemoryBackend:
         retry_after = patrol(ahead)
         if not unserved or not resource.holders:  # only the first in line watches for the moment when time makes room
             retry_after = min(retry_after, max(0.0, min(resource.ends()) - now))
-        holder = next(iter(resource.holders.values()), None)
-        return Busy(ahead, retry_after, holder.claim.terms.holder if holder else None)
+        holder = next((holder.claim for holder in resource.holders.values()), None)
+        if holder is None:
+            return Busy(ahead, retry_after)
+        return Busy(ahead, retry_after, holder.terms.holder, claim_id=holder.id)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         with self._step():

@@ -7,7 +7,7 @@ Leaves to `quorum`: to ask, and to act on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._model import Busy, Grant, HolderInfo, LockInfo
@@ -55,14 +55,24 @@ def by_lease(heard: Sequence[Any], leases: int) -> list[list[bool | None]]:
 
 
 def is_next(votes: Tally, majority: int) -> bool:
-    """Whether the claim is first in line at a majority: no two can be, so whoever is may keep what it was granted."""
-    return sum(1 for busy in votes.busy.values() if busy.position == 0) >= majority
+    """Whether the claim is first in line at a majority for what one claim holds there: it may keep what it was granted.
+
+    A place in line is as it was when the server answered: another claim may have come before this one since. So where
+    several claims have a vote each, all of them may be first in line for the others' votes, and none would give back.
+    """
+    first = [busy for busy in votes.busy.values() if busy.position == 0]
+    return _largest_hold(first) + sum(busy.claim_id is None for busy in first) >= majority
 
 
 def is_held(votes: Tally, majority: int) -> bool:
-    """Whether a majority names the same holder: then nobody else can get one, and it is no split vote."""
-    holders = Counter(busy.holder for busy in votes.busy.values() if busy.holder is not None)
-    return any(nodes >= majority for nodes in holders.values())
+    """Whether a majority names the same hold: then no other claim can get one, and it is no split vote."""
+    return _largest_hold(votes.busy.values()) >= majority
+
+
+def _largest_hold(answers: Iterable[Busy]) -> int:
+    """How many of them name the claim that most of them name."""
+    claims = Counter(busy.claim_id for busy in answers if busy.claim_id is not None)
+    return max(claims.values(), default=0)
 
 
 def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:

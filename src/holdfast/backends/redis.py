@@ -290,11 +290,13 @@ def _info(key: str, answer: Any) -> LockInfo:
     return LockInfo(key, tuple(holders), len(queue), tuple(unquote(name.decode()) for name in queue))
 
 
-def _busy(ahead: int, retry: int, holder: bytes | None) -> Busy:
+def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None = None) -> Busy:
     retry_after = patrol(ahead)
     if retry >= 0:
         retry_after = min(retry_after, retry / MICRO)
-    return Busy(ahead, retry_after, None if holder is None else unquote(holder.decode()))
+    if holder is None:
+        return Busy(ahead, retry_after)
+    return Busy(ahead, retry_after, unquote(holder.decode()), claim_id=claim_id.decode() if claim_id else None)
 
 
 def _granted(answer: bytes) -> Grant:

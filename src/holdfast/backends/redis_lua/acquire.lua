@@ -3,7 +3,7 @@
 --       for one of a quorum, with 8 "" for nothing:   9 the number that is proposed, in place of the clock
 --       10 its place in line, which is the same at every server
 -- Answers "fence acquired" if granted, then " =" if it was so before, and "+" if others hold, wait or watch;
--- { other limit }; or { ahead, microseconds until it is worth asking again or -1, holder or false }.
+-- { other limit }; or { ahead, microseconds until it is worth asking again or -1, holder or false, its claim or false }.
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local now, wall, agreed_place = tonumber(ARGV[8]) or clock, tonumber(ARGV[9]) or clock, tonumber(ARGV[10])
@@ -16,7 +16,7 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
     and string.sub(state, 1, 16) + 0 <= wall then
   local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
   local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
-  local base, held_for, who = string.match(state, '^%x+ (%d+) %d+ %d+ (%d+) %a %d+ (%S*)', 18)
+  local whose, base, held_for, who = string.match(state, '^(%x+) (%d+) %d+ %d+ (%d+) %a %d+ (%S*)', 18)
   if reserved and string.sub(state, 19, 19 + #id) == id .. ' ' then
     if tonumber(reserved) > now and tonumber(alive) > now then
       redis.call('HDEL', KEYS[3], id)
@@ -41,7 +41,7 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
       end
       local watches = ahead == 0 or not who
       local soonest = reserved and tonumber(reserved) or base + held_for
-      return { reserved and ahead + 1 or ahead, watches and soonest - now or -1, who or false }
+      return { reserved and ahead + 1 or ahead, watches and soonest - now or -1, who or false, whose or false }
     end
   end
 end
@@ -106,7 +106,7 @@ local mine = holds[id]
 if mine and not mine.ended then return grant_again(mine) end
 if gone[id] then
   save()
-  return { 0, -1, false }
+  return { 0, -1, false, false }
 end
 own = crowded and read_waiter(id) or nil
 if own and own.alive <= now then
@@ -149,8 +149,8 @@ for _, one in pairs(kept) do
   if not soonest or one.until_ < soonest then soonest = one.until_ end
 end
 if ARGV[7] ~= '' then forget_the_dead() end
-local who = false
-for _, hold in inside() do who = hold.holder end
+local who, whose = false, false
+for other, hold in inside() do who, whose = hold.holder, other end
 local watches = soonest and (first or not who)  -- only the first in line watches for when time makes room
 save()
-return { ahead, watches and math.max(0, soonest - now) or -1, who }
+return { ahead, watches and math.max(0, soonest - now) or -1, who, whose }

@@ -122,7 +122,6 @@ class ProcessManners(Promise, about="store"):
 
     # Threads and tasks
 
-    @needs("wakes_once")  # else a woken waiter may sleep by the clock before it asks again, and no time passes here
     @pytest.mark.parametrize("share", ["locks", "lock"])
     async def test_one_object_can_be_used_by_many_at_once(self, stage: Stage, share: str) -> None:
         locks = stage.locks()
