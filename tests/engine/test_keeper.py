@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -209,16 +208,20 @@ def test_what_was_lost_never_comes_back() -> None:
     assert lease.lost, "it was seen to be lost, so a late answer must not make it held again"
 
 
-def test_all_leases_of_a_blocking_locks_share_one_thread() -> None:
-    def keepers() -> int:
-        return sum(thread.name == "holdfast-keeper" for thread in threading.enumerate())
-
-    before = keepers()
+def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     with holdfast.connect("memory://one-thread") as locks:
+        world, started = locks._logic.engine.world, list[str]()
+        spawn = world.spawn
+
+        def counted(work: Any, name: str) -> None:
+            started.append(name)
+            spawn(work, name)
+
+        monkeypatch.setattr(world, "spawn", counted)
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
         until(lambda: locks._logic.engine.keeper._running is not None)
-        assert keepers() - before == 1
+        assert started == ["holdfast-keeper"]
 
 
 def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast import BackendUnavailable
+from holdfast import BackendUnavailable, Unsupported
 from holdfast._model import Busy, Claim, Grant
 from holdfast._worlds import World
 from holdfast.engine.acquire import HASTY_S
@@ -221,6 +221,33 @@ def test_a_server_that_had_time_to_answer_and_did_not_is_an_outage(kind: str, cl
 
     run_hurried(kind, lambda _: backend, work, clock)
     assert backend.abandoned == ["a"]
+
+
+# A store that cannot be used at all
+
+
+class Unusable(StubBackend):
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Any:
+        raise Unsupported("this platform has no boot id")
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        raise Unsupported("this platform has no boot id")
+
+
+def test_a_store_that_cannot_be_used_leaves_nothing_to_do_in_the_background(kind: str, clock: FakeClock) -> None:
+    started: list[str] = []
+
+    def spawn(work: Any, name: str) -> None:
+        started.append(name)
+        work.close()
+
+    async def work(locks: LocksLogic) -> None:
+        locks.engine.world.spawn = spawn  # type: ignore[method-assign]
+        with pytest.raises(Unsupported, match="boot id"):
+            await locks.lock("a", ttl=TTL).acquire()
+
+    run_hurried(kind, lambda _: Unusable(), work, clock)
+    assert started == []
 
 
 # Real backends at which nobody listens

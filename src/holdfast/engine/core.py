@@ -134,6 +134,8 @@ class Engine:
             await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
             self._finish_behind(claim)
+        except LockError:
+            pass  # the store cannot be used at all, so nothing of the claim is in it
 
     def _finish_behind(self, claim: Claim) -> None:
         self.unfinished[claim.id] = claim
@@ -143,7 +145,7 @@ class Engine:
     async def _abandon_later(self, claim: Claim) -> None:
         """Time clears it away at the latest; until then, try."""
         until = self.now() + claim.terms.ttl + PRESENCE if self.backend.capabilities.expires else FOREVER
-        with suppress(BackendUnavailable):
+        with suppress(LockError):
             await self.insist(lambda within: self.backend.abandon(claim, within=within), until)
         self.unfinished.pop(claim.id, None)
 
@@ -389,5 +391,5 @@ def lock_order(debug: bool | None) -> LockOrder | None:
 
 
 async def _quietly(verb: Callable[[S], Awaitable[object]], subject: S) -> None:
-    with suppress(BackendUnavailable):
+    with suppress(LockError):
         await verb(subject)
