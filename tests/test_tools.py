@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import flaky
+from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import has_ended
 from tests.servers.waiting import until
 from tests.side_by_side import main as run_side_by_side
@@ -66,6 +67,14 @@ def test_no_two_processes_of_a_run_get_the_same_number() -> None:
     with ThreadPoolExecutor(4) as pool:
         found = [number for numbers in pool.map(lambda _: count(), range(4)) for number in numbers]
     assert len(set(found)) == 80
+
+
+@pytest.mark.slow
+def test_a_server_whose_clock_could_be_set_leaves_nothing_in_shared_memory() -> None:
+    server = JumpyServer()
+    with server:
+        pid = server.pid
+    assert list(SHARED.glob(f"*faketime*_{pid}")) == []
 
 
 REPORT = """<testsuites><testsuite>

@@ -10,8 +10,12 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.servers.processes import has_ended
 from tests.servers.server import Server
 from tests.servers.waiting import until
+
+
+SHARED = Path("/dev/shm")
 
 
 class Clock:
@@ -37,7 +41,18 @@ class Clock:
         fresh.replace(self._offset)  # at once: it must never read half of it
 
     def close(self) -> None:
+        """Once its server has ended."""
         self._folder.cleanup()
+        remove_left_behind()
+
+
+def remove_left_behind() -> None:
+    """What libfaketime keeps in shared memory for processes that were killed; it clears up after others itself."""
+    for shared in SHARED.glob("faketime_shm_*"):
+        pid = shared.name.rpartition("_")[2]
+        if has_ended(int(pid)):
+            shared.unlink(missing_ok=True)
+            (SHARED / f"sem.faketime_sem_{pid}").unlink(missing_ok=True)
 
 
 class JumpyServer(Server):
