@@ -14,7 +14,6 @@ from tests.servers.processes import has_ended
 from tests.servers.server import Server
 from tests.servers.waiting import until
 
-
 SHARED = Path("/dev/shm")
 
 
