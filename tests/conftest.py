@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,13 @@ _folders = itertools.count()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-order-of", type=int, metavar="SEED", help="run the tests in an order that the seed decides")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The first worker compiles what all of them import; the others need not do the same at the same time."""
+    with run.first_alone("collection"):
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

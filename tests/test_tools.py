@@ -69,6 +69,36 @@ def test_no_two_processes_of_a_run_get_the_same_number() -> None:
     assert len(set(found)) == 80
 
 
+GOES = """
+import os, sys, time
+from pathlib import Path
+from tests.servers import run
+from tests.servers.waiting import until
+inside = Path(sys.argv[1])
+with run.first_alone("x"):
+    came = time.monotonic()
+    (inside / str(os.getpid())).touch()
+    if len(list(inside.iterdir())) > 1:
+        until(lambda: len(list(inside.iterdir())) == 3, "the third process")
+    left = time.monotonic()
+print(came, left)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_process_of_a_run_goes_alone_and_the_others_together(tmp_path: Path) -> None:
+    def go(_: int) -> list[float]:
+        environment = {**os.environ, "HOLDFAST_TEST_RUN": str(tmp_path)}
+        words = [sys.executable, "-c", GOES, str(inside)]
+        return [float(word) for word in subprocess.check_output(words, cwd=ROOT, env=environment, text=True).split()]
+
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = sorted(pool.map(go, range(3)))
+    assert all(first[1] <= came for came, _ in others)
+
+
 @pytest.mark.slow
 def test_a_server_whose_clock_could_be_set_leaves_nothing_in_shared_memory() -> None:
     server = JumpyServer()

@@ -92,6 +92,19 @@ def count(what: str) -> int:
         return number
 
 
+@contextmanager
+def first_alone(what: str) -> Iterator[None]:
+    """The first process of the run that comes here goes alone; the others wait until it has left, and go together."""
+    with _locked(what):
+        done = begin() / f"{what}.done"
+        first = not done.exists()
+        if first:
+            yield
+            done.touch()
+    if not first:
+        yield
+
+
 def first_new_seed() -> int:
     """Where the seeds begin that only this run tries; HOLDFAST_TEST_SEED=… tries those of another run again."""
     asked = os.environ.get(_SEED)
