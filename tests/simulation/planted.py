@@ -25,6 +25,7 @@ class Bug(NamedTuple):
     parts: Parts
     words: str
     about: str = ""
+    first_seed: int = 0  # where to begin to look, for one that shows rarely
 
 
 class CountsFromTheReply(AsyncLease):
@@ -129,7 +130,7 @@ PLANTED: dict[str, Bug] = {
     "take a wake-up for a grant": Bug(Parts(remote=TakesAWakeUpForAGrant), "held together"),
     "give up renewing at the first error": Bug(Parts(keeper=GivesUpRenewing), "failed renewals"),
     "wait all the time for one renewal": Bug(Parts(remote=WaitsAllTheTimeForOneRenewal), "failed renewals"),
-    "forget younger reservations": Bug(Parts(server=ForgetsYoungerReservations), "held together"),
+    "forget younger reservations": Bug(Parts(server=ForgetsYoungerReservations), "held together", first_seed=260),
     "refuse the reserved": Bug(Parts(server=RefusesTheReserved), "stood idle"),
     "leave the cancelled behind": Bug(Parts(remote=LeavesTheCancelledBehind), "left"),
 }

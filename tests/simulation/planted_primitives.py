@@ -227,7 +227,9 @@ PLANTED_PRIMITIVES: dict[str, Bug] = {
     "several: take names as given": Bug(Parts(multi=TakesNamesAsGiven), "hangs", "several"),
     "several: wait for each": Bug(Parts(multi=WaitsForEach), "s together", "several"),
     "several: keep the rest": Bug(Parts(multi_lease=KeepsTheRest), "lost one of several names", "several"),
-    "several: stop releasing": Bug(Parts(multi_lease=StopsReleasingWhenCancelled), "behind in 'several:", "several"),
+    "several: stop releasing": Bug(
+        Parts(multi_lease=StopsReleasingWhenCancelled), "behind in 'several:", "several", first_seed=130
+    ),
     "lead from memory": Bug(Parts(election=LeadsFromMemory), "held together", "election"),
     "ignore the heir": Bug(Parts(server=IgnoresTheHeir), "was handed over to", "election"),
     "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election"),
