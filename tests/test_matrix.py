@@ -22,8 +22,8 @@ from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
 from holdfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking, needed_by, needs, subject_of
 from holdfast.testing.stage import Stage
 from holdfast.testing.stage_simulated import SimulatedStage
-from tests.contract.backends import BACKENDS, Row
-from tests.contract.telling import SEEDS, at_scale, chapters_of
+from tests.contract.backends import BACKENDS, OF_THIS_HOST, Row
+from tests.contract.telling import at_scale, chapters_of, seeds
 from tests.scale import SCALE
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 
@@ -68,8 +68,8 @@ def test_every_story_says_what_it_is_about() -> None:
 def test_what_is_about_the_engine_is_told_on_memory_sqlite_and_redis() -> None:
     """They differ most: no server, a file, and a server; the other rows tell what is about their store."""
     of_engine = {row.name for row in BACKENDS if "engine" in row.subjects}
-    assert of_engine - {"redis_here"} == {"memory", "sqlite", "redis"}
-    assert [row.name for row in BACKENDS if "input" in row.subjects] == ["memory"]
+    assert of_engine >= {"memory", "sqlite", "redis"}
+    assert "memory" in {row.name for row in BACKENDS if "input" in row.subjects}
     assert all("store" in row.subjects for row in BACKENDS)
 
 
@@ -197,6 +197,7 @@ def test_every_story_is_really_collected_on_every_backend_in_every_world(found: 
     assert {match.groups() for line in told if (match := re.search(pattern, line))} == {
         (chapter.__name__, row.name, name, world)
         for row in BACKENDS
+        if row.name != OF_THIS_HOST
         for chapter in chapters_of(row)
         for name, story in _stories(chapter).items()
         for stage in _worlds(story, row)
@@ -269,4 +270,4 @@ print("IMPORTED", *sorted({{"django", "sqlalchemy", "asyncpg"}} & set(sys.module
 
 def _ids(stage: type[Stage]) -> list[str]:
     """How the tests of that world are called; a seed stands in the name, so that it can be run again."""
-    return [f"{stage.world}-{seed}" for seed in SEEDS] if stage.seeded else [stage.world]
+    return [f"{stage.world}-{seed}" for seed in seeds("all")] if stage.seeded else [stage.world]

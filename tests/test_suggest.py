@@ -16,7 +16,7 @@ MEANT = {
     "memory:": "did you mean memory://?",
     "localhost:6379": "did you mean redis://localhost:6379?",
     "localhost:6379/2": "did you mean redis://localhost:6379/2?",
-    "bob:s3cret@10.0.0.7:6379": "did you mean redis://10.0.0.7:6379?",
+    "bob:s3cret@10.0.0.7:6379": "did you mean redis://bob@10.0.0.7:6379?",
     "redis:6379": "did you mean redis://redis:6379?",
     "db:5432": "did you mean postgresql://db:5432?",
     "[::1]:5432/app": "did you mean postgresql://[::1]:5432/app?",

@@ -42,7 +42,9 @@ _ALIASES: Final = {  # schemes of other programs, and second names of ours
     "mem": "memory",
 }
 _FILE: Final = re.compile(r"\.(db|db3|sqlite|sqlite3)$")
-_HOST: Final = re.compile(r"^(?:[^@/]*@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?(?P<path>/\w*)?$")
+_HOST: Final = re.compile(
+    r"^(?:(?P<user>[^@/:]*)(?::[^@/]*)?@)?(?P<host>\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(?P<port>\d+))?(?P<path>/\w*)?$"
+)
 
 
 def suggestion(text: str, schemes: Iterable[str]) -> str:
@@ -80,7 +82,8 @@ def _schemes_like(scheme: str, schemes: tuple[str, ...]) -> list[str]:
 
 
 def _at(host: re.Match[str]) -> list[str]:
-    where, port, path = host["host"], host["port"], host["path"] or ""
+    port, path = host["port"], host["path"] or ""
+    where = f"{host['user']}@{host['host']}" if host["user"] else host["host"]  # the user's name, and no password
     scheme = _PORTS.get(port or "")
     if scheme == "redis+sentinel":
         return [f"{scheme}://{where}:{port}/SERVICE"]
@@ -88,7 +91,7 @@ def _at(host: re.Match[str]) -> list[str]:
         return [f"{scheme}://{where}:{port}{path}"]
     if port is not None:
         return [f"redis://{where}:{port}{path}", f"postgresql://{where}:{port}{path}"]
-    return [f"redis://{where}:6379{path}", f"postgresql://{where}:5432{path}"] if _is_host(where) else []
+    return [f"redis://{where}:6379{path}", f"postgresql://{where}:5432{path}"] if _is_host(host["host"]) else []
 
 
 def _is_host(text: str) -> bool:

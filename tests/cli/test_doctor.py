@@ -21,6 +21,13 @@ def test_a_store_that_answers_is_ok(shell: Shell) -> None:
     assert " ok " in row
 
 
+@pytest.mark.parametrize("words", [["--url", "memory://"], ["--system"]])
+def test_a_store_that_is_said_twice_is_refused(shell: Shell, words: list[str]) -> None:
+    done = shell("doctor", "memory://", *words)
+    assert done.returncode == 64
+    assert "say which store once" in done.stderr
+
+
 def test_a_quorum_whose_majority_is_gone_is_told_row_by_row(shell: Shell) -> None:
     done = shell("doctor", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
     assert done.returncode == 69

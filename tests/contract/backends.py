@@ -36,6 +36,8 @@ ANYWHERE = frozenset({"fork", "processes"})
 STORE = frozenset({"store"})
 STORE_AND_ENGINE = frozenset({"store", "engine"})
 
+OF_THIS_HOST = "redis_here"  # the row of a server that HOLDFAST_TEST_REDIS names
+
 # Rows that differ from another only in the age or the number of servers: the chapters in which that could show.
 SAMPLE = frozenset({"OneAdmissionRule", "WaitersAreWoken", "FencesOnlyGrow", "OnlyTheServerClock"})
 
@@ -115,7 +117,7 @@ def _rows() -> Iterator[Row]:
     if HAS_REDIS_6:
         yield _redis("redis6", shared.redis_6)._replace(subjects=STORE, chapters=SAMPLE)
     if redis_of_this_host(os.environ):
-        yield _redis("redis_here", shared.of_this_host)
+        yield _redis(OF_THIS_HOST, shared.of_this_host)
     yield _redlock(3)
     yield _redlock(5)._replace(chapters=SAMPLE)
     yield Row(

@@ -13,9 +13,12 @@ from typing import Any
 from holdfast.testing.contract import CHAPTERS, Promise
 from holdfast.testing.contract.story import SUBJECTS
 from tests.contract.backends import Row
-from tests.scale import SCALE, by_scale
+from tests.scale import SCALE
 
-SEEDS = range(by_scale(1, soak=10))  # with which each story is told in the simulated world
+
+def seeds(scale: str = SCALE) -> range:
+    """With which each story is told in the simulated world."""
+    return range(10 if scale == "soak" else 1)
 
 
 def at_scale(row: Row, scale: str = SCALE) -> Row | None:
@@ -48,7 +51,7 @@ def _on(row: Row, chapter: type[Promise], module: str) -> type[Promise]:
         "capabilities": row.capabilities,
         "can": row.can,
         "subjects": row.subjects,
-        "seeds": SEEDS,
+        "seeds": seeds(),
         "__module__": module,
     }
     return type(f"Test{chapter.__name__}_{row.name}", (chapter,), told)

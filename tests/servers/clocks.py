@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,8 +51,9 @@ def remove_left_behind() -> None:
     for shared in SHARED.glob("faketime_shm_*"):
         pid = shared.name.rpartition("_")[2]
         if has_ended(int(pid)):
-            shared.unlink(missing_ok=True)
-            (SHARED / f"sem.faketime_sem_{pid}").unlink(missing_ok=True)
+            with suppress(PermissionError):  # another user's
+                shared.unlink(missing_ok=True)
+                (SHARED / f"sem.faketime_sem_{pid}").unlink(missing_ok=True)
 
 
 class JumpyServer(Server):

@@ -59,6 +59,7 @@ def is_next(votes: Tally, majority: int) -> bool:
 
     A place in line is as it was when the server answered: another claim may have come before this one since. So where
     several claims have a vote each, all of them may be first in line for the others' votes, and none would give back.
+    A server where nobody holds counts as well: it is reserved for a claim of a later place, which will give it back.
     """
     first = [busy for busy in votes.busy.values() if busy.position == 0]
     return _largest_hold(first) + sum(busy.claim_id is None for busy in first) >= majority

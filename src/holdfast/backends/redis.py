@@ -290,7 +290,7 @@ def _info(key: str, answer: Any) -> LockInfo:
     return LockInfo(key, tuple(holders), len(queue), tuple(unquote(name.decode()) for name in queue))
 
 
-def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None = None) -> Busy:
+def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
     retry_after = patrol(ahead)
     if retry >= 0:
         retry_after = min(retry_after, retry / MICRO)

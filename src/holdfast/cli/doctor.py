@@ -48,6 +48,8 @@ def doctor(words: list[str]) -> int:
     parser.add_argument("where", metavar="URL", nargs="?", help="the same as --url")
     add_store_options(parser)
     args = parser.parse_args(words)
+    if args.where and (args.url or args.system):
+        parser.error("say which store once: URL, --url or --system")
     keep_logs_quiet()
     with connect(args.where or url_of(args), namespace=args.namespace) as locks:
         found = locks.doctor()

@@ -123,6 +123,7 @@ class BlockingSessions:
             closed = self._closed
         if closed:  # meanwhile
             _end(line)
+            self._watch.close()  # it may have been made after the close
             self._must_be_open()
         return line
 

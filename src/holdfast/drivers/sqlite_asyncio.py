@@ -85,7 +85,6 @@ class AsyncioSqlite:
         self._blocking.after_fork(child=child)
         if child:
             self._jobs = None
-            self._closed = False
 
     @property
     def url(self) -> str:

@@ -113,7 +113,7 @@ class Engine:
     # What happens to claims and leases
 
     async def abandon(self, claim: Claim, within: float = 1.0) -> None:
-        """Leave nothing behind, whatever became of the claim; never raises BackendUnavailable.
+        """Leave nothing behind, whatever became of the claim; never raises a LockError.
 
         What cannot be done `within` that time is tried further in the background.
         """
@@ -135,7 +135,7 @@ class Engine:
         except BackendUnavailable:
             self._finish_behind(claim)
         except LockError:
-            pass  # the store cannot be used at all, so nothing of the claim is in it
+            pass  # the store cannot be used at all, and to try again would not change that
 
     def _finish_behind(self, claim: Claim) -> None:
         self.unfinished[claim.id] = claim

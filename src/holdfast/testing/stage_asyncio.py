@@ -83,7 +83,7 @@ class AsyncioStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         asyncio.run(self._tell(story))
-        asyncio.run(self.until(lambda: not self._started(), f"these threads to end: {self._started()}"))
+        asyncio.run(self.until(lambda: not self._started(), "the threads of the story to end"))
 
     async def _end_actors(self) -> None:
         for actor in self._actors:

@@ -15,7 +15,7 @@ from holdfast._model import Grant, Renewal
 from holdfast.errors import LeaseLost, LockError, NotHeld
 from holdfast.testing.awaited import AwaitedLease, AwaitedLock
 from holdfast.testing.contract.story import Promise, about, needs
-from holdfast.testing.stage import Stage
+from holdfast.testing.stage import LIMIT, Stage
 from holdfast.testing.stage_asyncio import AsyncioStage
 
 
@@ -82,10 +82,10 @@ class IdentityIsTheClaim(Promise, about="store"):
     @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
-        lease = await asyncio.wait_for(lock.acquire(), 5)
+        lease = await asyncio.wait_for(lock.acquire(), LIMIT)
         assert lease is not None
         assert lease.held
-        await asyncio.wait_for(lock.release(), 5)
+        await asyncio.wait_for(lock.release(), LIMIT)
         assert await stage.is_free("safe")
 
     async def test_a_stranger_cannot_release_it(self, stage: Stage) -> None:

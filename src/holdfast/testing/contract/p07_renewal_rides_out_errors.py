@@ -121,7 +121,7 @@ class RenewalRidesOutErrors(Promise, about="engine"):
         for number in range(100):
             await locks.lock(f"line-{number}", ttl=30).take()
         await stage.asleep()
-        assert stage._at_work() < before + 10  # threads of earlier stories may be about to end, or to begin
+        assert stage._at_work() < before + 10
 
     @about("store")
     @needs("breaks_alone")
