@@ -6,7 +6,6 @@ import gc
 import itertools
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,9 +14,8 @@ import pytest
 
 from tests.scale import SCALE, SOAK
 from tests.servers import run
-from tests.servers.waiting import until
 
-pytest_plugins = ["tests.hard_limit"]
+pytest_plugins = ["tests.hard_limit", "tests.threads"]
 
 _folders = itertools.count()
 
@@ -65,18 +63,6 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.getbasetemp() / f"t{next(_folders)}"
     folder.mkdir()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _ends_its_threads() -> Iterator[None]:
-    """A `Locks` that a test leaves open keeps its threads, and the next test would be blamed for them."""
-    before = set(threading.enumerate())
-    yield
-    until(lambda: not _threads_since(before), f"these threads to end: {_threads_since(before)}")
-
-
-def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("holdfast")]
 
 
 def pytest_report_header() -> str:

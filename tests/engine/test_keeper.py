@@ -273,10 +273,12 @@ def test_a_loss_that_is_told_before_the_lease_is_kept_is_not_forgotten() -> None
 def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_holds_now() -> None:
     backend = _TellsEarly(500)
     backend.before = 1
-    lease: Lease = drive(take(Engine(backend, ThreadWorld(FakeClock()), holder="us"), "a", 30.0, False))
+    engine = Engine(backend, ThreadWorld(FakeClock()), holder="us")
+    lease: Lease = drive(take(engine, "a", 30.0, False))
     assert lease.held
     backend.on_loss([(lease.claim_id, lease.fence - 1)], "gone")
     assert lease.held
+    drive(engine.close())
 
 
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:
