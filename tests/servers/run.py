@@ -37,9 +37,8 @@ def begin() -> Path:
         os.environ[_FOLDER] = str(folder)
         if folder.parent != Path(tempfile.gettempdir()):
             _put_temporary_files_into(folder / "tmp")
-        at_the_end(
-            'rm -rf "$1"; sleep 3; rm -rf "$1"', str(folder)
-        ).returncode = 0  # it outlives us: nothing may warn that it still runs
+        end = at_the_end('rm -rf "$1"; sleep 3; rm -rf "$1"', str(folder))  # workers may still have written to it
+        end.returncode = 0  # it outlives us: nothing may warn that it still runs
     return Path(os.environ[_FOLDER])
 
 
