@@ -120,7 +120,7 @@ class Waiting:
         assert lease.release()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
 def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """A store of its own each time."""
     if request.param == "memory":

@@ -27,8 +27,9 @@ def no_one_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     yield
     if sync_manager._the_one is not None:
         sync_manager._the_one[1].close()
-    aio_manager._ones.clear()
-    gc.collect()  # what belongs to loops that are closed ends when it is dropped
+    if aio_manager._ones:
+        aio_manager._ones.clear()
+        gc.collect()  # what belongs to loops that are closed ends when it is dropped
 
 
 def in_a_child(work: str) -> None:
