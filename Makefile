@@ -28,7 +28,7 @@ test: $(VENV)/.test  ## set up, and run every check and every test
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
 	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
-	    "$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow' $(QUICK)"
+	    "$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(QUICK)"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	@$(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" "$(PYRIGHT)"
@@ -43,7 +43,7 @@ flaky: $(VENV)/.test  ## all tests RUNS times, half of them beside busy loops, i
 	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),10) --jobs $(JOBS)
 
 test-all:  ## the tests on every interpreter from 3.11 up that is found
-	@PYTHON=$(PYTHON) ./tests/on_every_python.sh
+	@PYTHON=$(PYTHON) JOBS=$(JOBS) ./tests/on_every_python.sh
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -54,7 +54,7 @@ def busy_loops(number: int) -> Iterator[None]:
 def run(number: int, jobs: int, words: list[str], folder: Path) -> Run:
     loaded, seed = number % 2 == 1, random.SystemRandom().randrange(1_000_000)
     report, log = folder / f"{number}.xml", folder / f"{number}.log"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(jobs), "--dist", "worksteal", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "worksteal", f"--junitxml={report}"]
     command += [f"--in-order-of={seed}", *words]
     started = time.monotonic()
     with busy_loops((os.cpu_count() or 1) if loaded else 0), log.open("w") as output:

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The tests on every interpreter from 3.11 up that is found: on PATH, and in pyenv's folder if there is one.
 # One environment each, under .venvs/; a summary at the end; not zero if any failed or none was found.
-# Arguments are passed on to pytest.
+# Arguments are passed on to pytest; JOBS says how many processes run the tests (default: two more than there are cores).
 set -uo pipefail
+JOBS=${JOBS:-$(($(nproc 2>/dev/null || echo 2) + 2))}
 cd "$(dirname "$0")/.." || exit 2
 
 candidates() {
@@ -30,10 +31,12 @@ if [ -z "$found" ]; then
     exit 2
 fi
 
+# As `make test` sets up: with uv, and with pip where only pip knows the way to an index.
 set_up() {
     local python=$1 venv=$2
     [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || return
-    "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1" &&
+    "$venv/bin/python" -m pip install --quiet --upgrade "pip>=25.1" uv || return
+    "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --editable . --group test ||
         "$venv/bin/python" -m pip install --quiet --editable . --group test
 }
 
@@ -44,7 +47,7 @@ while read -r version python <&3; do
     if ! set_up "$python" "$venv"; then
         outcome="could not be set up"
         failed=1
-    elif "$venv/bin/python" -m pytest -q -n "${JOBS:-2}" --dist worksteal "$@"; then
+    elif "$venv/bin/python" -m pytest -n "$JOBS" --dist worksteal "$@"; then
         outcome="passed"
     else
         outcome="FAILED"

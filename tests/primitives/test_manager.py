@@ -319,6 +319,7 @@ class Manager(Promise, about="engine"):
 
     # The end
 
+    @needs("breaks_alone")
     async def test_release_all_releases_what_was_acquired_and_counts_it(self, stage: Stage) -> None:
         manager = AwaitedManager(stage)
         for name in ("a", "b", "c"):
@@ -329,6 +330,7 @@ class Manager(Promise, about="engine"):
         for name in ("a", "b", "c"):
             assert await stage.is_free(name)
 
+    @needs("expires")  # else what failed is tried again in the background
     async def test_release_all_tries_each_though_one_fails(self, stage: Stage) -> None:
         manager = AwaitedManager(stage)
         for name in ("a", "b"):
