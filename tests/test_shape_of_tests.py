@@ -1,7 +1,7 @@
 """What a test may not do with time, as far as a machine can tell; CONTRIBUTING.md has the whole rule.
 
-Decides: what no file under tests/ may contain. Each check is a function from parsed files to offences, and each is
-tried on planted offences below, because a check that cannot fail is not a check.
+Decides: what no file under tests/ and no story of the contract may contain. Each check is a function from parsed files
+to offences, and each is tried on planted offences below, because a check that cannot fail is not a check.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+STORIES = TESTS.parent / "src" / "holdfast" / "testing" / "contract"
 LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so much time
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}
@@ -46,7 +47,7 @@ MAY_WAIT_BRIEFLY = {
 class File:
     """One parsed file of the tests."""
 
-    name: str  # its path under tests/
+    name: str  # its path under tests/; a story of the contract is in stories/
     text: str
 
     @cached_property
@@ -66,8 +67,9 @@ Check = Callable[[Files], Iterator[str]]
 
 
 def read_all() -> Files:
-    found = (file.relative_to(TESTS).as_posix() for file in sorted(TESTS.rglob("*.py")))
-    return {name: File(name, (TESTS / name).read_text()) for name in found}
+    found = [(file.relative_to(TESTS).as_posix(), file) for file in sorted(TESTS.rglob("*.py"))]
+    found += [(f"stories/{file.name}", file) for file in sorted(STORIES.glob("*.py"))]
+    return {name: File(name, file.read_text()) for name, file in found}
 
 
 FILES = read_all()
@@ -122,6 +124,14 @@ def upper_bounds(files: Files) -> Iterator[str]:
                         yield file.at(node)
 
 
+def close_readings(files: Files) -> Iterator[str]:
+    """A moment that must be near a reading of a clock. Two readings, one before and one after, tell as much."""
+    for file in files.values():
+        for call in file.calls:
+            if _called(call) == "approx" and any(map(_reads_clock, ast.walk(call))):
+                yield file.at(call)
+
+
 def sleeps(files: Files) -> Iterator[str]:
     """A sleep that hopes. To let others run, `asyncio.sleep(0)` is enough."""
     for file in files.values():
@@ -172,7 +182,7 @@ def short_waits_that_must_not_end(files: Files) -> Iterator[str]:
     """A lock that must be granted, with a `wait` that a slow machine lets pass."""
     for file in files.values():
         giving_up = {id(inner) for node in file.nodes if _may_fail(node) for inner in ast.walk(node)}
-        for node in file.nodes:
+        for node in file.nodes if not file.name.startswith("stories/") else ():  # there the clock is fake
             if id(node) not in giving_up:
                 for call in _must_be_granted(node):
                     if any(word.arg == "wait" and 0 < _number(word.value) < LEAST for word in call.keywords):
@@ -207,6 +217,7 @@ def unconfirmed_settings(files: Files) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     measured_times,
     upper_bounds,
+    close_readings,
     sleeps,
     waiting_loops,
     short_limits,
@@ -228,6 +239,7 @@ PLANTED: list[tuple[Check, str]] = [
     (upper_bounds, "assert time.monotonic() < limit"),
     (upper_bounds, "assert limit > boot_now() + 1"),
     (upper_bounds, "assert before <= time.time() < after"),
+    (close_readings, "assert lease.expires_at == pytest.approx(time.time() + 30, abs=2)"),
     (sleeps, "time.sleep(0.1)"),
     (sleeps, "async def f():\n    await asyncio.sleep(dice())"),
     (waiting_loops, "while not locks.inspect('x').waiters:\n    continue"),
@@ -256,6 +268,7 @@ def test_what_is_allowed_is_not_an_offence() -> None:
 started = boot_now()
 assert boot_now() >= started + 2
 assert before <= time.time()
+assert before + 30 <= lease.expires_at <= time.time() + 30
 long_ago = boot_now() - 1_000_000.0
 async def f():
     await asyncio.sleep(0)

@@ -91,8 +91,8 @@ def take(locks: holdfast.Locks, **options: object) -> holdfast.Lease:
 def test_the_clock_of_the_server_really_jumps(server: Jumpy) -> None:
     for offset in (HOUR, -HOUR, 0.0):
         server.jump_to(offset)
-        there = server.ask("SELECT extract(epoch FROM clock_timestamp())")
-        assert there == pytest.approx(time.time() + offset, abs=HOUR / 10)
+        before, there = time.time(), float(server.ask("SELECT extract(epoch FROM clock_timestamp())"))
+        assert before - 1 <= there - offset <= time.time() + 1
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])

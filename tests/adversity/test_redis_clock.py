@@ -62,7 +62,8 @@ def take(locks: holdfast.Locks, name: str = "x", **options: object) -> holdfast.
 def test_the_clock_of_the_server_really_jumps(server: JumpyServer) -> None:
     for offset in (HOUR, -HOUR, 0.0):
         server.jump_to(offset)
-        assert clock_of(server) == pytest.approx(time.time() + offset, abs=HOUR / 10)
+        before, there = time.time(), clock_of(server)
+        assert before - 1 <= there - offset <= time.time() + 1
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from tests.cli.conftest import GUARD, Shell
@@ -30,6 +32,18 @@ def test_the_last_line_names_the_command_that_tells_more(shell: Shell, words: li
     [line] = done.stderr.splitlines()
     assert line.startswith("holdfast: cannot reach redis://bob@127.0.0.1:1/0: connection refused; ")
     assert line.endswith("run: holdfast doctor redis://bob@127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["run", "x", "true"]])
+def test_a_server_that_does_not_answer_is_told_while_it_is_waited_for(shell: Shell, words: list[str]) -> None:
+    with socket.create_server((HOST, 0)) as mute:
+        url = f"redis://{HOST}:{mute.getsockname()[1]}/0"
+        process = shell.start(words[0], "--url", url, *words[1:])
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.terminate()
+        process.communicate(timeout=GUARD)
+    assert first.startswith(f"holdfast: no answer from {url} for ")
 
 
 def test_verbose_or_not_an_outage_is_waited_for(shell: Shell) -> None:

@@ -59,16 +59,17 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     try:
         blocker.execute("BEGIN IMMEDIATE")  # a third of a ttl before the next renewal
         _, err = running.communicate(timeout=LIMIT)
+        ended_at = boot_now()
     finally:
         blocker.close()
     assert running.returncode == 74
     *outages, last = err.splitlines()
-    assert all("; trying again until " in line for line in outages)
+    assert all("; waiting until " in line or "; trying again until " in line for line in outages)
     assert len(outages) <= 1  # only one that lasts for a second is reported
     assert "stayed locked by another process" in last
     assert has_ended(grandchild)
     assert heart.last_beat() < deadline
-    assert heart.last_beat() > deadline - 2.5, "renewal was tried until it was time to end"
+    assert ended_at >= deadline - 2.5, "renewal was tried until it was time to end"
 
 
 def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, heart: Heart) -> None:
@@ -207,8 +208,9 @@ def test_a_release_that_fails_is_told_and_does_not_spoil_the_result(shell: Shell
     finally:
         blocker.close()
     assert running.returncode == 4
-    assert "ends by itself when its ttl has passed" in err
-    assert err.count("\n") == 1
+    *silence, last = err.splitlines()
+    assert "ends by itself when its ttl has passed" in last
+    assert all("no answer from " in line for line in silence)
 
 
 def test_the_guardian_holds_none_of_our_files_and_is_in_no_session_of_ours(shell: Shell, heart: Heart) -> None:

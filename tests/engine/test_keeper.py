@@ -268,6 +268,7 @@ def test_a_loss_that_is_told_before_the_lease_is_kept_is_not_forgotten() -> None
         lease.check()
     assert not engine.keeper.leases
     assert not engine.keeper._early
+    drive(engine.close())
 
 
 def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_holds_now() -> None:

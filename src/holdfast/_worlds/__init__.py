@@ -45,6 +45,11 @@ class World(Protocol):
         """True if nothing ever suspends, so that `drive` can run it."""
         ...
 
+    @property
+    def real_time(self) -> bool:
+        """False if a test moves the clock; then how long a real server takes cannot be told."""
+        ...
+
     def now(self) -> float:
         """Seconds on a clock that never jumps and counts a suspended machine's time too."""
         ...

@@ -115,6 +115,7 @@ class AsyncioWorld:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now
+        self.real_time = clock is None
         self.chance = random.random
         self._loop: asyncio.AbstractEventLoop | None = None  # the first one that it is used in
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself only keeps weak references

@@ -87,6 +87,7 @@ class ThreadWorld:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock
         self.now = clock.now if clock is not None else boot_now
+        self.real_time = clock is None
         self.chance = random.random
         self._owner = _Owner()
 

@@ -69,6 +69,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     failures = 0
     checked = False  # that it does not wait for itself
     answer: Grant | Busy | None = None  # the last one
+    outage = engine.outage if engine.outage.watches else None
     try:
         if enqueue:
             engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue
@@ -78,8 +79,12 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             within = most
             if wait and give_up_at - asked_at < within:
                 within = max(0.02, give_up_at - asked_at)
+            if outage is not None:
+                outage.sent(claim.id, asked_at, give_up_at if wait else answered_at + engine.patience)
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
+                if outage is not None:
+                    outage.answered(claim.id)
                 if failures:
                     engine.outage.over()
                 if isinstance(answer, Grant):
@@ -88,6 +93,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     adopt(lease)
                     return lease
             except BackendUnavailable as error:
+                engine.outage.ended(claim.id)
                 if engine.closed:
                     engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
@@ -134,6 +140,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     finally:
         if claim.id in engine.waiting:  # no call is made here after `adopt`
             del engine.waiting[claim.id]
+        if claim.id in engine.outage.unanswered:
+            del engine.outage.unanswered[claim.id]
 
 
 async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:

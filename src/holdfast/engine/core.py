@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._ids import default_holder
@@ -206,11 +207,13 @@ class Engine:
         if not lease._move("release"):
             return False
         linger = self.linger(lease) if lease._request.min_hold else 0.0
-        within = lease._deadline - self.now()  # afterwards it has ended by itself
+        now = self.now()
+        within = lease._deadline - now  # afterwards it has ended by itself
         within = self.patience if within > self.patience else max(0.02, within)
         try:
             try:
-                freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
+                ask = partial(self.backend.release, lease._claim, linger=linger, within=within, heir=heir)
+                freed = await self.watched(ask, now, now + within)
             except BackendUnavailable as error:
                 freed, again = await self._release_again(lease, linger, heir, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
@@ -279,7 +282,8 @@ class Engine:
         while True:
             asked_at = self.now()
             try:
-                answer = await ask(max(0.01, min(self.patience, until - asked_at)))
+                within = max(0.01, min(self.patience, until - asked_at))
+                answer = await self.watched(partial(ask, within), asked_at, until)
                 if failures:
                     self.outage.over()
                 return answer, failures
@@ -291,10 +295,24 @@ class Engine:
                 self.outage.failed(error, asked_at, again_at, until)
                 await self.world.pause(again_at - self.now())
 
-    async def once(self, asked: Awaitable[T]) -> T:
-        """The answer to a question that is not repeated."""
+    async def watched(self, ask: Callable[[], Awaitable[T]], asked_at: float, until: float) -> T:
+        """Ask once. Silence is reported."""
+        if not self.outage.watches:
+            return await ask()
+        request = object()
         try:
-            return await asked
+            self.outage.sent(request, asked_at, until)
+            answer = await ask()
+            self.outage.answered(request)
+            return answer
+        finally:
+            self.outage.ended(request)
+
+    async def once(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question that is not repeated."""
+        asked_at = self.now()
+        try:
+            return await self.watched(ask, asked_at, asked_at + self.patience)
         except BackendUnavailable as error:
             raise self.outage.final(error) from error.__cause__
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -73,9 +74,12 @@ class Keeper:
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
             self.lose(lease, "denied", reason)
             return
-        due = lease._renew_at if lease._request.renew else lease._deadline
-        if due < self._next_look or self._signal is None:
-            self._next_look = due  # so that many short holds, each gone when the loop looks, wake it once
+        self.look_by(lease._renew_at if lease._request.renew else lease._deadline)
+
+    def look_by(self, at: float) -> None:
+        """Look no later than that. Raises RuntimeError if no thread or task can be started for it."""
+        if at < self._next_look or self._signal is None:
+            self._next_look = at  # so that many short holds, each gone when the loop looks, wake it once
             self._wake()
 
     def forget(self, lease: Lease) -> None:
@@ -156,6 +160,7 @@ class Keeper:
                 soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._first_in_heap())
                 promised = self._next_look if self._next_look > now else NEVER
                 self._next_look = min(promised, soonest)
+                self._next_look = min(self._next_look, self._engine.outage.look(now))  # a request after it wakes us
                 if self._fresh:
                     continue  # it came since we looked, when there was no need to wake us
                 woken = await signal.wait(min(IDLE, self._next_look - self._engine.now()))
@@ -171,7 +176,7 @@ class Keeper:
     def _retire(self) -> bool:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
         with self._engine.mutex:
-            if not self._fresh and not self._unanswered:
+            if not self._fresh and not self._unanswered and not self._engine.outage.unanswered:
                 self._heap.clear()  # it may still name leases that were released long before they were due
                 self._end_loop()
             return self._signal is None
@@ -270,7 +275,8 @@ class Keeper:
         # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
         within = min(engine.patience, max(0.01, (min(lease._deadline for lease in leases) - asked_at) / 3))
         try:
-            answers = await engine.backend.renew(batch, within=within)
+            ask = partial(engine.backend.renew, batch, within=within)
+            answers = await engine.watched(ask, asked_at, max(lease._deadline for lease in leases))
         except Exception as error:
             self._ride_out(leases, error)
             if isinstance(error, BackendUnavailable):

@@ -1,13 +1,14 @@
-"""Whether the backend can be reached, as far as failed requests show it.
+"""Whether the backend can be reached, as far as requests that failed or are not answered show it.
 
 Decides: when an outage is worth a warning, that it is reported once, and what the last error says to do next.
-Leaves to whoever asks: when to ask again, and when to give up. While requests are answered nothing happens here.
+Leaves to the caller: when to ask again, and when to give up. Leaves to the keeper: to look in time.
 """
 
 from __future__ import annotations
 
 import copy
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast._time import say
@@ -22,6 +23,18 @@ FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outag
 _A_YEAR_S: Final = 366 * 86400.0
 _A_DAY_S: Final = 86400.0
 _NEVER: Final = float("-inf")
+_LATER: Final = float("inf")
+
+
+class _Unanswered:
+    """A request that was sent."""
+
+    __slots__ = ("asked_at", "overdue", "until")
+
+    def __init__(self, asked_at: float, until: float) -> None:
+        self.asked_at = asked_at
+        self.until = until
+        self.overdue = False
 
 
 class Outage:
@@ -29,21 +42,58 @@ class Outage:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.watches = engine.world.real_time and not engine.backend.capabilities.instant  # for silence
         self._since = _NEVER  # when the first request that failed was sent
         self._failed_at = _NEVER  # when a request failed last
         self._reported = False
+        self.unanswered: dict[object, _Unanswered] = {}  # by request, from before it is sent
+
+    def sent(self, request: object, asked_at: float, until: float) -> None:
+        """A request is about to be sent, and insisted on until then. Silence for a second is reported.
+
+        Ends with `answered` or `ended`. Not called unless it `watches`.
+        """
+        self.unanswered[request] = _Unanswered(asked_at, until)
+        with suppress(RuntimeError):  # no thread can be started: then only its failure is reported
+            self._engine.keeper.look_by(asked_at + REPORT_AFTER_S)
+
+    def answered(self, request: object) -> None:
+        sent = self.unanswered.pop(request, None)
+        if sent is not None and sent.overdue:
+            self.over()
+
+    def ended(self, request: object) -> None:
+        """It failed, or was given up."""
+        self.unanswered.pop(request, None)
+
+    def look(self, now: float) -> float:
+        """Report requests that were sent a second ago and are not answered; when to look again."""
+        soonest = _LATER
+        for request in self.unanswered.copy().values():
+            if request.asked_at + REPORT_AFTER_S > now:
+                soonest = min(soonest, request.asked_at + REPORT_AFTER_S)
+            elif not request.overdue:
+                request.overdue = True
+                if self._begins(request.asked_at, now):
+                    silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
+                    self._tell("unreachable", f"{silence}; waiting {_until(request.until - now)}")
+        return soonest
 
     def failed(self, error: BackendUnavailable, asked_at: float, again_at: float, until: float) -> None:
         """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then."""
+        if self._begins(asked_at, again_at):
+            self._tell("unreachable", f"{error}; trying again {_until(until - self._engine.now())}")
+
+    def _begins(self, asked_at: float, at: float) -> bool:
+        """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
         engine = self._engine
         with engine.mutex:
             if asked_at - self._failed_at > FORGET_AFTER_S:
                 self._since, self._reported = asked_at, False
             self._failed_at = engine.now()
-            report = not self._reported and again_at - self._since >= REPORT_AFTER_S
+            report = not self._reported and at - self._since >= REPORT_AFTER_S
             self._reported = self._reported or report
-        if report:
-            self._tell("unreachable", f"{error}; trying again {_until(until - engine.now())}")
+            return report
 
     def over(self) -> None:
         """A request that had failed was answered."""

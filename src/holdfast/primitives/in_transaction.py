@@ -12,7 +12,7 @@ from holdfast._ids import new_claim_id
 from holdfast._model import Claim, Terms
 from holdfast._time import Seconds, length, say
 from holdfast.engine.core import Engine
-from holdfast.errors import AcquireTimeout
+from holdfast.errors import AcquireTimeout, BackendUnavailable
 from holdfast.primitives.names import qualify, valid
 
 
@@ -34,7 +34,10 @@ async def in_transaction(
             engine.must_not_wait_for_itself(Claim(new_claim_id(), Terms(key, name, engine.holder, 1.0)))
     assert take is not None
     started = engine.now()
-    fence, missing, holder = await engine.once(take(connection, dict(keys), limit))
+    try:
+        fence, missing, holder = await take(connection, dict(keys), limit)
+    except BackendUnavailable as error:
+        raise engine.outage.final(error) from error.__cause__
     if missing is not None:
         name = dict(keys)[missing]
         waited = engine.now() - started

@@ -140,14 +140,14 @@ class LocksLogic:
         name = valid(name)
         key = qualify(self.namespace, name)
         self.engine.must_be_open()
-        info = await self.engine.once(self.engine.backend.inspect(key))
+        info = await self.engine.once(lambda: self.engine.backend.inspect(key))
         return info._replace(name=name)
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         if not isinstance(prefix, str):
             raise ValueError(f"a prefix must be a string, not {prefix!r}")
         self.engine.must_be_open()
-        found = await self.engine.once(self.engine.backend.list(qualify(self.namespace, prefix)))
+        found = await self.engine.once(lambda: self.engine.backend.list(qualify(self.namespace, prefix)))
         named = ((unqualify(self.namespace, info.name), info) for info in found)
         return [info._replace(name=name) for name, info in named if name is not None]
 
@@ -156,7 +156,7 @@ class LocksLogic:
         name = valid(name)
         key = qualify(self.namespace, name)
         engine.must_be_open()
-        before = await engine.once(engine.backend.break_(key))
+        before = await engine.once(lambda: engine.backend.break_(key))
         if engine.events.wanted():
             for was in before.holders:
                 detail = f"broken by {engine.holder!r}"

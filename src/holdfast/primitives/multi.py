@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from holdfast._model import Busy, Claim
@@ -328,7 +329,7 @@ class MultiLogic:
         """Whether anybody holds one of the names."""
         self.engine.must_be_open()
         for request in self._requests:
-            if (await self.engine.once(self.engine.backend.inspect(request.terms.key))).locked:
+            if (await self.engine.once(partial(self.engine.backend.inspect, request.terms.key))).locked:
                 return True
         return False
 

@@ -261,6 +261,7 @@ class SimulatedWorld:
     """One machine: its own clock, its own tasks. It can be frozen for a while, or crash for good."""
 
     blocking = False
+    real_time = False
 
     def __init__(self, simulation: Simulation, name: str, *, rate: float = 1.0, start: float = 0.0) -> None:
         self.simulation = simulation

@@ -1,0 +1,301 @@
+"""A server that takes a request and does not answer: it is reported after a second, while the request goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast._faces.aio_lock import AsyncLease
+from holdfast._model import Claim, Grant, LockInfo, Renewal
+from holdfast._values import Booked, Rate, Stored
+from holdfast.engine.core import Engine
+from holdfast.engine.keeper import IDLE
+from holdfast.engine.outage import REPORT_AFTER_S
+from holdfast.errors import BackendUnavailable, LockError
+from holdfast.observe.events import Event
+from holdfast.primitives.locks import LocksLogic
+from holdfast.testing.simulated import SimulatedWorld, Simulation
+from tests.engine.stub import StubBackend
+from tests.servers.waiting import LIMIT, join, until, until_async
+
+TTL = 3600.0
+approx = partial(pytest.approx, abs=0.01)  # tasks of the simulation take a little while to begin
+
+
+class Slow(StubBackend):
+    """Answers after `delay` seconds, or fails then."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        super().__init__()
+        self._world = world
+        self.delay = 0.0
+        self.fails = False
+
+    async def _take_time(self, within: float = TTL) -> None:
+        if self.delay:
+            await self._world.pause(min(self.delay, within))
+        if self.fails or self.delay > within:
+            raise BackendUnavailable("the server did not answer in time")
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
+        await self._take_time(within)
+        return await super().acquire(claim, enqueue=enqueue, within=within)
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        await self._take_time(within)
+        return await super().renew(batch, within=within)
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        await self._take_time(within)
+        return await super().release(claim, linger=linger, within=within)
+
+    async def inspect(self, key: str) -> LockInfo:
+        await self._take_time()
+        return LockInfo(key)
+
+    async def list(self, prefix: str) -> list[LockInfo]:
+        await self._take_time()
+        return []
+
+    async def break_(self, key: str) -> LockInfo:
+        await self._take_time()
+        return LockInfo(key)
+
+    async def read(self, key: str) -> Stored:
+        await self._take_time()
+        return Stored()
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        await self._take_time()
+        return await super().throttle(key, rate, cost=cost, patience=patience, within=within)
+
+
+class Stage:
+    """Locks in virtual time over the slow backend, and what is reported when."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(0)
+        self.world = SimulatedWorld(self.simulation, "machine")
+        self.backend = Slow(self.world)
+        self.engine = Engine(self.backend, self.world, lease_type=AsyncLease, holder="us")
+        self.engine.outage.watches = True
+        self.locks = LocksLogic(self.engine, "holdfast")
+        self.reported: list[tuple[str, float, str]] = []
+        self.engine.events.listen(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        if event.kind in ("unreachable", "reachable"):
+            self.reported.append((event.kind, self.simulation.time, event.detail))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.reported]
+
+    def start(self, work: Any) -> Any:
+        return self.world.task(work, "job")
+
+    def do(self, work: Any) -> Any:
+        return self.simulation.run_until_done(self.start(work))
+
+    def pass_time(self, seconds: float) -> None:
+        self.simulation.run(self.simulation.time + seconds)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    assert stage.engine.outage.unanswered == {}
+    stage.engine.closed = True
+    stage.simulation.close()
+    assert stage.simulation.broken_tasks == []
+
+
+async def acquire(locks: LocksLogic) -> Awaitable[object]:
+    return locks.lock("a", ttl=TTL).acquire()
+
+
+async def release(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
+    assert lease is not None
+    return lease._release_once()
+
+
+async def extend(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
+    assert lease is not None
+    return locks.engine.extend(lease, TTL)
+
+
+async def renew(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL).acquire()
+    assert lease is not None
+    return locks.engine.keeper._renew_batch([lease])
+
+
+async def inspect(locks: LocksLogic) -> Awaitable[object]:
+    return locks.inspect("a")
+
+
+async def list_all(locks: LocksLogic) -> Awaitable[object]:
+    return locks.list("")
+
+
+async def break_lock(locks: LocksLogic) -> Awaitable[object]:
+    return locks.break_lock("a")
+
+
+async def read_cell(locks: LocksLogic) -> Awaitable[object]:
+    return locks.cell("a").read()
+
+
+async def take_permit(locks: LocksLogic) -> Awaitable[object]:
+    return locks.limiter("a", 1, 1.0, None).try_acquire(1)
+
+
+ASKED: list[Callable[[LocksLogic], Awaitable[Awaitable[object]]]] = [
+    acquire, release, extend, renew, inspect, list_all, break_lock, read_cell, take_permit
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_silence_is_reported_after_a_second_and_so_is_its_end(stage: Stage, ask: Any) -> None:
+    asked = stage.do(ask(stage.locks))
+    started, stage.backend.delay = stage.simulation.time, 5.0
+    stage.do(asked)
+    [(first, at, silence), (second, ended_at, end)] = stage.reported
+    assert (first, second) == ("unreachable", "reachable")
+    assert (at, ended_at) == approx((started + REPORT_AFTER_S, started + 5))
+    assert silence.startswith(f"no answer from {stage.backend!r} for 1s; waiting until ")
+    assert end == f"{stage.backend!r} answers again, after 5s"
+
+
+@pytest.mark.parametrize("ask", ASKED)
+def test_an_answer_within_a_second_is_no_silence(stage: Stage, ask: Any) -> None:
+    asked = stage.do(ask(stage.locks))
+    stage.backend.delay = REPORT_AFTER_S - 0.01
+    stage.do(asked)
+    stage.pass_time(REPORT_AFTER_S)
+    assert stage.reported == []
+
+
+def test_many_silent_requests_are_one_outage(stage: Stage) -> None:
+    stage.backend.delay = 5.0
+    jobs = [stage.start(stage.locks.lock(str(number), ttl=TTL).acquire()) for number in range(5)]
+    for job in jobs:
+        stage.simulation.run_until_done(job)
+    assert stage.kinds == ["unreachable", "reachable"]
+
+
+def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stage: Stage) -> None:
+    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
+    stage.pass_time(60)
+    started, stage.backend.delay = stage.simulation.time, 5.0
+    stage.do(stage.locks.inspect("a"))
+    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S, started + 5])
+
+
+def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
+    stage.backend.delay, stage.backend.fails = 3.0, True
+    with pytest.raises(BackendUnavailable, match=r"did not answer in time; locks\.doctor\(\) tells more$"):
+        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).enter())
+    assert stage.kinds == ["unreachable"]
+
+
+def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
+    stage.backend.fails = True
+    with pytest.raises(BackendUnavailable):
+        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).enter())
+    [(_, _, detail)] = stage.reported
+    assert "; trying again until " in detail
+
+
+def test_the_keeper_watches_for_as_long_as_a_request_is_unanswered(stage: Stage) -> None:
+    stage.backend.delay = 10 * IDLE
+    job = stage.start(stage.locks.inspect("a"))
+    stage.pass_time(5 * IDLE)
+    assert stage.engine.keeper._signal is not None
+    stage.simulation.run_until_done(job)
+    stage.backend.delay = 0.0
+    stage.pass_time(2 * IDLE)
+    assert stage.engine.keeper._signal is None
+
+
+# Real sockets
+
+
+@pytest.fixture
+def mute() -> Iterator[socket.socket]:
+    """A server that takes connections and never says a word. Once it is closed they are refused."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def at(server: socket.socket, url: str) -> str:
+    return url.format(server.getsockname()[1])
+
+
+URLS = [
+    "redis://bob:s3cret@127.0.0.1:{}/0",
+    "postgresql://bob:s3cret@127.0.0.1:{}/app",
+    "postgresql+advisory://bob:s3cret@127.0.0.1:{}/app",
+]
+
+
+def silence(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", URLS)
+def test_a_thread_that_waits_for_a_mute_server_is_told(
+    url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = at(mute, url)
+    locks = holdfast.connect(url, patience=LIMIT)
+
+    def work() -> None:
+        with suppress(LockError), locks.lock("a"):
+            raise AssertionError("it was never granted")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    first = until(lambda: silence(caplog))[0]
+    mute.close()
+    locks.close()
+    join(thread)
+    _must_tell_of(first, url)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", URLS)
+def test_a_task_that_waits_for_a_mute_server_is_told(
+    url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = at(mute, url)
+
+    async def work() -> str:
+        async with holdfast.aio.connect(url, patience=LIMIT) as locks:
+            waiting = asyncio.create_task(locks.lock("a").acquire())
+            [first, *_] = await until_async(lambda: silence(caplog))
+            mute.close()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return str(first)
+
+    _must_tell_of(asyncio.run(work()), url)
+
+
+def _must_tell_of(warning: str, url: str) -> None:
+    assert warning.startswith(f"no answer from {url.replace(':s3cret', '')} for ")
+    assert "; waiting until " in warning
