@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests import flaky
 from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import has_ended
-from tests.servers.waiting import until
+from tests.servers.proxy import Proxy
+from tests.servers.server import HOST
+from tests.servers.waiting import join, until
 from tests.side_by_side import main as run_side_by_side
 
 ROOT = Path(__file__).parent.parent
@@ -73,7 +81,9 @@ GOES = """
 import os, sys, time
 from pathlib import Path
 from tests.servers import run
-from tests.servers.waiting import until
+from tests.servers.proxy import Proxy
+from tests.servers.server import HOST
+from tests.servers.waiting import join, until
 inside = Path(sys.argv[1])
 with run.first_alone("x"):
     came = time.monotonic()
@@ -156,3 +166,24 @@ def test_an_order_by_a_seed_is_the_same_each_time_and_another_by_another() -> No
     assert first == order(1)
     assert first != order(2)
     assert sorted(first) == sorted(order(2))
+
+
+def test_a_proxy_that_is_closed_while_clients_come_leaves_no_connection_open() -> None:
+    nobody: Any = SimpleNamespace(port=1)
+    for _ in range(50):
+        proxy = Proxy(nobody)
+        clients: list[socket.socket] = []
+        coming = threading.Thread(target=_come, args=(proxy.port, clients))
+        coming.start()
+        until(lambda clients=clients: clients)  # type: ignore[misc]
+        proxy.close()
+        join(coming)
+        for client in clients:
+            client.close()
+    gc.collect()  # it would complain of what is open
+
+
+def _come(port: int, clients: list[socket.socket]) -> None:
+    with suppress(OSError):
+        for _ in range(5):
+            clients.append(socket.create_connection((HOST, port)))

@@ -214,7 +214,7 @@ class Proxy:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     async def _end(self) -> None:
-        self._listener.close()
+        await stop_listening(self._listener)
         self._cut_now()
         ended: set[asyncio.Task[None]] = set()
         while asyncio.all_tasks() - {asyncio.current_task()}:  # a client that was accepted just now gets its task first
@@ -235,6 +235,14 @@ class Proxy:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+async def stop_listening(listener: asyncio.Server) -> None:
+    """Accept nobody else, and close it. Closed before a client has its transport, it would leave that open."""
+    for listening in listener.sockets:
+        listener.get_loop().remove_reader(listening.fileno())
+    await asyncio.sleep(0)  # whoever was accepted has a transport now
+    listener.close()
 
 
 def _fires(triggers: list[_Trigger], data: bytes) -> _Trigger | None:

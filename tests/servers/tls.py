@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import trustme
 
+from tests.servers.proxy import stop_listening
 from tests.servers.server import HOST, Server, free_port
 from tests.servers.waiting import LIMIT
 
@@ -100,7 +101,7 @@ class TlsFront:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT)
 
     async def _end(self) -> None:
-        self._listener.close()
+        await stop_listening(self._listener)
         for _ in range(10):  # a client that was accepted just now gets its task
             await asyncio.sleep(0)
         for task in list(self._tasks):
