@@ -6,7 +6,6 @@ Each story is told again and again, interrupted at its first such instruction, a
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -27,7 +26,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket"),  # nobody had it yet: it is closed as soon as it is gone
 ]
 _numbers = count()
-NEVER = 10**9
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +45,6 @@ def _sweep(tell: Callable[[int], str]) -> set[str]:
     """Which functions were interrupted."""
     points: list[str] = []
     while True:
-        if sys.version_info >= (3, 13):
-            tell(NEVER)  # it traces the instructions of a function only when that was traced, and not cut short, before
         struck = tell(len(points) + 1)
         if not struck:
             break
