@@ -110,7 +110,7 @@ def test_a_waiter_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so
     with caplog.at_level(logging.WARNING, "holdfast"), holdfast.connect(pooled.url) as locks:
         for _ in range(3):
             _hand_over_to_thread(locks, pooled.direct)
-    assert [record.message.count("LISTEN does not work there") for record in caplog.records] == [1]
+    assert sum("LISTEN does not work there" in record.message for record in caplog.records) == 1
 
 
 @transaction_mode
@@ -124,7 +124,7 @@ def test_a_task_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_o
 
     with caplog.at_level(logging.WARNING, "holdfast"):
         asyncio.run(story())
-    assert [record.message.count("LISTEN does not work there") for record in caplog.records] == [1]
+    assert sum("LISTEN does not work there" in record.message for record in caplog.records) == 1
 
 
 @session_mode
@@ -138,4 +138,4 @@ def test_where_listening_works_waiters_are_woken(pooled: Pooled, caplog: pytest.
         _hand_over_to_thread(locks, pooled.direct)
         assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
         asyncio.run(story())
-    assert caplog.records == []
+    assert not [record for record in caplog.records if "LISTEN" in record.message]

@@ -15,6 +15,7 @@ from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import look, main
 from holdfast.cli.options import Parser, complain, unmistakable, visible
 from holdfast.cli.run import _parser, _split
+from holdfast.observe.events import Events
 from tests.cli.conftest import Shell
 
 # Each would move the cursor, end the line, or turn the direction of what follows.
@@ -36,6 +37,7 @@ class HostileStore:
         metadata = {f"key{HOSTILE}": HOSTILE}
         holder = HolderInfo(f"who{HOSTILE}", f"id{HOSTILE}", 7, "exclusive", 0.0, 0.0, metadata, session)
         self.info = LockInfo(f"name{HOSTILE}", (holder, holder), 1)
+        self.events = Events()
 
     def __enter__(self) -> HostileStore:
         return self

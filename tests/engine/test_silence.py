@@ -19,7 +19,7 @@ from holdfast._model import Claim, Grant, LockInfo, Renewal
 from holdfast._values import Booked, Rate, Stored
 from holdfast.engine.core import Engine
 from holdfast.engine.keeper import IDLE
-from holdfast.engine.outage import REPORT_AFTER_S
+from holdfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
 from holdfast.errors import BackendUnavailable, LockError
 from holdfast.observe.events import Event
 from holdfast.primitives.locks import LocksLogic
@@ -174,8 +174,8 @@ def test_silence_is_reported_after_a_second_and_so_is_its_end(stage: Stage, ask:
     stage.do(asked)
     [(first, at, silence), (second, ended_at, end)] = stage.reported
     assert (first, second) == ("unreachable", "reachable")
-    assert (at, ended_at) == approx((started + REPORT_AFTER_S, started + 5))
-    assert silence.startswith(f"no answer from {stage.backend!r} for 1s; waiting until ")
+    assert (at, ended_at) == approx((started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5))
+    assert silence.startswith(f"no answer from {stage.backend!r} for 1.1s; waiting until ")
     assert end == f"{stage.backend!r} answers again, after 5s"
 
 
@@ -184,6 +184,13 @@ def test_an_answer_within_a_second_is_no_silence(stage: Stage, ask: Any) -> None
     asked = stage.do(ask(stage.locks))
     stage.backend.delay = REPORT_AFTER_S - 0.01
     stage.do(asked)
+    stage.pass_time(REPORT_AFTER_S)
+    assert stage.reported == []
+
+
+def test_what_is_answered_when_a_process_that_stood_still_goes_on_is_no_silence(stage: Stage) -> None:
+    stage.backend.delay = REPORT_AFTER_S + LOOK_TWICE_S / 2  # the keeper has looked once
+    stage.do(stage.locks.inspect("a"))
     stage.pass_time(REPORT_AFTER_S)
     assert stage.reported == []
 
@@ -201,7 +208,7 @@ def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stag
     stage.pass_time(60)
     started, stage.backend.delay = stage.simulation.time, 5.0
     stage.do(stage.locks.inspect("a"))
-    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S, started + 5])
+    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5])
 
 
 def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:

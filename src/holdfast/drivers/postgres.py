@@ -37,6 +37,7 @@ from holdfast.drivers.postgres_lines import Late, Line, LineWakes, WakeLine, run
 from holdfast.drivers.postgres_names import Names, each_address
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
+    ECHO_WITHIN_S,
     Broken,
     Speaker,
     TryAgain,
@@ -358,7 +359,8 @@ class BlockingPostgres:
         self._ask(Job(*echo(self._channel)), until - boot_now())
         poll = select.poll()
         poll.register(speaker.pg.socket, select.POLLIN)
-        return bool(poll.poll(min(1000, max(0, math.ceil((until - boot_now()) * 500))))) and bool(speaker.heard())
+        seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))
+        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(speaker.heard())
 
     # The end
 

@@ -35,6 +35,7 @@ from holdfast.drivers.postgres_lines_asyncio import AsyncioPostgresWakes, Line, 
 from holdfast.drivers.postgres_names import Names, not_found, shares
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
+    ECHO_WITHIN_S,
     Broken,
     Speaker,
     TryAgain,
@@ -357,7 +358,7 @@ class AsyncioPostgres:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         await self.ask(Job(*echo(self.wakes.channel)), within)
         try:
-            async with asyncio.timeout(min(1.0, within / 2)):
+            async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
                 await run(_readable(speaker.pg.socket))
         except TimeoutError:
             return False

@@ -340,6 +340,9 @@ def _one_line(text: str) -> str:
 # Wake-ups
 
 
+ECHO_WITHIN_S: Final = 0.7  # how long an echo may take; less than the second after which silence is reported
+
+
 def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
     """A statement that tells whoever listens there."""
     return Statement(b"holdfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")

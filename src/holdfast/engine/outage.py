@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.engine.core import Engine
 
 REPORT_AFTER_S: Final = 1.0
+LOOK_TWICE_S: Final = 0.1  # between two looks at a request that is not answered
 FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outage, though nobody saw this one end
 _A_YEAR_S: Final = 366 * 86400.0
 _A_DAY_S: Final = 86400.0
@@ -29,11 +30,13 @@ _LATER: Final = float("inf")
 class _Unanswered:
     """A request that was sent."""
 
-    __slots__ = ("asked_at", "overdue", "until")
+    __slots__ = ("asked_at", "look_at", "overdue", "seen_once", "until")
 
     def __init__(self, asked_at: float, until: float) -> None:
         self.asked_at = asked_at
         self.until = until
+        self.look_at = asked_at + REPORT_AFTER_S
+        self.seen_once = False  # after that time
         self.overdue = False
 
 
@@ -67,16 +70,20 @@ class Outage:
         self.unanswered.pop(request, None)
 
     def look(self, now: float) -> float:
-        """Report requests that were sent a second ago and are not answered; when to look again."""
+        """Report requests that were sent a second ago and are not answered; when to look again.
+
+        Each is looked at twice: after this process stood still, its answer may be there and not read yet.
+        """
         soonest = _LATER
         for request in self.unanswered.copy().values():
-            if request.asked_at + REPORT_AFTER_S > now:
-                soonest = min(soonest, request.asked_at + REPORT_AFTER_S)
-            elif not request.overdue:
-                request.overdue = True
+            if request.look_at <= now and not request.seen_once:
+                request.seen_once, request.look_at = True, now + LOOK_TWICE_S
+            elif request.look_at <= now:
+                request.overdue, request.look_at = True, _LATER
                 if self._begins(request.asked_at, now):
                     silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
                     self._tell("unreachable", f"{silence}; waiting {_until(request.until - now)}")
+            soonest = min(soonest, request.look_at)
         return soonest
 
     def failed(self, error: BackendUnavailable, asked_at: float, again_at: float, until: float) -> None:
