@@ -224,7 +224,13 @@ def _needs_postgres(what: str, error: ImportError) -> Unsupported:
     return Unsupported(f"{what} needs an extra: pip install 'holdfast[postgres]' ({error})")
 
 
-def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], None]]:
+class Migration(NamedTuple):
+    script: str
+    run: Callable[[], None]
+    url: str  # where, without a password
+
+
+def migration(url: str, schema: str | None = None) -> Migration:
     """The script that makes the tables and functions of a `postgresql://` URL, and what runs it there.
 
     Raises ValueError for another URL. Running it raises BackendUnavailable, and then nothing was changed.
@@ -241,7 +247,7 @@ def migration(url: str, schema: str | None = None) -> tuple[str, Callable[[], No
 
     place = _in_schema(place_of_url(parts), schema)
     text = script(valid_schema(place.schema))
-    return text, lambda: run_script(place, text)
+    return Migration(text, lambda: run_script(place, text), place.url)
 
 
 def _of_client(client: object, wishes: Wishes) -> Make | None:

@@ -21,7 +21,7 @@ def test_run_says_that_it_cannot_reach_the_server_and_goes_on_when_it_can(shell:
     with Server("--user", *["bob", "on", ">s3cret", "~*", "&*", "+@all"], port=int(url.split(":")[2].split("/")[0])):
         out, err = process.communicate(timeout=GUARD)
     assert (process.returncode, out) == (0, "done\n")
-    assert err.startswith(f"holdfast: {url.replace('//', '//bob@')} answers again, after ")
+    assert err.startswith(f"holdfast: {url.replace('//', '//bob@')} can be used again, after ")
     assert err.count("\n") == 1
 
 
@@ -32,6 +32,23 @@ def test_the_last_line_names_the_command_that_tells_more(shell: Shell, words: li
     [line] = done.stderr.splitlines()
     assert line.startswith("holdfast: cannot reach redis://bob@127.0.0.1:1/0: connection refused; ")
     assert line.endswith("run: holdfast doctor redis://bob@127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize("command", ["doctor", "migrate"])
+def test_a_command_that_asks_but_once_says_that_it_waits(shell: Shell, command: str) -> None:
+    with socket.create_server((HOST, 0)) as mute:
+        process = shell.start(command, f"postgresql://{HOST}:{mute.getsockname()[1]}/app")
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.terminate()
+        process.communicate(timeout=GUARD)
+    assert first == "holdfast: no answer for 1s; waiting for it\n"
+
+
+def test_a_schema_that_could_not_be_made_names_the_command_that_tells_more(shell: Shell) -> None:
+    done = shell("migrate", "postgresql://bob:s3cret@127.0.0.1:1/app")
+    assert done.returncode == 69
+    assert done.stderr.endswith("; for more, run: holdfast doctor postgresql://bob@127.0.0.1:1/app\n")
 
 
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["run", "x", "true"]])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import LockInfo, Locks
+from holdfast import BackendUnavailable, LockInfo, Locks
 from holdfast._reentry import start_thread
 from holdfast.testing import FakeClock
 from tests.engine.hooked import hooked
@@ -207,6 +207,27 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
             return interrupt.struck
 
     assert "Engine._finish_release" in _sweep(tell)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", "redis://127.0.0.1:1"])
+def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_that_is_unanswered(
+    url: str, tmp_path: Path
+) -> None:
+    with holdfast.connect(url.format(tmp_path)) as locks:
+        outage = locks._logic.engine.outage
+
+        def tell(point: int) -> str:
+            with Interrupt(point, _ours) as interrupt:
+                try:
+                    locks.inspect("a")
+                except KeyboardInterrupt:
+                    assert interrupt.struck
+                except BackendUnavailable:
+                    assert url.startswith("redis")
+            assert outage.unanswered == {}, interrupt.struck
+            return interrupt.struck
+
+        assert {"Engine.watched", "Outage.sent"} <= _sweep(tell)
 
 
 def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at_most() -> None:

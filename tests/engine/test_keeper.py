@@ -12,7 +12,7 @@ from holdfast._model import Claim, Grant, Renewal
 from holdfast._worlds import drive
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.engine.core import Engine
-from holdfast.engine.keeper import EARLY_LOSSES
+from holdfast.engine.keeper import EARLY_LOSSES, IDLE
 from holdfast.engine.lease import Lease
 from holdfast.errors import BackendUnavailable, LeaseLost
 from holdfast.testing.clock import FakeClock
@@ -280,6 +280,23 @@ def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_ho
     backend.on_loss([(lease.claim_id, lease.fence - 1)], "gone")
     assert lease.held
     drive(engine.close())
+
+
+def test_a_lease_that_comes_while_the_idle_loop_ends_is_renewed(stage: Stage) -> None:
+    keeper, late = stage.engine.keeper, stage.take("late", 30.0)
+    keeper.forget(late)
+
+    class Heap(list[Any]):
+        def clear(self) -> None:  # the loop has seen that nothing is to be kept, and has yet to say that it ends
+            super().clear()
+            if late._claim.id not in keeper.leases:
+                keeper._next_look = stage.simulation.time - 1  # as after a look at a lease that was released
+                keeper.keep(late)
+
+    keeper._heap = Heap(keeper._heap)
+    stage.pass_time(IDLE + 15)
+    assert late.held
+    assert ("late",) in stage.backend.renewals
 
 
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:

@@ -155,7 +155,7 @@ def test_the_end_of_a_reported_outage_is_reported_too(
     run_hurried(kind, faulty, work, clock)
     told = [getattr(record, "lock_kind", "") for record in caplog.records]
     assert told == ["unreachable", "reachable"] * 2
-    assert "answers again, after " in caplog.records[1].getMessage()
+    assert "can be used again, after " in caplog.records[1].getMessage()
 
 
 def test_an_outage_whose_end_nobody_saw_is_not_confused_with_the_next(

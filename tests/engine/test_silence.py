@@ -175,8 +175,9 @@ def test_silence_is_reported_after_a_second_and_so_is_its_end(stage: Stage, ask:
     [(first, at, silence), (second, ended_at, end)] = stage.reported
     assert (first, second) == ("unreachable", "reachable")
     assert (at, ended_at) == approx((started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5))
-    assert silence.startswith(f"no answer from {stage.backend!r} for 1.1s; waiting until ")
-    assert end == f"{stage.backend!r} answers again, after 5s"
+    assert silence.startswith(f"no answer from {stage.backend!r} for 1.1s")
+    assert ("; waiting until " in silence) == (ask not in (inspect, list_all, break_lock))  # those ask but once
+    assert end == f"{stage.backend!r} can be used again, after 5s"
 
 
 @pytest.mark.parametrize("ask", ASKED)
@@ -218,6 +219,35 @@ def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
     assert stage.kinds == ["unreachable"]
 
 
+def test_the_next_outage_is_reported_too_if_the_last_one_ended_in_an_error(stage: Stage) -> None:
+    for _ in range(2):
+        stage.backend.delay = TTL
+        with pytest.raises(BackendUnavailable):
+            stage.do(stage.locks.lock("a", ttl=TTL, wait=3).enter())
+        stage.backend.delay = 0.0
+        stage.pass_time(1)
+        stage.do(stage.locks.inspect("a"))
+    assert stage.kinds == ["unreachable", "reachable"] * 2
+
+
+def test_a_server_that_stays_silent_is_reported_once_however_often_it_is_asked(stage: Stage) -> None:
+    stage.backend.delay, stage.backend.fails = 10.0, True
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            stage.do(stage.locks.inspect("a"))
+        stage.pass_time(9)
+    assert stage.kinds == ["unreachable"]
+
+
+def test_a_request_that_is_sent_during_a_long_silence_is_of_the_same_outage(stage: Stage) -> None:
+    stage.backend.delay = 40.0
+    first = stage.start(stage.locks.inspect("a"))
+    stage.pass_time(15)
+    stage.do(stage.locks.inspect("b"))
+    stage.simulation.run_until_done(first)
+    assert stage.kinds == ["unreachable", "reachable"]
+
+
 def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
     stage.backend.fails = True
     with pytest.raises(BackendUnavailable):
@@ -235,6 +265,62 @@ def test_the_keeper_watches_for_as_long_as_a_request_is_unanswered(stage: Stage)
     stage.backend.delay = 0.0
     stage.pass_time(2 * IDLE)
     assert stage.engine.keeper._signal is None
+
+
+def test_the_loop_that_watches_ends_when_nothing_was_to_do_for_a_while_and_not_before(stage: Stage) -> None:
+    stage.do(stage.locks.inspect("a"))
+    watching = stage.engine.keeper._signal
+    for _ in range(5):
+        stage.pass_time(0.9 * IDLE)
+        stage.do(stage.locks.inspect("a"))
+    assert stage.engine.keeper._signal is watching
+    stage.pass_time(1.2 * IDLE)
+    assert stage.engine.keeper._signal is None
+
+
+def test_what_was_cancelled_is_not_waited_for_any_more(stage: Stage) -> None:
+    stage.backend.delay = 5.0
+    for work in (stage.locks.inspect("a"), stage.locks.lock("a", ttl=TTL).acquire()):
+        job = stage.start(work)
+        stage.pass_time(0.5)
+        assert len(stage.engine.outage.unanswered) == 1
+        job.cancel()
+        stage.pass_time(0.01)
+        assert stage.engine.outage.unanswered == {}
+
+
+def test_a_child_of_a_fork_waits_for_no_answer_of_its_parents(stage: Stage) -> None:
+    stage.engine.outage.sent("request", stage.simulation.time, None)
+    parent = stage.engine.outage
+    stage.engine.after_fork()
+    assert stage.engine.outage.unanswered == {}
+    parent.ended("request")
+
+
+def test_a_request_is_sent_though_nothing_can_be_started_to_watch_it(stage: Stage) -> None:
+    def spawn(work: Any, name: str) -> None:
+        work.close()
+        raise RuntimeError("can't start new thread")
+
+    stage.world.spawn = spawn  # type: ignore[method-assign]
+    stage.do(stage.locks.inspect("a"))
+
+
+def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: Stage) -> None:
+    outage, now = stage.engine.outage, stage.simulation.time
+    outage.sent("request", now, None)
+    outage.look(now + REPORT_AFTER_S)
+    told = outage._tell_behind
+
+    def answered_meanwhile(event: Event) -> None:
+        told(event)
+        outage._tell_behind = told  # type: ignore[method-assign]
+        outage.unanswered.pop("request")
+
+    outage._tell_behind = answered_meanwhile  # type: ignore[method-assign]
+    outage.look(now + REPORT_AFTER_S + LOOK_TWICE_S)
+    stage.pass_time(1)
+    assert stage.kinds == ["unreachable", "reachable"]
 
 
 # Real sockets
@@ -269,6 +355,8 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
 ) -> None:
     url = at(mute, url)
     locks = holdfast.connect(url, patience=LIMIT)
+    told_in: list[str] = []
+    locks.events.listen(lambda event: told_in.append(f"{event.kind} in {threading.current_thread().name}"))
 
     def work() -> None:
         with suppress(LockError), locks.lock("a"):
@@ -281,6 +369,7 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
     locks.close()
     join(thread)
     _must_tell_of(first, url)
+    assert "unreachable in holdfast-outage" in told_in  # not in the keeper's thread: a listener may block
 
 
 @pytest.mark.slow

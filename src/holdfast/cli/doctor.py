@@ -12,7 +12,7 @@ from holdfast._model import Health
 from holdfast.cli import exits
 from holdfast.cli.look import span
 from holdfast.cli.options import Parser, keep_logs_quiet, visible
-from holdfast.cli.store import add_store_options, url_of
+from holdfast.cli.store import add_store_options, reports_silence, url_of
 from holdfast.sync import connect
 
 _MORE = """STATE is
@@ -51,7 +51,7 @@ def doctor(words: list[str]) -> int:
     if args.where and (args.url or args.system):
         parser.error("say which store once: URL, --url or --system")
     keep_logs_quiet()
-    with connect(args.where or url_of(args), namespace=args.namespace) as locks:
+    with connect(args.where or url_of(args), namespace=args.namespace) as locks, reports_silence():
         found = locks.doctor()
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

@@ -11,6 +11,9 @@ import os
 from holdfast._connect import migration
 from holdfast.cli import exits
 from holdfast.cli.options import Parser
+from holdfast.cli.store import reports_silence
+from holdfast.engine.outage import with_hint
+from holdfast.errors import BackendUnavailable
 
 _MORE = """It can be run again at any time, by several at once too: what is there stays,
 functions are put in place of older ones, all in one transaction. The user who
@@ -32,10 +35,14 @@ def migrate(words: list[str]) -> int:
     url = args.url or os.environ.get("HOLDFAST_URL")
     if not url:
         parser.error("which database? give a postgresql:// URL, or set HOLDFAST_URL")
-    script, run = migration(url, args.schema)
+    made = migration(url, args.schema)
     if args.prints:
-        print(script, end="")
+        print(made.script, end="")
     else:
-        run()
+        try:
+            with reports_silence():
+                made.run()
+        except BackendUnavailable as error:
+            raise with_hint(error, made.url) from error.__cause__
         print("the lock table is there, and up to date")
     return exits.OK

@@ -13,12 +13,16 @@ import os
 import stat
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from urllib.parse import unquote
 
 from holdfast._connect import default_url
 from holdfast.cli import exits
 from holdfast.cli.options import complain
+from holdfast.engine.outage import REPORT_AFTER_S
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
 
@@ -52,8 +56,20 @@ def system_url() -> str:
 
 
 def report_outages(locks: Locks) -> None:
-    """Say on stderr when the store cannot be reached, and when it answers again."""
+    """Say on stderr when the store cannot be reached, and when it can be used again."""
     locks.events.listen(_report)
+
+
+@contextmanager
+def reports_silence() -> Iterator[None]:
+    """Say on stderr that an answer takes longer than a second, where no `Locks` would."""
+    timer = Timer(REPORT_AFTER_S, complain, (f"no answer for {REPORT_AFTER_S:g}s; waiting for it",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _report(event: Event) -> None:

@@ -131,6 +131,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         raise
     except BaseException as error:
         try:
+            engine.outage.ended(claim.id)  # nobody waits for its answer any more
             await engine.abandon(claim, within=engine.briefly if isinstance(error, BackendUnavailable) else 1.0)
         except BaseException:
             if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background

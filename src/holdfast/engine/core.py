@@ -213,7 +213,7 @@ class Engine:
         try:
             try:
                 ask = partial(self.backend.release, lease._claim, linger=linger, within=within, heir=heir)
-                freed = await self.watched(ask, now, now + within)
+                freed = await (self.watched(ask, now, now + within) if self.outage.watches else ask())
             except BackendUnavailable as error:
                 freed, again = await self._release_again(lease, linger, heir, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
@@ -295,8 +295,8 @@ class Engine:
                 self.outage.failed(error, asked_at, again_at, until)
                 await self.world.pause(again_at - self.now())
 
-    async def watched(self, ask: Callable[[], Awaitable[T]], asked_at: float, until: float) -> T:
-        """Ask once. Silence is reported."""
+    async def watched(self, ask: Callable[[], Awaitable[T]], asked_at: float, until: float | None) -> T:
+        """Ask once. Silence is reported, with how long the caller insists if that is known."""
         if not self.outage.watches:
             return await ask()
         request = object()
@@ -306,13 +306,13 @@ class Engine:
             self.outage.answered(request)
             return answer
         finally:
-            self.outage.ended(request)
+            if request in self.outage.unanswered:  # no call: an interrupt could fall into it
+                del self.outage.unanswered[request]
 
     async def once(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to a question that is not repeated."""
-        asked_at = self.now()
         try:
-            return await self.watched(ask, asked_at, asked_at + self.patience)
+            return await self.watched(ask, self.now(), None)
         except BackendUnavailable as error:
             raise self.outage.final(error) from error.__cause__
 

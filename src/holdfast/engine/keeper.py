@@ -150,10 +150,13 @@ class Keeper:
     async def _run(self, signal: Signal) -> None:
         if not self._begin_loop(signal):
             return
+        busy_at = self._engine.now()  # when there was something to do last
         try:
             while not self._closed:
                 start_put_off()
                 now = self._engine.now()
+                if self.leases or self._engine.outage.unanswered:
+                    busy_at = now
                 self._look(now)
                 if self._lost:
                     self._tell_later()
@@ -163,8 +166,12 @@ class Keeper:
                 self._next_look = min(self._next_look, self._engine.outage.look(now))  # a request after it wakes us
                 if self._fresh:
                     continue  # it came since we looked, when there was no need to wake us
-                woken = await signal.wait(min(IDLE, self._next_look - self._engine.now()))
-                if not woken and not self.leases and self._retire():
+                woken = await signal.wait(min(busy_at + IDLE, self._next_look) - self._engine.now())
+                if woken:
+                    busy_at = self._engine.now()
+                elif self._engine.now() >= busy_at + IDLE and not self.leases and self._retire():
+                    if self._fresh or self._engine.outage.unanswered:
+                        self._wake()  # it came while the loop ended, and counted on it
                     return
         except BaseException:
             self._end_loop()

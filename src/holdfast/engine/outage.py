@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +33,7 @@ class _Unanswered:
 
     __slots__ = ("asked_at", "look_at", "overdue", "seen_once", "until")
 
-    def __init__(self, asked_at: float, until: float) -> None:
+    def __init__(self, asked_at: float, until: float | None) -> None:
         self.asked_at = asked_at
         self.until = until
         self.look_at = asked_at + REPORT_AFTER_S
@@ -48,10 +49,15 @@ class Outage:
         self.watches = engine.world.real_time and not engine.backend.capabilities.instant  # for silence
         self._since = _NEVER  # when the first request that failed was sent
         self._failed_at = _NEVER  # when a request failed last
+        self._given_up = False  # the last failure was an operation's last: whatever is answered next ends the outage
         self._reported = False
         self.unanswered: dict[object, _Unanswered] = {}  # by request, from before it is sent
+        self._untold: deque[Event] = deque()  # what is told in the background
+        self._telling = False  # from when that is spawned until all is told
 
-    def sent(self, request: object, asked_at: float, until: float) -> None:
+    # Requests that are not answered
+
+    def sent(self, request: object, asked_at: float, until: float | None) -> None:
         """A request is about to be sent, and insisted on until then. Silence for a second is reported.
 
         Ends with `answered` or `ended`. Not called unless it `watches`.
@@ -62,7 +68,7 @@ class Outage:
 
     def answered(self, request: object) -> None:
         sent = self.unanswered.pop(request, None)
-        if sent is not None and sent.overdue:
+        if sent is not None and (sent.overdue or (self._given_up and sent.asked_at >= self._failed_at)):
             self.over()
 
     def ended(self, request: object) -> None:
@@ -75,29 +81,37 @@ class Outage:
         Each is looked at twice: after this process stood still, its answer may be there and not read yet.
         """
         soonest = _LATER
-        for request in self.unanswered.copy().values():
+        for key, request in self.unanswered.copy().items():
             if request.look_at <= now and not request.seen_once:
                 request.seen_once, request.look_at = True, now + LOOK_TWICE_S
             elif request.look_at <= now:
                 request.overdue, request.look_at = True, _LATER
-                if self._begins(request.asked_at, now):
-                    silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
-                    self._tell("unreachable", f"{silence}; waiting {_until(request.until - now)}")
+                if key in self.unanswered and self._begins(request.asked_at, now):
+                    self._tell_behind(self._event("unreachable", self._silence(request, now)))
+                    if key not in self.unanswered:
+                        self.over()  # answered meanwhile, and perhaps too early to end what had not begun
             soonest = min(soonest, request.look_at)
         return soonest
+
+    def _silence(self, request: _Unanswered, now: float) -> str:
+        silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
+        return silence if request.until is None else f"{silence}; waiting {_until(request.until - now)}"
+
+    # Requests that fail
 
     def failed(self, error: BackendUnavailable, asked_at: float, again_at: float, until: float) -> None:
         """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then."""
         if self._begins(asked_at, again_at):
-            self._tell("unreachable", f"{error}; trying again {_until(until - self._engine.now())}")
+            self._tell(self._event("unreachable", f"{error}; trying again {_until(until - self._engine.now())}"))
 
     def _begins(self, asked_at: float, at: float) -> bool:
         """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
         engine = self._engine
+        silent = any(request.look_at == _LATER for request in self.unanswered.copy().values())
         with engine.mutex:
-            if asked_at - self._failed_at > FORGET_AFTER_S:
+            if asked_at - self._failed_at > FORGET_AFTER_S and not (silent and self._reported):
                 self._since, self._reported = asked_at, False
-            self._failed_at = engine.now()
+            self._failed_at, self._given_up = engine.now(), False
             report = not self._reported and at - self._since >= REPORT_AFTER_S
             self._reported = self._reported or report
             return report
@@ -107,31 +121,64 @@ class Outage:
         engine = self._engine
         with engine.mutex:
             reported, lasted = self._reported, engine.now() - self._since
-            self._failed_at, self._reported = _NEVER, False
+            self._failed_at, self._given_up, self._reported = _NEVER, False, False
         if reported:
-            self._tell("reachable", f"{_address(engine)} answers again, after {say(lasted)}")
-
-    def _tell(self, kind: Kind, detail: str) -> None:
-        self._engine.events.tell(Event(kind, "", self._engine.holder, detail=detail))
+            self._tell(self._event("reachable", f"{_address(engine)} can be used again, after {say(lasted)}"))
 
     def final(self, error: BackendUnavailable) -> BackendUnavailable:
-        """The error for the caller, to be raised from the cause of `error`: the same, and which command tells more.
+        """The error for the caller, see `with_hint`."""
+        self._failed_at, self._given_up = self._engine.now(), True
+        return with_hint(error, getattr(self._engine.backend, "url", ""))
 
-        It is another exception, so its traceback ends where it is raised and not deep in a driver.
-        """
-        told = copy.copy(error)
-        if error.transient and not error.hint:
-            told.hint = _doctor(self._engine)
-            told.args = (f"{error}; {told.hint}",)
-        return told
+    # What is told
+
+    def _event(self, kind: Kind, detail: str) -> Event:
+        return Event(kind, "", self._engine.holder, detail=detail)
+
+    def _tell(self, event: Event) -> None:
+        if self._telling:  # what came before it has yet to be told
+            self._tell_behind(event)
+        else:
+            self._engine.events.tell(event)
+
+    def _tell_behind(self, event: Event) -> None:
+        """Not in the keeper's loop: a listener that blocks there would cost leases."""
+        with self._engine.mutex:
+            self._untold.append(event)
+            start, self._telling = not self._telling, True
+        if start:
+            try:
+                self._engine.world.spawn(self._tell_untold(), "holdfast-outage")
+            except RuntimeError:  # no thread can be started: the next report is told along with it
+                self._telling = False
+
+    async def _tell_untold(self) -> None:
+        while True:
+            with self._engine.mutex:
+                if not self._untold:
+                    self._telling = False
+                    return
+                event = self._untold.popleft()
+            self._engine.events.tell(event)
 
 
 def _address(engine: Engine) -> str:
     return getattr(engine.backend, "url", "") or repr(engine.backend)
 
 
-def _doctor(engine: Engine) -> str:
-    url = getattr(engine.backend, "url", "")
+def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:
+    """To be raised from the cause of `error`: the same, and which command tells more about that URL.
+
+    It is another exception, so its traceback ends where it is raised and not deep in a driver.
+    """
+    told = copy.copy(error)
+    if error.transient and not error.hint:
+        told.hint = _doctor(url)
+        told.args = (f"{error}; {told.hint}",)
+    return told
+
+
+def _doctor(url: str) -> str:
     if not url:
         return "locks.doctor() tells more"
     from shlex import quote  # here: most programs never need it
