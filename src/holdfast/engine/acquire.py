@@ -141,8 +141,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     finally:
         if claim.id in engine.waiting:  # no call is made here after `adopt`
             del engine.waiting[claim.id]
-        if claim.id in engine.outage.unanswered:
-            del engine.outage.unanswered[claim.id]
+        if outage is not None and claim.id in outage.unanswered:
+            del outage.unanswered[claim.id]
 
 
 async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:

@@ -212,8 +212,11 @@ class Engine:
         within = self.patience if within > self.patience else max(0.02, within)
         try:
             try:
-                ask = partial(self.backend.release, lease._claim, linger=linger, within=within, heir=heir)
-                freed = await (self.watched(ask, now, now + within) if self.outage.watches else ask())
+                if not self.outage.watches:
+                    freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
+                else:
+                    ask = partial(self.backend.release, lease._claim, linger=linger, within=within, heir=heir)
+                    freed = await self.watched(ask, now, now + within)
             except BackendUnavailable as error:
                 freed, again = await self._release_again(lease, linger, heir, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it

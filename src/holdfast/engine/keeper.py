@@ -74,7 +74,9 @@ class Keeper:
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
             self.lose(lease, "denied", reason)
             return
-        self.look_by(lease._renew_at if lease._request.renew else lease._deadline)
+        due = lease._renew_at if lease._request.renew else lease._deadline
+        if due < self._next_look or self._signal is None:  # as in `look_by`, which costs a call
+            self.look_by(due)
 
     def look_by(self, at: float) -> None:
         """Look no later than that. Raises RuntimeError if no thread or task can be started for it."""

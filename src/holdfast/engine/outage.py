@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from holdfast._time import say
@@ -63,8 +62,10 @@ class Outage:
         Ends with `answered` or `ended`. Not called unless it `watches`.
         """
         self.unanswered[request] = _Unanswered(asked_at, until)
-        with suppress(RuntimeError):  # no thread can be started: then only its failure is reported
+        try:
             self._engine.keeper.look_by(asked_at + REPORT_AFTER_S)
+        except RuntimeError:
+            return  # no thread can be started: then only its failure is reported
 
     def answered(self, request: object) -> None:
         sent = self.unanswered.pop(request, None)
