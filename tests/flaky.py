@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1)
     asked, words = parser.parse_known_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
     folder = Path(tempfile.mkdtemp(prefix="holdfast-flaky-"))
     print(f"what each run printed is in {folder}", flush=True)
     runs: list[Run] = []

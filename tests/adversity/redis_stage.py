@@ -59,8 +59,6 @@ class OnAServer(Promise):
             yield
             if self.server.running:
                 self.server.go_on()
-            for locks in self._direct.values():
-                locks.close()
 
     def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
         return open_backend(self._url, world, clock)
@@ -86,6 +84,7 @@ class OnAServer(Promise):
         """What the server knows of the name, whatever happens to the wire."""
         if stage.namespace not in self._direct:
             self._direct[stage.namespace] = holdfast.connect(self.server.url, namespace=stage.namespace)
+            stage.close_at_end(self._direct[stage.namespace])
         return self._direct[stage.namespace].inspect(name)
 
     def free(self, stage: Stage, name: str) -> Callable[[], bool]:

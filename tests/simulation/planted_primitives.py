@@ -232,7 +232,7 @@ PLANTED_PRIMITIVES: dict[str, Bug] = {
     ),
     "lead from memory": Bug(Parts(election=LeadsFromMemory), "held together", "election"),
     "ignore the heir": Bug(Parts(server=IgnoresTheHeir), "was handed over to", "election"),
-    "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election"),
+    "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election", 400),
     "tell only the last change": Bug(Parts(server=TellsOnlyTheLast), "but what happened was", "election"),
     "let observers sleep": Bug(Parts(server=LetsObserversSleep), "late without a fault", "election"),
     "charge on the client's clock": Bug(

@@ -23,6 +23,7 @@ from holdfast._worlds import Clock, Signal, World
 from holdfast.backends.base import Backend
 from holdfast.observe.events import Event
 from holdfast.primitives.names import qualify
+from holdfast.sync import Locks
 from holdfast.testing.awaited import AwaitedLocks
 from holdfast.testing.clock import FakeClock, falls_asleep
 from holdfast.testing.faults import FaultyBackend
@@ -120,6 +121,7 @@ class Stage(ABC):
         self._opener = opener
         self._real_time = real_time
         self._opened: list[AwaitedLocks] = []
+        self._others: list[Locks] = []
         self._signals: list[_WatchedSignal] = []
         self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
         self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []  # with its name, from when it is spawned
@@ -152,6 +154,10 @@ class Stage(ABC):
         raw = self._connect(open_faulty, clock=clock or store_clock, **options)
         self._opened.append(AwaitedLocks(raw, made[0]))
         return self._opened[-1]
+
+    def close_at_end(self, locks: Locks) -> None:
+        """Blocking ones that the story uses beside those of the stage."""
+        self._others.append(locks)
 
     def _open(self, world: World, clock: Clock | None, **capabilities: Any) -> FaultyBackend:
         return FaultyBackend(self._opener(world, clock), world, **capabilities)
@@ -398,3 +404,5 @@ class Stage(ABC):
             locks.faults.heal()
         for locks in self._opened:
             await locks.close()
+        for other in self._others:
+            other.close()

@@ -43,10 +43,6 @@ class AsyncioStage(Stage):
     world = "asyncio"
     can = frozenset({"cancellation", "asyncio", "real clock", "fork", "processes"})
 
-    def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
-        super().__init__(opener, url, real_time=real_time)
-        self._blocking: list[holdfast.Locks] = []
-
     def _connect(self, opener: Opener, **options: Any) -> aio.AsyncLocks:
         return aio.connect(opener, **options)
 
@@ -55,7 +51,7 @@ class AsyncioStage(Stage):
         locks = holdfast.connect(
             lambda world, _: self._opener(world, self.clock), clock=self.clock, namespace=self.namespace
         )
-        self._blocking.append(locks)
+        self.close_at_end(locks)
         return locks
 
     def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
@@ -92,8 +88,3 @@ class AsyncioStage(Stage):
             locks.faults.heal()
         if self._actors:
             await asyncio.wait({actor.task for actor in self._actors}, timeout=LIMIT)
-
-    async def _close(self) -> None:
-        await super()._close()
-        for blocking in self._blocking:
-            blocking.close()
