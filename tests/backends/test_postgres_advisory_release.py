@@ -18,6 +18,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import LeaseLost
+from holdfast._model import Claim, Grant, Renewal, Terms
 from holdfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
@@ -158,3 +159,23 @@ def test_a_release_that_is_answered_late_is_a_release(world: InThreads | InAsync
     assert released is True
     assert not lease.lost
     assert not told
+
+
+def test_a_claim_that_is_asked_for_again_after_its_session_ended_is_granted_anew(
+    url: str, psql: psycopg.Connection
+) -> None:
+    """Also if nobody has read that end yet: the loop does not run while the server ends the session."""
+    claim = Claim("c" * 32, Terms("holdfast\x1fa", "a", "me", 60.0))
+
+    async def story() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            backend = locks._logic.engine.backend
+            before = await backend.acquire(claim, enqueue=False, within=LIMIT)
+            psql.execute(_END_OURS)
+            after = await backend.acquire(claim, enqueue=False, within=LIMIT)
+            assert isinstance(before, Grant)
+            assert isinstance(after, Grant)
+            assert after.fence > before.fence
+            assert await backend.renew([Renewal(claim, 60.0, after.fence)], within=LIMIT) == [True]
+
+    asyncio.run(story())

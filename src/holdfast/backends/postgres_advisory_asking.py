@@ -63,6 +63,7 @@ class Asking:
         if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._crowded:
             hold = self._holds.enter_alone(claim, key, ready)  # the quick one
             if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
+                hold.answered = True
                 return hold.grant
         until = boot_now() + within
         answer = await self._acquire(claim, hold, enqueue, until)
@@ -79,6 +80,8 @@ class Asking:
             main.named = True
         await self._keep(main, claim.terms.ttl, until)
         hold = self._holds.by_id.get(claim.id)
+        if hold is not None and hold.state == "held" and hold.answered and not await self._is_kept(hold, until):
+            return await self._acquire(claim, None, enqueue, until)
         if hold is None:
             hold = self._holds.enter(claim)
         elif hold is not tried:
@@ -119,6 +122,18 @@ class Asking:
         line = hold.line
         if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
             await self._ask(line, b"hf_ping", (), until)
+        hold.answered = True
+
+    async def _is_kept(self, hold: Hold, until: float) -> bool:
+        """Whether the session that holds it is there. The server may have ended it, and nobody has read that yet."""
+        line = hold.line
+        try:
+            await self._ask(line, b"hf_ping", (), until)
+        except BackendUnavailable:
+            if line.alive:
+                raise
+            return False
+        return True
 
     async def _settle(self, hold: Hold, main: Line, until: float) -> None:
         """It was asked for before: find out what came of that."""

@@ -51,6 +51,7 @@ class Hold:
     """One claim, from the first asking to its end."""
 
     __slots__ = (
+        "answered",
         "claim",
         "fence",
         "fences",
@@ -85,6 +86,7 @@ class Hold:
         self.freeing = False  # an unlock was sent, and its answer is not known
         self.unlock: Statement | None = None  # there is one while a release is under way
         self.looks = 0  # how often a waiter has looked up
+        self.answered = False  # an acquire has returned its grant: the next one is a repetition
 
     def come(self, answer: bytes) -> None:
         """It is granted."""
