@@ -21,11 +21,11 @@ from holdfast.observe.events import Event
 from holdfast.primitives.locks import LocksLogic
 from holdfast.testing import FakeClock
 from holdfast.testing.faults import ALWAYS, FaultyBackend, Verb
+from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
 
 WORLDS = ("threads", "asyncio")
-TTL = 3600.0
 
 
 def faulty(world: World) -> FaultyBackend:
@@ -51,30 +51,6 @@ def outages(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # Each verb that is repeated
-
-
-async def acquire(locks: LocksLogic) -> Awaitable[object]:
-    return locks.lock("a", ttl=TTL).acquire()
-
-
-async def release(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL).acquire()
-    assert lease is not None
-    return lease._release_once()
-
-
-async def extend(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
-    assert lease is not None
-    return locks.engine.extend(lease, TTL)
-
-
-async def read_cell(locks: LocksLogic) -> Awaitable[object]:
-    return locks.cell("a").read()
-
-
-async def take_permit(locks: LocksLogic) -> Awaitable[object]:
-    return locks.limiter("a", 1, 1.0, None).try_acquire(1)
 
 
 REPEATED: dict[Verb, Callable[[LocksLogic], Awaitable[Awaitable[object]]]] = {

@@ -24,10 +24,10 @@ from holdfast.errors import BackendUnavailable, LockError
 from holdfast.observe.events import Event
 from holdfast.primitives.locks import LocksLogic
 from holdfast.testing.simulated import SimulatedWorld, Simulation
+from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.stub import StubBackend
 from tests.servers.waiting import LIMIT, join, until, until_async
 
-TTL = 3600.0
 approx = partial(pytest.approx, abs=0.01)  # tasks of the simulation take a little while to begin
 
 
@@ -120,22 +120,6 @@ def stage() -> Iterator[Stage]:
     assert stage.simulation.broken_tasks == []
 
 
-async def acquire(locks: LocksLogic) -> Awaitable[object]:
-    return locks.lock("a", ttl=TTL).acquire()
-
-
-async def release(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
-    assert lease is not None
-    return lease._release_once()
-
-
-async def extend(locks: LocksLogic) -> Awaitable[object]:
-    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
-    assert lease is not None
-    return locks.engine.extend(lease, TTL)
-
-
 async def renew(locks: LocksLogic) -> Awaitable[object]:
     lease = await locks.lock("a", ttl=TTL).acquire()
     assert lease is not None
@@ -152,14 +136,6 @@ async def list_all(locks: LocksLogic) -> Awaitable[object]:
 
 async def break_lock(locks: LocksLogic) -> Awaitable[object]:
     return locks.break_lock("a")
-
-
-async def read_cell(locks: LocksLogic) -> Awaitable[object]:
-    return locks.cell("a").read()
-
-
-async def take_permit(locks: LocksLogic) -> Awaitable[object]:
-    return locks.limiter("a", 1, 1.0, None).try_acquire(1)
 
 
 ASKED: list[Callable[[LocksLogic], Awaitable[Awaitable[object]]]] = [

@@ -1,0 +1,33 @@
+"""One request of each kind, to be made and then awaited: what leads up to it is done before."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+from holdfast.primitives.locks import LocksLogic
+
+TTL = 3600.0
+
+
+async def acquire(locks: LocksLogic) -> Awaitable[object]:
+    return locks.lock("a", ttl=TTL).acquire()
+
+
+async def release(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL).acquire()
+    assert lease is not None
+    return lease._release_once()
+
+
+async def extend(locks: LocksLogic) -> Awaitable[object]:
+    lease = await locks.lock("a", ttl=TTL, renew=False).acquire()
+    assert lease is not None
+    return locks.engine.extend(lease, TTL)
+
+
+async def read_cell(locks: LocksLogic) -> Awaitable[object]:
+    return locks.cell("a").read()
+
+
+async def take_permit(locks: LocksLogic) -> Awaitable[object]:
+    return locks.limiter("a", 1, 1.0, None).try_acquire(1)
