@@ -28,7 +28,7 @@ test: $(VENV)/.test  ## set up, and run every check and every test
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
 	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
-	    "$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(QUICK)"
+	    "$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow' $(QUICK)"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	@$(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" "$(PYRIGHT)"

@@ -209,7 +209,7 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
     assert "Engine._finish_release" in _sweep(tell)
 
 
-@pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", "redis://127.0.0.1:1"])
+@pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", pytest.param("redis://127.0.0.1:1", marks=pytest.mark.slow)])
 def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_that_is_unanswered(
     url: str, tmp_path: Path
 ) -> None:

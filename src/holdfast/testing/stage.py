@@ -16,6 +16,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
+from itertools import count
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from holdfast._model import Claim, LockInfo, Mode, Terms
@@ -243,7 +244,7 @@ class Stage(ABC):
     async def until(self, condition: Callable[[], Any], what: str = "the condition") -> None:
         """Until it is true; it may be awaitable. Fails after a generous limit, or with an actor."""
         limit = self._moment() + LIMIT
-        while True:
+        for looks in count(1):
             answer = condition()
             if await answer if isawaitable(answer) else answer:
                 return
@@ -251,7 +252,7 @@ class Stage(ABC):
                 await self._hear_actors()  # if one of them failed, it is in vain to wait any longer
             if self._moment() > limit:
                 raise AssertionError(f"waited in vain for {what}")
-            await self._look_away()
+            await self._look_away(looks)
 
     async def _hear_actors(self) -> None:
         for actor in self._actors:
@@ -370,8 +371,8 @@ class Stage(ABC):
         """Seconds on the clock that limits how long a broken story can hang."""
         return _real_now()
 
-    async def _look_away(self) -> None:
-        """Between two looks at a condition."""
+    async def _look_away(self, looks: int) -> None:
+        """Between two looks at a condition; so many were in vain."""
         await self.breathe()
 
     def _started(self) -> set[threading.Thread]:
