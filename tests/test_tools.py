@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +19,12 @@ from typing import Any
 import pytest
 
 from tests import flaky
+from tests.backends.collecting import Collector, collect_all
 from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import has_ended
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import join, until
+from tests.servers.waiting import happens, join, until
 from tests.side_by_side import main as run_side_by_side
 
 ROOT = Path(__file__).parent.parent
@@ -83,7 +85,7 @@ from pathlib import Path
 from tests.servers import run
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import join, until
+from tests.servers.waiting import happens, join, until
 inside = Path(sys.argv[1])
 with run.first_alone("x"):
     came = time.monotonic()
@@ -187,3 +189,32 @@ def _come(port: int, clients: list[socket.socket]) -> None:
     with suppress(OSError):
         for _ in range(5):
             clients.append(socket.create_connection((HOST, port)))
+
+
+def test_garbage_is_collected_for_certain_though_another_thread_is_collecting() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Dawdles:
+        def __del__(self) -> None:
+            inside.set()
+            happens(go_on)
+
+    def collect() -> None:
+        piece = Dawdles()
+        piece.__dict__["me"] = piece
+        del piece
+        gc.collect()
+
+    collecting = threading.Thread(target=collect)
+    collecting.start()
+    happens(inside)
+    garbage = Collector()
+    garbage.__dict__["me"] = garbage
+    left = weakref.ref(garbage)
+    del garbage
+    gc.collect()
+    assert left() is not None  # as Python has it: there is one collection at a time
+    threading.Timer(0.05, go_on.set).start()
+    collect_all()
+    assert left() is None
+    join(collecting)

@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 import holdfast
 from holdfast._reentry import BEHIND
+from tests.servers.waiting import until
 
 _OURS = str(Path(holdfast.__file__).parent)
 _NOT = (f"{_OURS}/testing/", f"{_OURS}/cli/")
@@ -47,12 +49,31 @@ def holding(lock: Any) -> Iterator[None]:
         yield
 
 
+class _Circle:
+    """What it holds is garbage as soon as nobody holds the circle, and only a collection finds that."""
+
+    def __init__(self, piece: Any = None) -> None:
+        self._me, self._piece = self, piece
+
+
+def _finds(circle: ref[_Circle]) -> bool:
+    """Collect, if no other thread is just collecting: then `gc.collect` does nothing, and returns."""
+    gc.collect()
+    return circle() is None
+
+
+def collect_all() -> None:
+    """Nothing that is garbage now is left."""
+    circle = ref(_Circle())
+    until(lambda: _finds(circle))
+
+
 class Collector:
     """Forces a collection, with something to collect, at each line of ours that is reached, in every thread."""
 
     def __init__(self) -> None:
         self.stock: deque[Any] = deque()  # what is garbage as soon as it is taken out
-        self.short = False  # there was a line and nothing left to collect at it
+        self.short = False  # there was a line at which nothing was collected
         self._seen: set[tuple[CodeType, int]] = set()
         self._watching = False
 
@@ -63,9 +84,9 @@ class Collector:
     @contextmanager
     def watching(self) -> Iterator[None]:
         self.short = False
-        gc.collect()
-        gc.freeze()  # so that a collection has little to look at; what is frozen still ends with its last reference
         gc.disable()
+        collect_all()  # what is garbage and frozen would never be found
+        gc.freeze()  # so that a collection has little to look at; what is frozen still ends with its last reference
         self._watching = True
         threading.settrace(self._trace)
         sys.settrace(self._trace)
@@ -81,7 +102,7 @@ class Collector:
     def over() -> None:
         """Let go of what was frozen, once; the rest stays frozen, as conftest has left it."""
         gc.unfreeze()
-        gc.collect()
+        collect_all()
         gc.freeze()
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
@@ -98,11 +119,11 @@ class Collector:
         if (code, line) in self._seen:
             return
         try:
-            circle: list[Any] = [self.stock.popleft()]
+            circle = ref(_Circle(self.stock.popleft()))
         except IndexError:
             self.short = True
             return
-        self._seen.add((code, line))
-        circle.append(circle)
-        del circle
-        gc.collect()
+        if _finds(circle):
+            self._seen.add((code, line))
+        else:
+            self.short = True

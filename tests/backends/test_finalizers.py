@@ -7,7 +7,6 @@ transaction or has half a request on the wire. Here it does, at each line that a
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -19,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.aio import AsyncLocks
-from tests.backends.collecting import LOT, Collector, Releases, holding
+from tests.backends.collecting import LOT, Collector, Releases, collect_all, holding
 from tests.contract.backends import BACKENDS
 from tests.servers.waiting import happens, join, until, until_async
 
@@ -146,6 +145,7 @@ def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_le
                     break
         assert collector.lines > 300
         collector.stock.clear()  # what is left is garbage too
+        collect_all()
         until(lambda: not [info for info in others.list("garbage") if info.locked])
 
 
@@ -253,7 +253,7 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
                         break
             assert collector.lines > 200
             collector.stock.clear()
-            gc.collect()
+            collect_all()
             await until_async(all_free)
 
     with holdfast.connect(url) as others:

@@ -114,10 +114,10 @@ class TestServersThatMissSomething(OnAQuorum):
         await locks.lock("x", ttl=HOUR).take()
         waiter = stage.start(locks.lock("x", wait=HOUR).take())
         await stage.queue("x", 1)
+        backend = backend_of(hasty(locks))
         self.quorum.proxies[2].black_hole()
         self.quorum.proxies[2].cut()
         claim = Claim("c" * 32, Terms(f"{stage.namespace}\x1fx", "x", "me", 60.0))
-        backend = backend_of(hasty(locks))
 
         async def missed() -> bool:
             await backend.acquire(claim, enqueue=True, within=LIMIT)
