@@ -78,6 +78,20 @@ class TestClients(Anywhere):
         records = [self.server.command("GET", key, db=5) for key in self.server.command("KEYS", "*:held", db=5)]
         assert any(lease.claim_id.encode() in record for record in records)
 
+    async def test_no_connection_looks_up_the_version_of_its_library(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In the file system: it would take as long as all the rest of a handshake."""
+
+        def version(package: str) -> str:
+            looked_up.append(package)
+            return "1.0"
+
+        looked_up: list[str] = []
+        monkeypatch.setattr("importlib.metadata.version", version)
+        await self.works(stage)
+        assert looked_up == []
+
     @pytest.mark.parametrize("client", ["short of breath"])
     async def test_its_limits_are_not_inherited(self, stage: Stage, client: str) -> None:
         holder, waiting = stage.locks(), stage.locks()

@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
@@ -43,6 +44,14 @@ _WANTED = (
     "socket_type",
 )
 
+# Whom servers see in CLIENT LIST. Where redis-py makes that for each connection anew, it looks up its own version in
+# the file system each time, which takes as long as all the rest of a handshake.
+_SEEN_AS: dict[str, Any] = {}
+with suppress(ImportError):  # older ones have it ready
+    from redis.driver_info import DriverInfo
+
+    _SEEN_AS["driver_info"] = DriverInfo()
+
 
 class Address(NamedTuple):
     host: str  # or the path of a unix socket
@@ -69,6 +78,7 @@ class Place:
         wanted = {name: value for name, value in settings.items() if _is_wanted(name, value)}
         if kind != "unix":
             wanted = {"socket_keepalive": True, **wanted}
+        wanted = {**_SEEN_AS, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
         self.address = address
         self._to_sentinels: dict[str, Any] = {}  # how to log in there, where there are some
