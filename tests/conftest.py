@@ -17,6 +17,8 @@ from tests.servers import run
 
 pytest_plugins = ["tests.hard_limit", "tests.threads"]
 
+COMPUTING = ("tests/contract", "tests/engine", "tests/primitives", "tests/simulation")
+
 _folders = itertools.count()
 
 
@@ -37,12 +39,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("soak") is None]
     seed = config.getoption("--in-order-of")
     if seed is None:
-        items.sort(key=lambda item: "tests/simulation" not in item.nodeid)  # the longest first: none is left at the end
+        items[:] = _for_workers(items, int(getattr(config, "workerinput", {}).get("workercount", 1)))
     else:
         random.Random(seed).shuffle(items)
     for item in items:
         if "processes" in getattr(getattr(item, "function", None), "needs", ()):
             item.add_marker(pytest.mark.slow)
+
+
+def _for_workers(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Half of the workers begin with tests that compute, the others with tests that wait for servers and processes.
+
+    Each worker is given an equal part of the list first, and takes from others when it has done its own.
+    """
+    computing = [item for item in items if item.nodeid.startswith(COMPUTING)]
+    computing.sort(key=lambda item: "tests/simulation" not in item.nodeid)  # the longest first: none is left at the end
+    waiting = [item for item in items if not item.nodeid.startswith(COMPUTING)]
+    arranged: list[pytest.Item] = []
+    for worker in range(workers):
+        parts = [of[worker * len(of) // workers : (worker + 1) * len(of) // workers] for of in (computing, waiting)]
+        arranged += itertools.chain(*(parts if worker % 2 else reversed(parts)))
+    return arranged
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,7 @@ Errors = tuple[type[BaseException], ...]
 
 LIMIT = 60.0  # real seconds; only ever reached when something is broken
 _BLINK = 0.002  # seconds between two looks
+_AT_MOST = 0.02  # so long when many were in vain
 
 
 def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -> T:
@@ -35,7 +36,7 @@ def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -
         except despite as error:
             looks.saw(error)
         looks.check()
-        time.sleep(_BLINK)
+        time.sleep(looks.pause)
 
 
 async def until_async(condition: Callable[[], Any], what: str = "", *, despite: Errors = ()) -> Any:
@@ -49,7 +50,7 @@ async def until_async(condition: Callable[[], Any], what: str = "", *, despite: 
         except despite as error:
             looks.saw(error)
         looks.check()
-        await asyncio.sleep(_BLINK)
+        await asyncio.sleep(looks.pause)
 
 
 async def moment(seconds: float) -> None:
@@ -82,7 +83,7 @@ class _Looks:
     """What has been seen of a condition."""
 
     def __init__(self, condition: Callable[[], object], what: str) -> None:
-        self._what = what or _source(condition)
+        self._condition, self._what = condition, what
         self._last: object = None
         self._number = 0
         self._until = time.monotonic() + LIMIT
@@ -91,11 +92,17 @@ class _Looks:
         self._last, self._number = answer, self._number + 1
         return answer
 
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look: longer and longer, for whoever looks keeps others from their work."""
+        return min(_AT_MOST, _BLINK * (1 + self._number / 10))
+
     def check(self) -> None:
         if time.monotonic() >= self._until:
             cause = self._last if isinstance(self._last, BaseException) else None
             raise AssertionError(
-                f"waited {LIMIT:g} s in vain for {self._what}; the last of {self._number} looks saw {self._last!r}"
+                f"waited {LIMIT:g} s in vain for {self._what or _source(self._condition)}; "
+                f"the last of {self._number} looks saw {self._last!r}"
             ) from cause
 
 

@@ -356,7 +356,7 @@ class Stage(ABC):
         """The thread or task that asks."""
 
     @abstractmethod
-    async def breathe(self) -> None:
+    async def breathe(self, times: int = 1) -> None:
         """Let the others do what they can do without any time passing."""
 
     async def step(self) -> None:
@@ -372,8 +372,8 @@ class Stage(ABC):
         return _real_now()
 
     async def _look_away(self, looks: int) -> None:
-        """Between two looks at a condition; so many were in vain."""
-        await self.breathe()
+        """Between two looks at a condition; so many were in vain. Whoever looks keeps others from their work."""
+        await self.breathe(min(10, 1 + looks // 10))
 
     def _started(self) -> set[threading.Thread]:
         """The threads that this story has started, of the library's and of its actors, and that have not ended."""

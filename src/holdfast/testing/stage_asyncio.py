@@ -70,15 +70,15 @@ class AsyncioStage(Stage):
     def _here(self) -> asyncio.Task[Any] | None:
         return asyncio.current_task()
 
-    async def breathe(self) -> None:
-        await asyncio.sleep(BLINK)
+    async def breathe(self, times: int = 1) -> None:
+        await asyncio.sleep(BLINK * times)
 
     async def step(self) -> None:
         await asyncio.sleep(0)
 
     async def _look_away(self, looks: int) -> None:
         """Most of what a story waits for is done by its own loop, at once."""
-        await (self.step() if looks <= AT_ONCE else self.breathe())
+        await (self.step() if looks <= AT_ONCE else super()._look_away(looks - AT_ONCE))
 
     async def for_ever(self) -> None:
         await asyncio.Event().wait()

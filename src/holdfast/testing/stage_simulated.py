@@ -99,8 +99,8 @@ class SimulatedStage(Stage):
     def _under_way(self) -> int:
         return sum(store.under_way for store in self._stores)
 
-    async def breathe(self) -> None:
-        await nap(self.simulation, BREATH)
+    async def breathe(self, times: int = 1) -> None:
+        await nap(self.simulation, BREATH * times)
 
     async def step(self) -> None:
         await nap(self.simulation, self.simulation.random.expovariate(1000.0))

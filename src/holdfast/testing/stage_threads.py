@@ -87,8 +87,8 @@ class ThreadStage(Stage):
     def _here(self) -> threading.Thread:
         return threading.current_thread()
 
-    async def breathe(self) -> None:
-        _sleep(BLINK)
+    async def breathe(self, times: int = 1) -> None:
+        _sleep(BLINK * times)
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:
