@@ -30,6 +30,7 @@ from tests.servers.server import HOST, Server
 
 import holdfast
 from bench.harness import Finding, Setting, quartiles
+from holdfast._worlds.asyncio_ import background_tasks
 
 LEASES = 10_000
 TTL = 30.0  # what the bound is stated for
@@ -194,7 +195,7 @@ async def _hold_in_asyncio(job: _Job, out: Connection) -> dict[str, Any]:
         watch, own = _Watch(job), asyncio.current_task()
         await asyncio.sleep(watch.begin(out))
         while watch.goes_on():
-            watch.see(task.get_name() for task in asyncio.all_tasks() if task is not own)
+            watch.see(task.get_name() for task in asyncio.all_tasks() | background_tasks() if task is not own)
             await asyncio.sleep(0.05)
         facts |= watch.facts()
         facts["lost"] = _lost([lease for _, lease in taken], len(await locks.list("lease:")))

@@ -13,6 +13,7 @@ import redis
 import holdfast
 from holdfast import BackendUnavailable, Diagnosis, Unsupported
 from holdfast._clients import RedisClient, UrlOrClient
+from holdfast._worlds.asyncio_ import background_tasks
 from holdfast.drivers.redis_quorum_asyncio import _NodeLine
 from holdfast.drivers.redis_quorum_members import Member
 from tests.adversity.redlock_servers import Quorum
@@ -294,7 +295,7 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
         await locks.close()
         with pytest.raises(holdfast.LockError):
             await asking
-        assert {task for task in asyncio.all_tasks() if task.get_name() == "holdfast-node"} <= making
+        assert {task for task in background_tasks() if task.get_name() == "holdfast-node"} <= making
 
     monkeypatch.setattr(_NodeLine, "connect", stubborn)
     asyncio.run(use())

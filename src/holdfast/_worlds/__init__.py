@@ -58,6 +58,10 @@ class World(Protocol):
         """A random number in [0, 1)."""
         ...
 
+    def arrive(self) -> None:
+        """Whoever runs uses it here. Raises RuntimeError if it belongs elsewhere."""
+        ...
+
     def signal(self) -> Signal: ...
 
     def guard(self, owner: object) -> Guard:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from holdfast._reentry import nothing
 from holdfast._time import boot_now
@@ -75,6 +77,48 @@ def call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
         return
 
 
+_background: WeakSet[asyncio.Task[Any]] = WeakSet()
+
+
+def background_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """A task of the library's own, which nobody else can cancel: holders rely on it.
+
+    `asyncio.all_tasks` does not name it. A program that ends in good order cancels and awaits all tasks that are named
+    there while some of them still hold locks, and `asyncio.run` does the same. When the loop is closed it is dropped.
+    """
+    task = asyncio.Task(work, loop=loop, name=name, context=Context())
+    asyncio._unregister_task(task)  # documented for libraries that extend asyncio
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop that is closed says nothing about it
+    _background.add(task)
+    return task
+
+
+def background_tasks() -> set[asyncio.Task[Any]]:
+    """Those of the running loop that are not done, as `asyncio.all_tasks` would name them."""
+    loop = asyncio.get_running_loop()
+    return {task for task in list(_background) if task.get_loop() is loop and not task.done()}
+
+
+async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[str], Exception]) -> T:
+    """What it makes, for one of those that need it: whoever stops waiting does not stop it.
+
+    Raises what `failed` says about a task that takes too long, or that was cut short: libraries make tasks of their
+    own for what it does, and a program that cancels all tasks cancels those too.
+    """
+    await asyncio.wait({task}, timeout=within)
+    if not task.done():
+        raise failed("no answer in time")
+    if task.cancelled():
+        raise failed("connecting was cancelled")
+    return task.result()
+
+
+def seen(task: asyncio.Task[Any]) -> None:
+    """Whoever waited for it has heard of its failure, or did not want to wait."""
+    if not task.cancelled():
+        task.exception()
+
+
 class AsyncioGuard:
     """Cancels the body the way `asyncio.timeout` does: told apart from every other cancellation."""
 
@@ -117,18 +161,29 @@ class AsyncioWorld:
         self.now = clock.now if clock is not None else boot_now
         self.real_time = clock is None
         self.chance = random.random
-        self._loop: asyncio.AbstractEventLoop | None = None  # the first one that it is used in
+        self._loop: asyncio.AbstractEventLoop | None = None  # the first one that it is used in, until that is closed
+        self.on_new_loop: Callable[[], None] = nothing  # called in the next one
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself only keeps weak references
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop it lives in. Raises RuntimeError when used from another one."""
         running = asyncio.get_running_loop()
-        if self._loop is None or self._loop.is_closed():
+        home = self._loop
+        if home is None:
             self._loop = running
-        elif self._loop is not running:
-            raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
-        return self._loop
+        elif home is not running:
+            if not home.is_closed():
+                raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+            self._loop = running
+            self._tasks = set()  # none of them goes on
+            self.on_new_loop()
+        return running
+
+    def arrive(self) -> None:
+        running = asyncio._get_running_loop()
+        if running is not self._loop and running is not None:  # none runs in a thread that does what was put off
+            self.loop  # noqa: B018  (it is moved, or refused)
 
     def signal(self) -> AsyncioSignal:
         return AsyncioSignal(self.loop, self._clock)
@@ -155,7 +210,7 @@ class AsyncioWorld:
             raise
 
     def _start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = loop.create_task(work, name=name)
+        task = background_task(loop, work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -164,7 +219,7 @@ class AsyncioWorld:
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            task = self.loop.create_task(work)
+            task = background_task(self.loop, work, "holdfast-shielded")
         except RuntimeError:  # used from another loop
             work.close()
             raise

@@ -91,6 +91,9 @@ class ThreadWorld:
         self.chance = random.random
         self._owner = _Owner()
 
+    def arrive(self) -> None:
+        """Threads share it."""
+
     def signal(self) -> ThreadSignal:
         return ThreadSignal(self._clock)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
+from holdfast._worlds.asyncio_ import background_task
 from holdfast.drivers.postgres_advisory import IDLE, MOST
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken
@@ -132,7 +133,7 @@ class AsyncioSessions:
             return line
         loop = self._belong_here()
         if self._dialling is None:
-            self._dialling = loop.create_task(self._dial(max(within, _DIAL)), name="holdfast-dial")
+            self._dialling = background_task(loop, self._dial(max(within, _DIAL)), "holdfast-dial")
             self._dialling.add_done_callback(self._dialled)
         try:
             async with asyncio.timeout(within):
@@ -190,6 +191,7 @@ class AsyncioSessions:
 
     async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
         assert isinstance(line, _Line)
+        self._belong_here()
         if not line.alive:
             raise unavailable(self.place.name, "ended the session")
         answered: asyncio.Future[None] = line.loop.create_future()

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
+from holdfast._worlds.asyncio_ import background_task, seen
 from holdfast.drivers.postgres_jobs import (
     LANES,
     LAST,
@@ -171,7 +172,7 @@ class AsyncioPostgres:
         stuck = sum(line.since + STUCK <= loop.time() for line in self._busy)
         if len(self._busy) + len(self._idle) + len(self._dialling) < LANES + min(SPARE, stuck):
             until = self._waiting[-1].until if self._waiting else 0.0
-            task = loop.create_task(self._dial(until - loop.time()))
+            task = background_task(loop, self._dial(until - loop.time()), "holdfast-dial")
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
         if self._looks is None and self._busy:
@@ -302,8 +303,8 @@ class AsyncioPostgres:
         loop = self._begin()
         if not self.wakes.address and loop.time() >= self._listens_at:
             if self._listening is None or self._listening.done():
-                self._listening = loop.create_task(self._listen(max(within, _DIAL)))
-                self._listening.add_done_callback(_seen)
+                self._listening = background_task(loop, self._listen(max(within, _DIAL)), "holdfast-listen")
+                self._listening.add_done_callback(seen)
             try:
                 await self._listens(self._listening, min(LISTENS, within / 2))
             except BackendUnavailable as error:
@@ -402,9 +403,3 @@ class AsyncioPostgres:
 
 def _readable(number: int) -> Waiting:
     yield number, "r"
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Whoever waited for it has heard of its failure, or did not want to wait."""
-    if not task.cancelled():
-        task.exception()

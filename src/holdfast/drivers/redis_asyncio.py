@@ -19,6 +19,7 @@ import hiredis
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
+from holdfast._worlds.asyncio_ import background_task, seen, wait_for_task
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_wire import (
@@ -239,19 +240,9 @@ class _Shared:
     async def made(self, within: float) -> None:
         """Raises BackendUnavailable."""
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._make(max(within, _DIAL)))
-            self._task.add_done_callback(_seen)
-        try:
-            async with asyncio.timeout(within):
-                await asyncio.shield(self._task)
-        except TimeoutError as error:
-            raise no_connection(self._url, "no answer in time") from error
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    """Whoever waited for it has heard of its failure, or did not want to wait."""
-    if not task.cancelled():
-        task.exception()
+            self._task = background_task(asyncio.get_running_loop(), self._make(max(within, _DIAL)), "holdfast-connect")
+            self._task.add_done_callback(seen)
+        await wait_for_task(self._task, within, partial(no_connection, self._url))
 
 
 class _WakeLine(_Line):

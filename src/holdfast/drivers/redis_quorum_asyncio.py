@@ -16,6 +16,7 @@ from typing import Any
 from holdfast._model import Claim, Health
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
+from holdfast._worlds.asyncio_ import background_task
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_asyncio import _GONE, _Line, _WakeLine
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
@@ -264,7 +265,7 @@ class AsyncioCrew:
         """The task that makes it; none while it is in vain, or if all is closed: a round may go on for a while then."""
         member, task = self.members[node], self._making.get((what, node))
         if task is None and not self._closed and (not member.absent or member.is_due()):
-            task = self._making[what, node] = asyncio.get_running_loop().create_task(make(node), name="holdfast-node")
+            task = self._making[what, node] = background_task(asyncio.get_running_loop(), make(node), "holdfast-node")
             task.add_done_callback(partial(self._made, what, node))
         return task
 

@@ -62,6 +62,8 @@ async def _ask_and_tell(
 
 
 async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
+    if not engine.world.blocking:
+        engine.world.arrive()
     started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
     give_up_at = FOREVER if wait is None else asked_at + wait
     enqueue = wait != 0

@@ -69,11 +69,24 @@ class Engine:
         self.finish: Callable[[Engine], None] | None = None  # see `process`
         if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
             backend.on_loss = self._hear_of_loss
+        if hasattr(world, "on_new_loop"):
+            world.on_new_loop = self._begin_again
         _living.add(self)
         start_put_off()
 
     def _hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
         self.keeper.hear_of_loss(ended, reason)  # of now: a fork has another
+
+    def _begin_again(self) -> None:
+        """The event loop was closed with all that ran in it, and this is used in another one now."""
+        waited, unfinished = list(self.waiting.values()), list(self.unfinished.values())
+        self.waiting.clear()
+        self.outage.begin_again()
+        self.keeper.begin_again()
+        for claim in waited:
+            self.behind(self.abandon, claim)
+        for claim in unfinished:
+            self._finish_behind(claim)
 
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
@@ -151,6 +164,7 @@ class Engine:
         self.unfinished.pop(claim.id, None)
 
     async def extend(self, lease: Lease, ttl: float) -> None:
+        self.world.arrive()
         asked_at = self.now()
 
         def ask(within: float) -> Awaitable[Sequence[bool | None]]:
@@ -170,6 +184,7 @@ class Engine:
 
     async def downgrade(self, lease: Lease) -> None:
         """Share it from now on, with nobody else in between."""
+        self.world.arrive()
         if self.backend.capabilities.instant:
             await self._downgrade(lease)
         else:
@@ -199,6 +214,8 @@ class Engine:
 
     async def release(self, lease: Lease, heir: str = "") -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched."""
+        if not self.world.blocking:
+            self.world.arrive()
         self.keeper.notice(lease)
         if lease._request.reentrant:
             self.let_go(lease)

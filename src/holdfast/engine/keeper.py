@@ -175,9 +175,43 @@ class Keeper:
                     if self._fresh or self._engine.outage.unanswered:
                         self._wake()  # it came while the loop ended, and counted on it
                     return
-        except BaseException:
+        except Exception as error:
             self._end_loop()
+            self._give_up(error)
             raise
+        except BaseException as error:  # an interrupt that fell into it: another goes on
+            self._end_loop()
+            if error.__class__ is not GeneratorExit:  # else its event loop is gone, see `begin_again`
+                self._go_on()
+            raise
+
+    def _go_on(self) -> None:
+        """In another loop. Raises RuntimeError if none can be started."""
+        with self._engine.mutex:
+            self._fresh.update(self.leases)
+        if self.leases and not self._closed:
+            self._wake()
+
+    def _give_up(self, error: Exception) -> None:
+        """It cannot be renewed any more: whoever holds something learns it now, and not when its time is up."""
+        for lease in list(self.leases.values()):
+            self.lose(lease, "deadline", f"renewing failed: {type(error).__name__}: {error}")
+
+    def begin_again(self) -> None:
+        """In a new event loop, after the old one was closed with all that ran in it: what is held is kept from there.
+
+        A body that ran in the old one never goes on, so what it held is lost.
+        """
+        with self._engine.mutex:
+            self._end_loop()
+            self._heap.clear()
+            self._due, self._unanswered, self._renewers = [], [], 0
+            self._telling = False
+        for lease in list(self.leases.values()):
+            lease._renewing = False
+            if lease._guard is not None:
+                self.lose(lease, "deadline", "the event loop that its body ran in was closed")
+        self._go_on()
 
     def _first_in_heap(self) -> float:
         return self._heap[0][0] if self._heap else NEVER

@@ -54,6 +54,12 @@ class Outage:
         self._untold: deque[Event] = deque()  # what is told in the background
         self._telling = False  # from when that is spawned until all is told
 
+    def begin_again(self) -> None:
+        """In a new event loop: nobody waits for what was asked in the old one, and nobody tells of it there."""
+        self.unanswered.clear()
+        with self._engine.mutex:
+            self._telling = False
+
     # Requests that are not answered
 
     def sent(self, request: object, asked_at: float, until: float | None) -> None:

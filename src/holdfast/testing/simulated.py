@@ -315,6 +315,9 @@ class SimulatedWorld:
     def guard(self, owner: object) -> SimulatedGuard:
         return SimulatedGuard(owner)
 
+    def arrive(self) -> None:
+        """Whoever runs is one of its tasks."""
+
     def owner(self) -> object:
         return self.simulation.running
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import holdfast
 from holdfast import aio
+from holdfast._worlds.asyncio_ import background_tasks
 from holdfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class AsyncioStage(Stage):
         return asyncio.run(work)
 
     def _at_work(self, name: str = "") -> int:
-        return sum(name in ("", task.get_name()) for task in asyncio.all_tasks())
+        return sum(name in ("", task.get_name()) for task in asyncio.all_tasks() | background_tasks())
 
     def _here(self) -> asyncio.Task[Any] | None:
         return asyncio.current_task()

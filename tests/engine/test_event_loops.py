@@ -1,0 +1,313 @@
+"""Nothing outside stops the renewal of what asyncio holds: not who cancels all tasks, not who closes the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+
+import holdfast.aio
+from holdfast import LeaseLost, LockInfo
+from holdfast._worlds.asyncio_ import background_tasks
+from holdfast.aio import AsyncLease, AsyncLocks
+from holdfast.testing.clock import FakeClock
+from tests.contract.backends import BACKENDS
+from tests.renewals import renew_async
+from tests.servers.waiting import until_async
+
+F = TypeVar("F", bound=Callable[..., None])
+
+HOUR = 3600
+ROWS = {row.name: row for row in BACKENDS if row.name not in ("redis6", "redlock5")}
+
+
+@pytest.fixture(
+    params=[name if name in ("memory", "sqlite") else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
+)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return ROWS[request.param].url(tmp_path)
+
+
+@contextlib.contextmanager
+def loop_that_is_just_closed() -> Iterator[asyncio.AbstractEventLoop]:
+    """As old code and some servers do it: what still runs in it is neither cancelled nor awaited."""
+    loop = asyncio.new_event_loop()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+async def take(locks: AsyncLocks, name: str, **options: Any) -> AsyncLease:
+    lease = await locks.lock(name, ttl=HOUR, **options).acquire()
+    assert lease is not None
+    return lease
+
+
+async def cancel_all_others() -> None:
+    """What a program does that ends in good order."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+# All tasks are cancelled
+
+
+def test_what_is_held_is_renewed_after_all_tasks_were_cancelled() -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"memory://{uuid4().hex}", clock=clock) as locks:
+            lease = await locks.lock("x", ttl=30).acquire()
+            assert lease is not None
+            for _ in range(20):
+                await cancel_all_others()
+                await until_async(lambda: clock.next_alarm is not None, "the keeper to sleep")
+                clock.advance(10)
+                await until_async(lambda: lease._deadline >= clock.now() + 30, "a renewal")
+            assert lease.held
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_for_all_tasks_to_end_does_not_wait_for_ours(url: str) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            lease = await take(locks, "x")
+            waiting = asyncio.create_task(take(locks, "x"))
+            await until_async(lambda: _waits(locks), "one to wait")
+            await cancel_all_others()
+            assert waiting.cancelled()
+            await renew_async(lease)
+            assert await lease.release()
+            assert (await locks.inspect("x")) == LockInfo("x")
+
+    asyncio.run(main())
+
+
+async def _waits(locks: AsyncLocks) -> bool:
+    return (await locks.inspect("x")).waiters > 0
+
+
+def test_a_request_goes_on_while_all_other_tasks_are_cancelled(url: str) -> None:
+    """Connections are made by tasks of our own."""
+
+    async def main(steps: int) -> bool:
+        async with holdfast.aio.connect(url) as locks:
+            asking = asyncio.create_task(take(locks, "x"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            done = asking.done()
+            for task in asyncio.all_tasks() - {asyncio.current_task(), asking}:
+                task.cancel()
+            lease = await asking
+            assert lease.held
+            await lease.release()
+            return done
+
+    for steps in itertools.count():
+        if asyncio.run(main(steps)):
+            break
+
+
+def test_an_interrupt_that_falls_into_the_keeper_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `asyncio.run` it is raised in whichever task runs."""
+    with loop_that_is_just_closed() as loop:
+        locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+        lease = loop.run_until_complete(take(locks, "x"))
+        engine = locks._logic.engine
+        look = engine.keeper._look
+
+        def interrupted(now: float) -> None:
+            monkeypatch.setattr(engine.keeper, "_look", look)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine.keeper, "_look", interrupted)
+        engine.keeper.poke()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(never())
+        assert engine.keeper._signal is not None, "another goes on"
+        loop.run_until_complete(renew_async(lease))
+        loop.run_until_complete(locks.close())
+
+
+def test_a_keeper_that_fails_tells_every_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+            lease = await take(locks, "x", on_lost=lambda lease: told.append(lease.name))
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+
+            def fails(now: float) -> None:
+                raise ZeroDivisionError("a mistake of ours")
+
+            monkeypatch.setattr(locks._logic.engine.keeper, "_look", fails)
+            locks._logic.engine.keeper.poke()
+            await until_async(lambda: told)
+            with pytest.raises(LeaseLost, match="renewing failed: ZeroDivisionError: a mistake of ours"):
+                lease.check()
+
+    asyncio.run(main())
+    assert told == ["x"]
+
+
+# The loop is closed
+
+
+@pytest.fixture
+def connections_may_be_left_open() -> Iterator[None]:
+    """Whoever closes a loop before its locks hears of that from Python, and rightly."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def just_closed(test: F) -> F:
+    ignored = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+    marked: F = pytest.mark.usefixtures("connections_may_be_left_open")(pytest.mark.filterwarnings(*ignored)(test))
+    return marked
+
+
+@just_closed
+def test_what_was_held_when_the_loop_was_closed_is_renewed_in_the_next_one(url: str) -> None:
+    locks = holdfast.aio.connect(url)
+    with loop_that_is_just_closed() as loop:
+        lease = loop.run_until_complete(take(locks, "x"))
+
+    async def main() -> None:
+        other = await take(locks, "y")
+        await renew_async(other)
+        if lease.lost:  # it ended with the connection that the loop had
+            assert "advisory" in url
+        else:
+            await renew_async(lease)
+            assert await lease.release()
+        await locks.close()
+
+    asyncio.run(main())
+
+
+@just_closed
+def test_leases_of_every_next_loop_are_renewed(url: str) -> None:
+    locks = holdfast.aio.connect(url)
+    for number in range(3):
+        with loop_that_is_just_closed() as loop:
+            lease = loop.run_until_complete(take(locks, f"x{number}"))
+            loop.run_until_complete(renew_async(lease))
+    asyncio.run(locks.close())
+
+
+@pytest.mark.parametrize("first", ["extend", "release", "acquire"])
+def test_whatever_is_asked_first_in_the_next_loop_what_is_held_is_renewed(first: str) -> None:
+    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    with loop_that_is_just_closed() as loop:
+        leases = [loop.run_until_complete(take(locks, name)) for name in "xy"]
+
+    async def main() -> None:
+        if first == "acquire":
+            await take(locks, "z")
+        else:
+            await getattr(leases[1], first)()
+        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        await renew_async(leases[0])
+        await locks.close()
+
+    asyncio.run(main())
+
+
+@just_closed
+def test_a_body_whose_loop_was_closed_has_lost_its_lock(url: str) -> None:
+    """It never goes on, so nothing would ever release it."""
+    lost: list[str] = []
+    locks = holdfast.aio.connect(url)
+    entered: list[AsyncLease] = []
+
+    async def hold() -> None:
+        async with locks.lock("x", ttl=HOUR, on_lost=lambda lease: lost.append(lease.name)) as lease:
+            entered.append(lease)
+            await never()
+
+    async def enter() -> asyncio.Task[None]:
+        holding = asyncio.create_task(hold())
+        await until_async(lambda: entered)
+        return holding
+
+    with loop_that_is_just_closed() as loop:
+        holding = loop.run_until_complete(enter())
+        holding._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        assert await locks.lock("y").acquire()
+        await until_async(lambda: lost == ["x"])
+        with pytest.raises(LeaseLost):
+            entered[0].check()
+        await locks.close()
+
+    asyncio.run(main())
+
+
+@just_closed
+def test_who_waited_in_a_loop_that_was_closed_leaves_the_line(url: str) -> None:
+    async def wait() -> asyncio.Task[AsyncLease]:
+        waiting = asyncio.create_task(take(locks, "x", wait=HOUR))
+        await until_async(lambda: _waits(locks), "one to wait")
+        return waiting
+
+    with holdfast.connect(url) as others:
+        others.lock("x", ttl=HOUR).acquire()
+        locks = holdfast.aio.connect(url)
+        with loop_that_is_just_closed() as loop:
+            waiting = loop.run_until_complete(wait())
+            waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+
+        async def main() -> None:
+            assert await locks.lock("y").acquire()
+            await until_async(lambda: not others.inspect("x").waiters, "the line to be empty")
+            await locks.close()
+
+        asyncio.run(main())
+
+
+def test_a_loop_that_is_closed_does_not_complain_of_our_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    async def use() -> None:
+        locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+        lease = await take(locks, "x")
+        await lease.release()
+        assert background_tasks()
+
+    with loop_that_is_just_closed() as loop:
+        loop.run_until_complete(use())
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: str) -> None:
+    async def use(locks: AsyncLocks, lease: AsyncLease) -> None:
+        for ask in (locks.lock("y").acquire, lease.extend, lease.release):
+            with pytest.raises(RuntimeError, match="another event loop"):
+                await ask()
+
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            lease = await take(locks, "x")
+            await asyncio.to_thread(asyncio.run, use(locks, lease))
+            assert lease.held
+            assert not (await locks.inspect("y")).locked
+
+    asyncio.run(main())
