@@ -236,7 +236,10 @@ class Locks:
         return drive(self._logic.doctor())
 
     def close(self) -> None:
-        """Release what is still held, best effort, and let go of connections."""
+        """Release what is still held, best effort, and let go of connections.
+
+        A body that still runs under a lock loses it, and is told so as of any other loss.
+        """
         drive(self._logic.close(), self._logic.engine, nothing)
 
     def __enter__(self) -> Locks:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ import holdfast
 from holdfast._model import Busy, Claim, Grant
 from holdfast._reentry import outside
 from holdfast.engine import core
-from holdfast.errors import LockError
+from holdfast.errors import LeaseLost, LockError, NotHeld
+from holdfast.sync import Locks
 from holdfast.testing import FakeClock
 from tests.servers.waiting import join, until
 
@@ -96,3 +98,59 @@ def test_locks_that_are_closed_or_dropped_are_forgotten(close: bool) -> None:
         del locks, engine
         gc.collect()
         assert gone() is None
+
+
+# Closing in the moment of a grant, while another thread is about to enter
+
+
+def _closing_at(what: Any, verb: str, locks: Locks, monkeypatch: pytest.MonkeyPatch, *, after: bool = False) -> None:
+    """Another thread closes the locks before, or after, this call of the verb."""
+    do = getattr(what, verb)
+
+    def close_and_do(*args: Any) -> Any:
+        answer = do(*args) if after else None
+        thread = threading.Thread(target=locks.close)
+        thread.start()
+        join(thread)
+        return answer if after else do(*args)
+
+    monkeypatch.setattr(what, verb, close_and_do)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_what_is_granted_while_its_locks_close_is_given_back(
+    url: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.connect(url) as others:
+        locks = holdfast.connect(url)
+        _closing_at(locks._logic.engine.keeper, "keep", locks, monkeypatch, after=after)
+        with pytest.raises(LockError, match="closed"):
+            locks.lock("x", ttl=3600).acquire()
+        assert not others.inspect("x").locked
+
+
+def test_a_body_that_begins_while_its_locks_close_learns_that_it_has_no_lock(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    with holdfast.connect(url) as others:
+        locks = holdfast.connect(url)
+        _closing_at(locks._logic.engine.world, "guard", locks, monkeypatch)
+        with (
+            pytest.raises(LeaseLost, match="its Locks was closed"),
+            locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)),
+        ):
+            assert not others.inspect("x").locked
+    assert told == ["x"]
+
+
+def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str) -> None:
+    told: list[str] = []
+    locks = holdfast.connect(url)
+    lease = locks.lock("x", on_lost=lambda lease: told.append(lease.name)).acquire()
+    assert lease is not None
+    locks.close()
+    assert not lease.lost
+    assert told == []
+    with pytest.raises(NotHeld):
+        lease.check()

@@ -52,5 +52,7 @@ def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> No
     with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
         for held in list(engine.keeper.leases.values()):
             drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
+        for claim in [*engine.waiting.values(), *engine.unfinished.values()]:
+            drive(twin.abandon(claim, within=1.0))
     drive(twin.close())
     engine.closed = True  # whoever is dropped after this held nothing

@@ -73,8 +73,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     answer: Grant | Busy | None = None  # the last one
     outage = engine.outage if engine.outage.watches else None
     try:
-        if enqueue:
-            engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue
+        engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
         while True:
             if engine.closed:
                 engine.must_be_open()
@@ -90,7 +89,6 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 if failures:
                     engine.outage.over()
                 if isinstance(answer, Grant):
-                    engine.waiting.pop(claim.id, None)
                     lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
                     adopt(lease)
                     return lease
@@ -154,8 +152,6 @@ async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:
 
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
     lease = engine.lease_type(engine, request, claim, grant, asked_at, waited)
-    if engine.closed:
-        engine.must_be_open()  # closed while the request was under way: nobody would keep it
     if engine.now() >= lease._deadline:
         took = say(engine.now() - asked_at)
         raise BackendUnavailable(
@@ -164,4 +160,6 @@ def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked
             name=claim.terms.name,
         )
     engine.keeper.keep(lease)
+    if engine.closed:  # while the request was under way: nobody would renew it. Looked at last, see `close`
+        engine.must_be_open()
     return lease

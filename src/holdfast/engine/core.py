@@ -34,6 +34,7 @@ T = TypeVar("T")
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process that are not closed
 
 BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
+TELL_WITHIN = 1.0  # seconds that `close` gives callbacks which tell of losses: whoever ends afterwards ends them too
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
 
@@ -59,7 +60,7 @@ class Engine:
         self.keeper = Keeper(self)
         self.outage = Outage(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
-        self.waiting: dict[str, Claim] = {}  # by id: those that stand in a queue, or may soon
+        self.waiting: dict[str, Claim] = {}  # by id: those that were asked for, and of which no lease has come yet
         self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
@@ -361,26 +362,39 @@ class Engine:
 
     # The end
 
+    @property
+    def leaves_something(self) -> bool:
+        """If it is not closed, something stays in the store until its time is up."""
+        return not self.closed and bool(self.keeper.leases or self.waiting or self.unfinished)
+
     async def close(self, within: float | None = None) -> None:
         """Release what is still held, best effort and within that time, and let go of everything.
 
-        Cut short by a cancellation, it can be called again.
+        A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
         """
-        self.closed = True
+        self.closed = True  # whoever is granted something from here on gives it back, or is found below
         self.keeper.close()
         until = self.now() + (self.patience if within is None else within)
         for lease in list(self.keeper.leases.values()):
             lease._depth = 1
             self.patience = max(0.02, until - self.now())
             with suppress(BackendUnavailable):  # told as an event; its ttl ends it
-                await self.release(lease)
-        for claim in list(self.waiting.values()):  # whoever waits learns of the end only when it looks up
+                in_use = lease._guard is not None or lease._owner is None  # or about to be
+                await (self._take_away(lease) if in_use else self.release(lease))
+        for claim in list(self.waiting.values()):  # whoever asks learns of the end only when it hears of an answer
             await self.abandon(claim, within=max(0.02, until - self.now()))
         for claim in list(self.unfinished.values()):
             with suppress(BackendUnavailable):
                 await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
+        await self.keeper.tell_all(TELL_WITHIN)
         await self.backend.close()
         _living.discard(self)
+
+    async def _take_away(self, lease: Lease) -> None:
+        """From under a body that still runs."""
+        linger = self.linger(lease)
+        self.keeper.lose(lease, "denied", "its Locks was closed")
+        await self.backend.release(lease._claim, linger=linger, within=self.patience)
 
     def after_fork(self) -> None:
         """In the child: the leases are the parent's, and so is every connection and thread."""

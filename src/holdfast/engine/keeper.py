@@ -63,6 +63,8 @@ class Keeper:
         self._asked_at = 0.0  # when one of them last sent a request
         self._lost: list[Lease] = []  # those whose `on_lost` is to be called
         self._telling = False  # somebody does that
+        self._teller: object = None  # who
+        self._all_told: Signal | None = None  # of whoever waits for that to be done
         self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
         self._closed = False
 
@@ -408,12 +410,23 @@ class Keeper:
             if not isinstance(error, RuntimeError):
                 raise  # no thread to be had just now is no reason to end the loop: it tries again at its next turn
 
+    async def tell_all(self, within: float) -> None:
+        """Until everybody who has lost something was told, or that time has passed. In such a callback, at once."""
+        with self._engine.mutex:
+            if not self._telling or self._teller is self._engine.world.owner():
+                return
+            signal = self._all_told = self._engine.world.signal()
+        await signal.wait(within)
+
     async def _tell_lost(self) -> None:
         """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""
+        self._teller = self._engine.world.owner()
         while True:
             with self._engine.mutex:
                 if not self._lost:
                     self._telling = False
+                    if self._all_told is not None:
+                        self._all_told.set()
                     return
                 lease = self._lost.pop(0)
             on_lost = lease._request.on_lost

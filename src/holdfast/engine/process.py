@@ -14,7 +14,7 @@ from holdfast.engine.core import Engine, all_living
 
 
 def adopt(engine: Engine, finish: Callable[[Engine], None]) -> None:
-    """Look after the engine at a fork; call `finish` with it if the interpreter ends while it holds leases."""
+    """Look after the engine at a fork; call `finish` with it if the interpreter ends while it holds or waits."""
     engine.finish = finish
 
 
@@ -40,7 +40,7 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     for engine in _adopted():
-        if engine.finish is not None and engine.keeper.leases and not engine.closed:
+        if engine.finish is not None and engine.leaves_something:
             engine.finish(engine)
 
 

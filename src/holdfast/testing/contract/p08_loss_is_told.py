@@ -46,6 +46,74 @@ class LossIsTold(Promise, about="engine"):
         assert [lost.claim_id for lost in told] == [lease.claim_id]
         assert told[0].lost
 
+    @about("store")
+    async def test_closing_takes_the_lock_from_a_running_body_and_tells_it(self, stage: Stage) -> None:
+        told: list[Any] = []
+        locks, others = stage.locks(), stage.locks()
+
+        async def body() -> str:
+            try:
+                async with locks.lock("watch", ttl=30, on_lost=told.append):
+                    inside.append(True)
+                    await stage.until(lambda: closed, "the end of its locks")
+            except LeaseLost as lost:
+                return lost.reason
+            return "not lost"
+
+        inside: list[bool] = []
+        closed: list[bool] = []
+        actor = stage.start(body())
+        await stage.until(lambda: inside, "the body to begin")
+        await locks.close()
+        assert [lost.name for lost in told] == ["watch"], "told before it is closed"
+        assert (await others.lock("watch", wait=0).take()).held
+        closed.append(True)
+        assert await actor.result() == "its Locks was closed"
+
+    async def test_closing_under_several_names_is_told_once(self, stage: Stage) -> None:
+        told: list[Any] = []
+        locks = stage.locks()
+
+        async def body() -> str:
+            try:
+                async with locks.all("a", "b", ttl=30, on_lost=told.append):
+                    inside.append(True)
+                    await stage.until(lambda: closed, "the end of its locks")
+            except LeaseLost as lost:
+                return lost.reason
+            return "not lost"
+
+        inside: list[bool] = []
+        closed: list[bool] = []
+        actor = stage.start(body())
+        await stage.until(lambda: inside, "the body to begin")
+        await locks.close()
+        closed.append(True)
+        assert await actor.result() == "its Locks was closed"
+        assert len(told) == 1
+        assert await stage.is_free("a")
+        assert await stage.is_free("b")
+
+    async def test_a_callback_may_close_the_locks_that_it_tells_of(self, stage: Stage) -> None:
+        closed: list[bool] = []
+        locks = stage.locks()
+
+        def close(_: Any) -> Any:
+            if stage.world == "threads":
+                locks.raw.close()
+                closed.append(True)
+                return None
+            return _close()
+
+        async def _close() -> None:
+            await locks.close()
+            closed.append(True)
+
+        await locks.lock("watch", ttl=10, renew=False, on_lost=close).take()
+        await stage.asleep()
+        stage.clock.advance(10)
+        await stage.until(lambda: closed, "the callback to come back")
+
     async def test_on_lost_is_not_called_for_a_release(self, stage: Stage) -> None:
         told: list[Any] = []
         async with stage.locks().lock("watch", ttl=30, on_lost=told.append):

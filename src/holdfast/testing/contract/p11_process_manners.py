@@ -145,6 +145,17 @@ class ProcessManners(Promise, about="store"):
 
     @needs("processes")
     @on_the_real_clock
+    async def test_an_interpreter_that_ends_leaves_no_place_in_a_queue_behind(self, stage: Stage) -> None:
+        await stage.locks().lock("hall", ttl=600).take()
+        ended = _run(_WAIT_AND_END[stage.world], stage.url, stage.namespace)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "waits\n", "")
+        if self.capabilities.expires:
+            assert (await stage.info("hall")).waiters == 0
+        else:  # its server has yet to see that the connection has ended
+            await stage.queue("hall", 0)
+
+    @needs("processes")
+    @on_the_real_clock
     async def test_an_interpreter_that_ends_lets_go_of_what_it_held(self, stage: Stage) -> None:
         ended = _run(_HOLD_AND_END[stage.world], stage.url, stage.namespace)
         assert (ended.returncode, ended.stderr) == (0, "")
@@ -246,6 +257,34 @@ async def main():
     lease = await locks.lock("hall", ttl=600).acquire()
     print(lease.fence)
 asyncio.run(main())
+""",
+}
+
+
+_WAIT_AND_END = {
+    "threads": """
+import contextlib, sys, threading, holdfast
+locks = holdfast.connect(sys.argv[1], namespace=sys.argv[2])
+def wait():
+    with contextlib.suppress(holdfast.LockError):  # its locks are closed
+        locks.lock("hall", ttl=600).acquire()
+threading.Thread(target=wait, daemon=True).start()
+while not locks.inspect("hall").waiters:
+    pass
+print("waits")
+""",
+    "asyncio": """
+import sys, asyncio, holdfast.aio
+async def main():
+    global locks, waiting
+    locks = holdfast.aio.connect(sys.argv[1], namespace=sys.argv[2])
+    waiting = asyncio.create_task(locks.lock("hall", ttl=600).acquire())
+    waiting._log_destroy_pending = False
+    while not (await locks.inspect("hall")).waiters:
+        pass
+    print("waits")
+loop = asyncio.new_event_loop()
+loop.run_until_complete(main())
 """,
 }
 
