@@ -94,6 +94,18 @@ def test_ten_thousand_leases_cost_a_few_requests_and_little_time(stage: Stage) -
     assert 40 <= len(stage.backend.renewals) <= 80, "20 requests of 500, two or three times"
 
 
+def test_leases_that_were_released_do_not_stay_until_they_would_have_been_due(stage: Stage) -> None:
+    kept = [stage.take(f"kept{n}", ttl=86400) for n in range(50)]
+    for number in range(2000):
+        lease = stage.take(f"lock{number}", ttl=86400)
+        stage.pass_time(0.01)  # the keeper has seen it
+        stage.release(lease)
+    keeper = stage.engine.keeper
+    assert sum(len(group) for _, _, group in keeper._heap) == keeper._in_heap <= 2 * len(kept) + 110
+    stage.pass_time(86400 * 2)
+    assert all(lease.held for lease in kept)
+
+
 def test_a_lease_that_is_not_to_be_renewed_ends_at_its_deadline(stage: Stage) -> None:
     lease = stage.take(ttl=5, renew=False)
     stage.pass_time(4.9)

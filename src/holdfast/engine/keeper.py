@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 Held = tuple[str, int]  # a claim's id and its fence: the same claim may be granted again later
 NEVER: Final = float("inf")
+WATCHED: Final = ("held", "releasing")
 IDLE: Final = 10.0  # seconds without leases after which the loop ends
 HANGING: Final = 0.25  # seconds after which an unanswered renewal no longer holds up the others
+FORGOTTEN: Final = 100  # leases that are over and may stay in the heap, beside as many as are held
 EARLY_LOSSES: Final = 1000  # that are remembered for leases which may never come
 EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
@@ -53,6 +55,7 @@ class Keeper:
         # When to look at which; only the loop touches it. What is renewed together falls due together, so the heap
         # has an entry for each batch rather than for each lease.
         self._heap: list[tuple[float, int, list[Lease]]] = []
+        self._in_heap = 0  # leases there
         self._tiebreak = count()
         self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
         self._signal: Signal | None = None  # there is one while the loop runs, or is about to
@@ -206,7 +209,7 @@ class Keeper:
         """
         with self._engine.mutex:
             self._end_loop()
-            self._heap.clear()
+            self._forget_heap()
             self._due, self._unanswered, self._renewers = [], [], 0
             self._telling = False
         for lease in list(self.leases.values()):
@@ -215,6 +218,9 @@ class Keeper:
                 self.lose(lease, "deadline", "the event loop that its body ran in was closed")
         self._go_on()
 
+    def _forget_heap(self) -> None:
+        self._heap, self._in_heap = [], 0
+
     def _first_in_heap(self) -> float:
         return self._heap[0][0] if self._heap else NEVER
 
@@ -222,7 +228,7 @@ class Keeper:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
         with self._engine.mutex:
             if not self._fresh and not self._unanswered and not self._engine.outage.unanswered:
-                self._heap.clear()  # it may still name leases that were released long before they were due
+                self._forget_heap()  # it may still name leases that were released long before they were due
                 self._end_loop()
             return self._signal is None
 
@@ -236,6 +242,7 @@ class Keeper:
         self._look_at(fresh[::-1], now, due)
         while self._heap and self._is_time(*self._heap[0], now):
             look_at, _, group = heapq.heappop(self._heap)
+            self._in_heap -= len(group)
             # Those that were looked at since stand elsewhere in the heap.
             self._look_at([lease for lease in group if lease._look_at == look_at], now, due)
         size = self._engine.backend.capabilities.renew_batch
@@ -252,7 +259,7 @@ class Keeper:
         """Decide for each: over, due for renewal, or when to look again."""
         later: dict[float, list[Lease]] = {}
         for lease in leases:
-            if lease._state not in ("held", "releasing"):
+            if lease._state not in WATCHED:
                 continue
             if now >= lease._deadline:
                 self.notice(lease)
@@ -269,6 +276,19 @@ class Keeper:
             later.setdefault(look_at, []).append(lease)
         for look_at, group in later.items():
             heapq.heappush(self._heap, (look_at, next(self._tiebreak), group))
+            self._in_heap += len(group)
+        if self._in_heap > 2 * len(self.leases) + FORGOTTEN:
+            self._clear_out()
+
+    def _clear_out(self) -> None:
+        """Leases that were released long before they were due, or that stand elsewhere in the heap."""
+        kept = (
+            (look_at, number, [lease for lease in group if lease._look_at == look_at and lease._state in WATCHED])
+            for look_at, number, group in self._heap
+        )
+        self._heap = [entry for entry in kept if entry[2]]
+        heapq.heapify(self._heap)
+        self._in_heap = sum(len(group) for _, _, group in self._heap)
 
     def _watch_unanswered(self, now: float) -> float:
         """Notice deadlines that pass before a renewal is answered; the answer is when the next one does."""

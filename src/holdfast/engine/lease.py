@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from holdfast._model import SHARED, Claim, Grant, Mode, Terms
 from holdfast._reentry import drive, nothing
@@ -63,7 +63,16 @@ class Home(Protocol):
     def drop(self, lease: Lease) -> None: ...
 
 
-class Lease:
+class Unique:
+    """Whoever released a copy would release the original."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(f"{self!r} can be neither copied nor pickled; hand its fence to others, and keep the lease")
+
+
+class Lease(Unique):
     """One granted claim. `held` is computed from the clock, `lost` is remembered."""
 
     __slots__ = (

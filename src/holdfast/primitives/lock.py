@@ -20,6 +20,10 @@ from holdfast.errors import AcquireTimeout, LockError, NotHeld
 
 def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> float | None:
     """How long `acquire(blocking, timeout)` may wait, where `wait` is the lock's own."""
+    if blocking is not True and blocking is not False:  # 5 and "no" would wait for ever
+        raise ValueError(
+            f"acquire(blocking) must be True or False, not {blocking!r}; acquire(timeout=5) waits for 5 seconds"
+        )
     if not blocking:
         if timeout is not None and timeout != -1:
             raise ValueError("acquire(blocking=False) tries once, so a timeout makes no sense with it")

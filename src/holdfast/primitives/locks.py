@@ -70,7 +70,7 @@ class LocksLogic:
         for flag, value in (("renew", renew), ("reentrant", reentrant)):
             if not isinstance(value, bool):
                 raise ValueError(f"{flag} must be True or False, not {value!r}")
-        min_hold = length(min_hold, "min_hold", zero=True)
+        min_hold = length(min_hold, "min_hold", most=self.engine.backend.capabilities.max_ttl, zero=True)
         if min_hold:
             self.engine.must_be_able("min_hold: nothing expires there", self.engine.backend.capabilities.expires)
         return Request(

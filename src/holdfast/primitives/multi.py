@@ -18,7 +18,7 @@ from holdfast._time import FOREVER, Seconds, say
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
-from holdfast.engine.lease import Lease, Request
+from holdfast.engine.lease import Lease, Request, Unique
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
 from holdfast.primitives.lock import wait_for
 
@@ -45,7 +45,7 @@ class _OneGuard:
         return self._guard.close(exc_type)
 
 
-class MultiLease:
+class MultiLease(Unique):
     """One lease over several names. It is held while all of them are, and lost as soon as one is."""
 
     __slots__ = ("_engine", "_guard", "_home", "_leases", "_on_lost", "_owner")

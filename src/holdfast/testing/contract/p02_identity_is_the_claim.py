@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import pickle
 import uuid
 
 import pytest
@@ -79,6 +81,15 @@ class IdentityIsTheClaim(Promise, about="store"):
         assert lease.held
 
     @about("engine")
+    @pytest.mark.parametrize("several", [False, True])
+    async def test_a_lease_can_be_neither_copied_nor_pickled(self, stage: Stage, several: bool) -> None:
+        locks = stage.locks()
+        lease = await (locks.all("till", "drawer") if several else locks.lock("till")).take()
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="neither copied nor pickled"):
+                copied(lease.raw)
+        assert lease.held
+
     @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")

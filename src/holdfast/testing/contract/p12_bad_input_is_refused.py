@@ -69,6 +69,21 @@ class BadInputIsRefused(Promise, about="input"):
             locks.lock("door", min_hold=min_hold)
         _assert_nothing_sent(locks)
 
+    @pytest.mark.parametrize("min_hold", [timedelta.max, 1e12], ids=_name)
+    async def test_a_min_hold_that_would_never_end(self, stage: Stage, min_hold: Any) -> None:
+        locks = stage.locks()
+        with pytest.raises(ValueError, match="min_hold must be at most"):
+            locks.lock("door", min_hold=min_hold)
+        _assert_nothing_sent(locks)
+
+    @pytest.mark.parametrize("blocking", [5, 0, 1, "no", None, 0.5], ids=_name)
+    async def test_a_blocking_that_is_neither_true_nor_false(self, stage: Stage, blocking: Any) -> None:
+        locks = stage.locks()
+        for lock in (locks.lock("door"), locks.all("door", "gate")):
+            with pytest.raises(ValueError, match="blocking"):
+                await lock.acquire(blocking)
+        _assert_nothing_sent(locks)
+
     @pytest.mark.parametrize("timeout", [-2, -0.5, math.nan, True, "5"], ids=_name)
     async def test_a_timeout_that_is_none(self, stage: Stage, timeout: Any) -> None:
         locks = stage.locks()
