@@ -219,7 +219,8 @@ class Keeper:
         self._go_on()
 
     def _forget_heap(self) -> None:
-        self._heap, self._in_heap = [], 0
+        self._heap.clear()
+        self._in_heap = 0
 
     def _first_in_heap(self) -> float:
         return self._heap[0][0] if self._heap else NEVER
