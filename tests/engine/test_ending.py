@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,83 @@ def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str
     assert told == []
     with pytest.raises(NotHeld):
         lease.check()
+
+
+def test_a_body_that_has_entered_twice_is_told_too(url: str) -> None:
+    locks = holdfast.connect(url)
+    lock = locks.lock("x", reentrant=True)
+
+    def enter_twice_and_close() -> None:
+        with lock:
+            pass
+        close = threading.Thread(target=locks.close)
+        close.start()
+        join(close)
+
+    with pytest.raises(LeaseLost, match="its Locks was closed"), lock:
+        enter_twice_and_close()
+
+
+def test_what_a_manager_holds_is_released_by_closing_and_no_loss(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    manager = holdfast.DistributedLock(url)
+    assert manager.acquire("x")
+    manager.close()
+    assert [record.message for record in caplog.records if "lost" in record.message] == []
+
+
+class _Fails:
+    """The backend's release, which fails the first time."""
+
+    def __init__(self, release: Any) -> None:
+        self._release = release
+        self.failed = 0
+
+    async def __call__(self, claim: Claim, **options: Any) -> bool:
+        self.failed += 1
+        if self.failed == 1:
+            raise holdfast.BackendUnavailable("a moment's trouble")
+        return bool(await self._release(claim, **options))
+
+
+def test_a_release_that_fails_once_does_not_leave_what_was_taken_from_a_body(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.connect(url) as others:
+        locks = holdfast.connect(url)
+        backend = locks._logic.engine.backend
+        monkeypatch.setattr(backend, "release", _Fails(backend.release))
+        with pytest.raises(LeaseLost), locks.lock("x", ttl=3600):
+            locks.close()
+        assert not others.inspect("x").locked
+
+
+def test_every_body_is_told_before_anything_is_released(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = holdfast.connect(url)
+    backend, held_then = locks._logic.engine.backend, []
+    release = backend.release
+
+    async def look_and_release(claim: Claim, **options: Any) -> bool:
+        held_then.append([lease.held for lease in (first, second)])
+        return await release(claim, **options)
+
+    monkeypatch.setattr(backend, "release", look_and_release)
+    with pytest.raises(LeaseLost), locks.lock("x") as first, pytest.raises(LeaseLost), locks.lock("y") as second:
+        locks.close()
+    assert held_then == [[False, False], [False, False]]
+
+
+def test_a_loss_is_told_though_no_thread_can_be_started_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    locks = holdfast.connect(url)
+
+    def none_left(work: Coroutine[Any, Any, None], _: str) -> None:
+        work.close()
+        raise RuntimeError("can't start new thread")
+
+    def close_without_threads() -> None:
+        monkeypatch.setattr(locks._logic.engine.world, "spawn", none_left)
+        locks.close()
+
+    with pytest.raises(LeaseLost), locks.lock("x", on_lost=lambda lease: told.append(lease.name)):
+        close_without_threads()
+    assert told == ["x"]

@@ -311,3 +311,105 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: 
             assert not (await locks.inspect("y")).locked
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("look", ["inspect", "list"])
+def test_a_look_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(look: str) -> None:
+    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    with loop_that_is_just_closed() as loop:
+        lease = loop.run_until_complete(take(locks, "x"))
+
+        async def look_once() -> None:
+            await getattr(locks, look)(*(["x"] if look == "inspect" else []))
+
+        async def beside() -> None:
+            with pytest.raises(RuntimeError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, look_once())
+
+        loop.run_until_complete(beside())
+
+    async def main() -> None:
+        await look_once()
+        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        assert lease.held
+        await locks.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_collected() -> None:
+    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    with loop_that_is_just_closed() as loop:
+        loop.run_until_complete(take(locks, "x"))
+    del loop
+
+    async def main() -> None:
+        await take(locks, "y")
+        keeper = locks._logic.engine.keeper
+        signal = keeper._signal
+        gc.collect()
+        await take(locks, "z")
+        assert keeper._signal is signal
+        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        await locks.close()
+
+    asyncio.run(main())
+
+
+def test_a_callback_that_tells_of_a_loss_is_the_programs_own_task_and_cancelling_it_stops_no_other() -> None:
+    told: list[str] = []
+
+    async def waits(lease: AsyncLease) -> None:
+        try:
+            await never()
+        finally:
+            told.append(f"{lease.name} was cancelled")
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+            await take(locks, "x", on_lost=waits)
+            await take(locks, "y", on_lost=lambda lease: told.append(lease.name))
+            await locks.break_lock("x")
+            await locks.break_lock("y")
+            for lease in list(locks._logic.engine.keeper.leases.values()):
+                lease._renew_at = 0.0
+                locks._logic.engine.keeper.look_again(lease)
+            await until_async(lambda: len(asyncio.all_tasks()) == 2, "the first to be told")
+            await cancel_all_others()
+            await until_async(lambda: told == ["x was cancelled", "y"], "the other to be told")
+
+    asyncio.run(main())
+
+
+def test_closing_that_is_cancelled_and_called_again_frees_what_it_took_from_a_body() -> None:
+    url = f"memory://{uuid4().hex}"
+
+    async def body(locks: AsyncLocks, inside: asyncio.Event) -> None:
+        async with locks.lock("x", ttl=HOUR):
+            inside.set()
+            await never()
+
+    async def main() -> None:
+        locks, inside = holdfast.aio.connect(url), asyncio.Event()
+        backend = locks._logic.engine.backend
+        release, asked = backend.release, asyncio.Event()
+
+        async def hangs(*_: object, **__: object) -> bool:
+            asked.set()
+            await never()
+            return True
+
+        running = asyncio.create_task(body(locks, inside))
+        await inside.wait()
+        backend.release = hangs  # type: ignore[method-assign]
+        closing = asyncio.create_task(locks.close())
+        await asked.wait()
+        closing.cancel()
+        await asyncio.wait({closing, running})
+        assert isinstance(running.exception(), LeaseLost)
+        backend.release = release  # type: ignore[method-assign]
+        await locks.close()
+        async with holdfast.aio.connect(url) as others:
+            assert not (await others.inspect("x")).locked
+
+    asyncio.run(main())

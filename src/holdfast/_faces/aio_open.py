@@ -48,11 +48,12 @@ def open_locks(
 
 def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
+    engine.closed = True  # whoever is dropped after this held nothing, and a loop in another thread asks for no more
     twin = make(ThreadWorld(clock), clock)
-    with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
-        for held in list(engine.keeper.leases.values()):
+    for held in list(engine.keeper.leases.values()):
+        with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
             drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
-        for claim in [*engine.waiting.values(), *engine.unfinished.values()]:
+    for claim in [*engine.waiting.values(), *engine.unfinished.values()]:
+        with suppress(LockError):
             drive(twin.abandon(claim, within=1.0))
     drive(twin.close())
-    engine.closed = True  # whoever is dropped after this held nothing

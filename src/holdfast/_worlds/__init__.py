@@ -86,6 +86,10 @@ class World(Protocol):
 
     async def pause(self, seconds: float) -> None: ...
 
+    async def beside(self, work: Awaitable[T]) -> T | None:
+        """Await what is the user's own: where tasks can be cancelled, that can be. None then."""
+        ...
+
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end even if the caller is cancelled meanwhile; the cancellation is raised after."""
         ...

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -176,7 +177,10 @@ class AsyncioWorld:
             if not home.is_closed():
                 raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
             self._loop = running
-            self._tasks = set()  # none of them goes on
+            left, self._tasks = self._tasks, set()
+            for task in left:  # none of them goes on; what they do at their end they do now, and not whenever collected
+                with suppress(RuntimeError):  # code of the user's did not want to end
+                    task.get_coro().close()
             self.on_new_loop()
         return running
 
@@ -216,6 +220,11 @@ class AsyncioWorld:
 
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
+
+    async def beside(self, work: Awaitable[T]) -> T | None:
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task})
+        return None if task.cancelled() else task.result()
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         try:

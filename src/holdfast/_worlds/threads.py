@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -74,9 +74,6 @@ class ThreadGuard:
         return False
 
 
-_NO_GUARD = ThreadGuard()
-
-
 class _Owner(threading.local):
     token: object = None  # of this thread, once it is asked for; not its ident: those are used again
 
@@ -98,7 +95,7 @@ class ThreadWorld:
         return ThreadSignal(self._clock)
 
     def guard(self, owner: object) -> ThreadGuard:
-        return _NO_GUARD
+        return ThreadGuard()  # one for each body: an inner one's end says nothing about the outer one
 
     def owner(self) -> object:
         token = self._owner.token
@@ -114,6 +111,9 @@ class ThreadWorld:
 
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
+
+    async def beside(self, work: Awaitable[T]) -> T | None:
+        return await work
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         return await work

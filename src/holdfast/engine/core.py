@@ -89,6 +89,10 @@ class Engine:
         for claim in unfinished:
             self._finish_behind(claim)
 
+    def _arrive(self) -> None:
+        if not self.world.blocking:
+            self.world.arrive()
+
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
         if not able:
@@ -165,7 +169,7 @@ class Engine:
         self.unfinished.pop(claim.id, None)
 
     async def extend(self, lease: Lease, ttl: float) -> None:
-        self.world.arrive()
+        self._arrive()
         asked_at = self.now()
 
         def ask(within: float) -> Awaitable[Sequence[bool | None]]:
@@ -185,7 +189,7 @@ class Engine:
 
     async def downgrade(self, lease: Lease) -> None:
         """Share it from now on, with nobody else in between."""
-        self.world.arrive()
+        self._arrive()
         if self.backend.capabilities.instant:
             await self._downgrade(lease)
         else:
@@ -215,8 +219,7 @@ class Engine:
 
     async def release(self, lease: Lease, heir: str = "") -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched."""
-        if not self.world.blocking:
-            self.world.arrive()
+        self._arrive()
         self.keeper.notice(lease)
         if lease._request.reentrant:
             self.let_go(lease)
@@ -299,6 +302,7 @@ class Engine:
 
     async def insist(self, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
         """Ask again and again while the backend fails in passing; the answer, and how often it failed."""
+        self._arrive()
         failures = 0
         while True:
             asked_at = self.now()
@@ -332,6 +336,7 @@ class Engine:
 
     async def once(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to a question that is not repeated."""
+        self._arrive()
         try:
             return await self.watched(ask, self.now(), None)
         except BackendUnavailable as error:
@@ -372,15 +377,21 @@ class Engine:
 
         A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
         """
+        self._arrive()
         self.closed = True  # whoever is granted something from here on gives it back, or is found below
         self.keeper.close()
         until = self.now() + (self.patience if within is None else within)
+        taken = self._take_from_bodies()
         for lease in list(self.keeper.leases.values()):
             lease._depth = 1
             self.patience = max(0.02, until - self.now())
             with suppress(BackendUnavailable):  # told as an event; its ttl ends it
-                in_use = lease._guard is not None or lease._owner is None  # or about to be
-                await (self._take_away(lease) if in_use else self.release(lease))
+                await self.release(lease)
+        for lease, linger in taken:
+            self.patience = max(0.02, until - self.now())
+            with suppress(BackendUnavailable):  # likewise
+                await self._release_again(lease, linger, "", None)
+                self.unfinished.pop(lease._claim.id, None)
         for claim in list(self.waiting.values()):  # whoever asks learns of the end only when it hears of an answer
             await self.abandon(claim, within=max(0.02, until - self.now()))
         for claim in list(self.unfinished.values()):
@@ -390,11 +401,15 @@ class Engine:
         await self.backend.close()
         _living.discard(self)
 
-    async def _take_away(self, lease: Lease) -> None:
-        """From under a body that still runs."""
-        linger = self.linger(lease)
-        self.keeper.lose(lease, "denied", "its Locks was closed")
-        await self.backend.release(lease._claim, linger=linger, within=self.patience)
+    def _take_from_bodies(self) -> list[tuple[Lease, float]]:
+        """What bodies hold that still run, or are about to, is lost to them. The leases, each with how it lingers."""
+        taken = []
+        for lease in list(self.keeper.leases.values()):
+            if lease._guard is not None or lease._claim.id in self.waiting:
+                taken.append((lease, self.linger(lease)))
+                self.unfinished[lease._claim.id] = lease._claim  # should what follows be cut short
+                self.keeper.lose(lease, "denied", "its Locks was closed")
+        return taken
 
     def after_fork(self) -> None:
         """In the child: the leases are the parent's, and so is every connection and thread."""

@@ -67,7 +67,7 @@ class Keeper:
         self._lost: list[Lease] = []  # those whose `on_lost` is to be called
         self._telling = False  # somebody does that
         self._teller: object = None  # who
-        self._all_told: Signal | None = None  # of whoever waits for that to be done
+        self._all_told: list[Signal] = []  # of those who wait for that to be done
         self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
         self._closed = False
 
@@ -181,11 +181,13 @@ class Keeper:
                         self._wake()  # it came while the loop ended, and counted on it
                     return
         except Exception as error:
-            self._end_loop()
+            if self._signal is signal:
+                self._end_loop()
             self._give_up(error)
             raise
         except BaseException as error:  # an interrupt that fell into it: another goes on
-            self._end_loop()
+            if self._signal is signal:
+                self._end_loop()
             if error.__class__ is not GeneratorExit:  # else its event loop is gone, see `begin_again`
                 self._go_on()
             raise
@@ -433,11 +435,16 @@ class Keeper:
 
     async def tell_all(self, within: float) -> None:
         """Until everybody who has lost something was told, or that time has passed. In such a callback, at once."""
+        world = self._engine.world
         with self._engine.mutex:
-            if not self._telling or self._teller is self._engine.world.owner():
+            start = bool(self._lost) and not self._telling  # no thread was to be had for it
+            if not (start or self._telling) or (self._telling and self._teller is world.owner()):
                 return
-            signal = self._all_told = self._engine.world.signal()
-        await signal.wait(within)
+            self._telling = True
+            signal = world.signal()
+            if not start:
+                self._all_told.append(signal)
+        await (self._tell_lost() if start else signal.wait(within))
 
     async def _tell_lost(self) -> None:
         """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""
@@ -446,8 +453,8 @@ class Keeper:
             with self._engine.mutex:
                 if not self._lost:
                     self._telling = False
-                    if self._all_told is not None:
-                        self._all_told.set()
+                    while self._all_told:
+                        self._all_told.pop().set()
                     return
                 lease = self._lost.pop(0)
             on_lost = lease._request.on_lost
@@ -455,7 +462,7 @@ class Keeper:
                 with outside():
                     answer = on_lost(lease) if on_lost is not None else None
                 if isinstance(answer, Awaitable):
-                    await answer
+                    await self._engine.world.beside(answer)
             except BaseException as error:
                 if not isinstance(error, Exception) and not self._engine.world.blocking:
                     self._telling = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import copy_context
 from itertools import count
@@ -332,6 +332,9 @@ class SimulatedWorld:
 
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
+
+    async def beside(self, work: Awaitable[T]) -> T | None:
+        return await work
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
         if self.crashed:

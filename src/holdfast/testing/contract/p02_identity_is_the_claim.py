@@ -90,6 +90,7 @@ class IdentityIsTheClaim(Promise, about="store"):
                 copied(lease.raw)
         assert lease.held
 
+    @about("engine")
     @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
