@@ -78,8 +78,9 @@ def drive(work: Coroutine[Any, Any, T], ends_in: PutsOff | None = None, expected
 
 def _nested(work: Coroutine[Any, Any, T], ends_in: PutsOff | None, expected: Callable[[], T] | None) -> T:
     if ends_in is not None and expected is not None:
+        answer = expected()  # before another thread may have begun with it
         ends_in.put_off(work)
-        return expected()
+        return answer
     work.close()
     raise BackendUnavailable(
         "nothing was sent: a signal handler or a finalizer asked in the middle of another request of this thread; "

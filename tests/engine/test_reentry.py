@@ -123,6 +123,22 @@ def test_every_way_to_end_something_may_be_met_in_the_middle_of_a_request(url: s
         manager.close()
 
 
+def test_what_is_expected_of_something_that_is_put_off_is_what_was_true_before(url: str) -> None:
+    with holdfast.connect(url) as others, holdfast.connect(url) as locks:
+        engine, lease = locks._logic.engine, locks.lock("x").acquire()
+        assert lease is not None
+        put_off = engine.put_off
+
+        def done_at_once(work: Any) -> None:
+            put_off(work)
+            _reentry.start_put_off()
+            until(lambda: lease._state == "released")
+
+        engine.put_off = done_at_once  # type: ignore[method-assign]
+        in_the_middle_of(others, lambda: lease.release() or pytest.fail("it was held"))
+        assert not others.inspect("x").locked
+
+
 def test_what_is_put_off_is_done_for_the_thread_that_wanted_it(url: str) -> None:
     """Else it would end the permit of another that was taken through the same object."""
     with holdfast.connect(url) as locks:
