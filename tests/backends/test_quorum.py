@@ -134,6 +134,7 @@ class TestMinorities(OnAQuorum):
     async def test_a_lease_that_a_majority_forgot_is_lost_and_not_repaired(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=60).take()
+        await stage.until(lambda: all(self.at(stage, node, "x").locked for node in range(3)), "all votes")
         for server in self.quorum.servers[:2]:
             server.command("FLUSHALL")
         renew_soon(lease)
