@@ -462,12 +462,16 @@ class Keeper:
                 with outside():
                     answer = on_lost(lease) if on_lost is not None else None
                 if isinstance(answer, Awaitable):
-                    await self._engine.world.beside(answer)
+                    await self._engine.world.beside(self._wait_for(answer))
             except BaseException as error:
                 if not isinstance(error, Exception) and not self._engine.world.blocking:
                     self._telling = False
                     raise  # the task is cancelled; in a thread, an exit means nothing
                 logger.exception("on_lost of lock %r failed", lease.name)
+
+    async def _wait_for(self, answer: Awaitable[object]) -> None:
+        self._teller = self._engine.world.owner()  # in asyncio it has a task of its own
+        await answer
 
 
 def _renewable_at(lease: Lease) -> float:
