@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import socket
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 import holdfast.aio
-from holdfast import LeaseLost, LockInfo
+from holdfast import LeaseLost, LockError, LockInfo
 from holdfast._worlds.asyncio_ import background_tasks
 from holdfast.aio import AsyncLease, AsyncLocks
 from holdfast.testing.clock import FakeClock
@@ -413,3 +414,23 @@ def test_closing_that_is_cancelled_and_called_again_frees_what_it_took_from_a_bo
             assert not (await others.inspect("x")).locked
 
     asyncio.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["redis", "postgresql", "postgresql+advisory"])
+def test_closing_while_a_connection_is_made_leaves_nothing_of_it(scheme: str) -> None:
+    """Python would warn of what is open when the loop is closed, and that fails a test."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+
+        async def main() -> None:
+            locks = holdfast.aio.connect(f"{scheme}://127.0.0.1:{mute.getsockname()[1]}/0")
+            asking = asyncio.create_task(locks.lock("x", wait=0).acquire())
+            await until_async(background_tasks, "connecting")
+            client, _ = await asyncio.to_thread(mute.accept)
+            with client:
+                await locks.close()
+                with pytest.raises(LockError):
+                    await asking
+
+        asyncio.run(main())
+        gc.collect()

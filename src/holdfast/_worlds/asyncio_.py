@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
@@ -78,6 +78,7 @@ def call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
         return
 
 
+GONE = 0.5  # seconds that ending a task may take: some libraries swallow a cancellation
 _background: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
@@ -112,6 +113,18 @@ async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[
     if task.cancelled():
         raise failed("connecting was cancelled")
     return task.result()
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Cancel those of this loop, and wait until nothing is left of them: somebody may close the loop next."""
+    loop = asyncio.get_running_loop()
+    ending = {task for task in tasks if task is not None and not task.done() and task.get_loop() is loop}
+    for task in ending:
+        task.cancel()
+    if ending:
+        await asyncio.wait(ending, timeout=GONE)
+        for _ in range(3):  # what they hung up is closed by the loop, a step later
+            await asyncio.sleep(0)
 
 
 def seen(task: asyncio.Task[Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast._worlds.asyncio_ import background_task
+from holdfast._worlds.asyncio_ import background_task, end_tasks, wait_for_task
 from holdfast.drivers.postgres_advisory import IDLE, MOST
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken
@@ -135,11 +135,7 @@ class AsyncioSessions:
         if self._dialling is None:
             self._dialling = background_task(loop, self._dial(max(within, _DIAL)), "holdfast-dial")
             self._dialling.add_done_callback(self._dialled)
-        try:
-            async with asyncio.timeout(within):
-                return await asyncio.shield(self._dialling)
-        except TimeoutError:
-            raise no_connection(self.place) from None
+        return await wait_for_task(self._dialling, within, lambda _: no_connection(self.place))
 
     def _dialled(self, task: asyncio.Task[_Line]) -> None:
         self._dialling = None
@@ -237,6 +233,7 @@ class AsyncioSessions:
 
     async def close(self) -> None:
         self._closed = True
+        await end_tasks([self._dialling])
         for line in list(self._lines):
             line.broken(ConnectionAbortedError("let go of"))
         self._main = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
-from holdfast._worlds.asyncio_ import background_task, seen
+from holdfast._worlds.asyncio_ import background_task, end_tasks, seen
 from holdfast.drivers.postgres_jobs import (
     LANES,
     LAST,
@@ -373,9 +373,8 @@ class AsyncioPostgres:
         for timer in (self._looks, self._timer):
             if timer is not None:
                 timer.cancel()
-        for task in (*self._dialling, *([self._listening] if self._listening else [])):
-            task.cancel()
-        self._dialling = set()
+        dialling, self._dialling = self._dialling, set()
+        await end_tasks([*dialling, self._listening])
         busy, self._busy = self._busy, [line for line in self._busy if any(one.job.cleans for one in line.tickets)]
         for line in busy:
             if line not in self._busy:

@@ -19,7 +19,7 @@ import hiredis
 
 from holdfast._model import Claim
 from holdfast._worlds import Clock
-from holdfast._worlds.asyncio_ import background_task, seen, wait_for_task
+from holdfast._worlds.asyncio_ import background_task, end_tasks, seen, wait_for_task
 from holdfast.drivers.datagrams import LOOK_ALL
 from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_wire import (
@@ -231,18 +231,18 @@ class _Shared:
     def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], url: str) -> None:
         self._make = make
         self._url = url
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     @property
     def under_way(self) -> bool:
-        return self._task is not None and not self._task.done()
+        return self.task is not None and not self.task.done()
 
     async def made(self, within: float) -> None:
         """Raises BackendUnavailable."""
-        if self._task is None or self._task.done():
-            self._task = background_task(asyncio.get_running_loop(), self._make(max(within, _DIAL)), "holdfast-connect")
-            self._task.add_done_callback(seen)
-        await wait_for_task(self._task, within, partial(no_connection, self._url))
+        if self.task is None or self.task.done():
+            self.task = background_task(asyncio.get_running_loop(), self._make(max(within, _DIAL)), "holdfast-connect")
+            self.task.add_done_callback(seen)
+        await wait_for_task(self.task, within, partial(no_connection, self._url))
 
 
 class _WakeLine(_Line):
@@ -267,7 +267,7 @@ class AsyncioRedisWakes(AsyncioSeats):
         self._place = place
         self._channel = new_channel(clustered=self._place.clustered)
         self.line: _WakeLine | None = None
-        self._opening: _Shared | None = None
+        self.opening: _Shared | None = None
         self._closed = False
 
     @property
@@ -276,16 +276,16 @@ class AsyncioRedisWakes(AsyncioSeats):
 
     def begin_again(self) -> None:
         """In another loop."""
-        self.line = self._opening = None
+        self.line = self.opening = None
 
     def expect(self, claim: Claim) -> str:
         self.seat(claim)
         return self.address
 
     async def subscribe(self, address: Address | None, within: float) -> None:
-        if self._opening is None or not self._opening.under_way:  # else it would be the node of the first time for ever
-            self._opening = _Shared(partial(self._subscribe, address), self._place.url_of(address))
-        await self._opening.made(within)
+        if self.opening is None or not self.opening.under_way:  # else it would be the node of the first time for ever
+            self.opening = _Shared(partial(self._subscribe, address), self._place.url_of(address))
+        await self.opening.made(within)
 
     async def _subscribe(self, address: Address | None, within: float) -> None:
         if self.address:
@@ -313,7 +313,7 @@ class AsyncioRedisWakes(AsyncioSeats):
 
     def after_fork(self) -> None:
         self._channel = new_channel(clustered=self._place.clustered)
-        self.line = self._opening = None
+        self.line = self.opening = None
         self.get_up()
 
 
@@ -403,6 +403,7 @@ class AsyncioWires:
 
     async def close(self) -> None:
         self._closed = True
+        await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakes.opening) if shared])
         lines = [*self._lines.values(), *filter(None, [self.wakes.line])]
         self.wakes.close()
         for address in list(self._lines):
