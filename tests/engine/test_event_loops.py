@@ -423,8 +423,8 @@ def test_closing_while_a_connection_is_made_leaves_nothing_of_it(scheme: str) ->
     with socket.create_server(("127.0.0.1", 0)) as mute:
 
         async def main() -> None:
-            locks = holdfast.aio.connect(f"{scheme}://127.0.0.1:{mute.getsockname()[1]}/0")
-            asking = asyncio.create_task(locks.lock("x", wait=0).acquire())
+            locks = holdfast.aio.connect(f"{scheme}://127.0.0.1:{mute.getsockname()[1]}/0", patience=0.5)
+            asking = asyncio.create_task(locks.lock("x").acquire())
             await until_async(background_tasks, "connecting")
             client, _ = await asyncio.to_thread(mute.accept)
             with client:
