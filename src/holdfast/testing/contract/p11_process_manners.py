@@ -148,7 +148,8 @@ class ProcessManners(Promise, about="store"):
     async def test_an_interpreter_that_ends_leaves_no_place_in_a_queue_behind(self, stage: Stage) -> None:
         await stage.locks().lock("hall", ttl=600).take()
         ended = _run(_WAIT_AND_END[stage.world], stage.url, stage.namespace)
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "waits\n", "")
+        # Python may complain of a connection that was being made in the loop that is left.
+        assert (ended.returncode, ended.stdout) == (0, "waits\n"), ended.stderr
         if self.capabilities.expires:
             assert (await stage.info("hall")).waiters == 0
         else:  # its server has yet to see that the connection has ended
