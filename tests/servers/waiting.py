@@ -94,7 +94,7 @@ class _Looks:
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look: longer and longer, for whoever looks keeps others from their work."""
+        """Seconds until the next look: longer and longer, since each look costs the others time."""
         return min(_AT_MOST, _BLINK * (1 + self._number / 10))
 
     def check(self) -> None:

@@ -48,7 +48,7 @@ def open_locks(
 
 def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
-    engine.closed = True  # whoever is dropped after this held nothing, and a loop in another thread asks for no more
+    engine.closed = True  # a loop in another thread asks for no more leases
     twin = make(ThreadWorld(clock), clock)
     for held in list(engine.keeper.leases.values()):
         with suppress(LockError):  # best effort: the ttl ends what cannot be let go of

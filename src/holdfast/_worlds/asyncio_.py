@@ -102,7 +102,7 @@ def background_tasks() -> set[asyncio.Task[Any]]:
 
 
 async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[str], Exception]) -> T:
-    """What it makes, for one of those that need it: whoever stops waiting does not stop it.
+    """Its result, for one of several callers: a caller that stops waiting does not stop the task.
 
     Raises what `failed` says about a task that takes too long, or that was cut short: libraries make tasks of their
     own for what it does, and a program that cancels all tasks cancels those too.
@@ -116,7 +116,7 @@ async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel those of this loop, and wait until nothing is left of them: somebody may close the loop next."""
+    """Cancel those of this loop, and wait until nothing is left of them: the caller may close the loop next."""
     loop = asyncio.get_running_loop()
     ending = {task for task in tasks if task is not None and not task.done() and task.get_loop() is loop}
     for task in ending:
@@ -128,7 +128,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 def seen(task: asyncio.Task[Any]) -> None:
-    """Whoever waited for it has heard of its failure, or did not want to wait."""
+    """Its error counts as retrieved: the callers that waited for it were given it."""
     if not task.cancelled():
         task.exception()
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process that are not closed
 
 BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
-TELL_WITHIN = 1.0  # seconds that `close` gives callbacks which tell of losses: whoever ends afterwards ends them too
+TELL_WITHIN = 1.0  # seconds that `close` gives callbacks which tell of losses: the process may end right after
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
 
@@ -378,7 +378,7 @@ class Engine:
         A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
         """
         self._arrive()
-        self.closed = True  # whoever is granted something from here on gives it back, or is found below
+        self.closed = True  # a lease that is granted from here on is given back, or found below
         self.keeper.close()
         until = self.now() + (self.patience if within is None else within)
         taken = self._take_from_bodies()
@@ -392,7 +392,7 @@ class Engine:
             with suppress(BackendUnavailable):  # likewise
                 await self._release_again(lease, linger, "", None)
                 self.unfinished.pop(lease._claim.id, None)
-        for claim in list(self.waiting.values()):  # whoever asks learns of the end only when it hears of an answer
+        for claim in list(self.waiting.values()):  # their callers learn of the end with the next answer
             await self.abandon(claim, within=max(0.02, until - self.now()))
         for claim in list(self.unfinished.values()):
             with suppress(BackendUnavailable):

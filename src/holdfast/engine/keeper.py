@@ -67,7 +67,7 @@ class Keeper:
         self._lost: list[Lease] = []  # those whose `on_lost` is to be called
         self._telling = False  # somebody does that
         self._teller: object = None  # who
-        self._all_told: list[Signal] = []  # of those who wait for that to be done
+        self._all_told: list[Signal] = []  # of callers that wait until all `on_lost` were called
         self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
         self._closed = False
 
@@ -200,7 +200,7 @@ class Keeper:
             self._wake()
 
     def _give_up(self, error: Exception) -> None:
-        """It cannot be renewed any more: whoever holds something learns it now, and not when its time is up."""
+        """No lease can be renewed any more: its holder learns that now, not at the deadline."""
         for lease in list(self.leases.values()):
             self.lose(lease, "deadline", f"renewing failed: {type(error).__name__}: {error}")
 
@@ -434,10 +434,10 @@ class Keeper:
                 raise  # no thread to be had just now is no reason to end the loop: it tries again at its next turn
 
     async def tell_all(self, within: float) -> None:
-        """Until everybody who has lost something was told, or that time has passed. In such a callback, at once."""
+        """Wait until every `on_lost` was called, or that time has passed. Called in an `on_lost`, it does not wait."""
         world = self._engine.world
         with self._engine.mutex:
-            start = bool(self._lost) and not self._telling  # no thread was to be had for it
+            start = bool(self._lost) and not self._telling  # no thread could be started for it
             if not (start or self._telling) or (self._telling and self._teller is world.owner()):
                 return
             self._telling = True

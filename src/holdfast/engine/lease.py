@@ -64,7 +64,7 @@ class Home(Protocol):
 
 
 class Unique:
-    """Whoever released a copy would release the original."""
+    """To release a copy would release the original."""
 
     __slots__ = ()
 

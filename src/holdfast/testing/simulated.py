@@ -316,7 +316,7 @@ class SimulatedWorld:
         return SimulatedGuard(owner)
 
     def arrive(self) -> None:
-        """Whoever runs is one of its tasks."""
+        """The running task is one of its own."""
 
     def owner(self) -> object:
         return self.simulation.running

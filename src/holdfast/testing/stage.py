@@ -372,7 +372,7 @@ class Stage(ABC):
         return _real_now()
 
     async def _look_away(self, looks: int) -> None:
-        """Between two looks at a condition; so many were in vain. Whoever looks keeps others from their work."""
+        """Between two looks at a condition; so many were in vain. Each look costs the others time."""
         await self.breathe(min(10, 1 + looks // 10))
 
     def _started(self) -> set[threading.Thread]:

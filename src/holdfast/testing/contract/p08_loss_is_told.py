@@ -30,6 +30,32 @@ async def _expired(stage: Stage, name: str = "watch") -> tuple[AwaitedLock, Awai
     return lock, lease
 
 
+class _Body:
+    """The body of a `with`, which runs until the story ends it."""
+
+    def __init__(self, stage: Stage, lock: AwaitedLock) -> None:
+        self._stage, self._lock = stage, lock
+        self._runs = self._ends = False
+        self._actor = stage.start(self._run())
+
+    async def _run(self) -> str:
+        try:
+            async with self._lock:
+                self._runs = True
+                await self._stage.until(lambda: self._ends, "its end")
+        except LeaseLost as lost:
+            return lost.reason
+        return "not lost"
+
+    async def begun(self) -> None:
+        await self._stage.until(lambda: self._runs, "the body to begin")
+
+    async def end(self) -> str:
+        """Why its lease was lost."""
+        self._ends = True
+        return await self._actor.result()
+
+
 class LossIsTold(Promise, about="engine"):
     # Telling
 
@@ -51,45 +77,21 @@ class LossIsTold(Promise, about="engine"):
         told: list[Any] = []
         locks, others = stage.locks(), stage.locks()
 
-        async def body() -> str:
-            try:
-                async with locks.lock("watch", ttl=30, on_lost=told.append):
-                    inside.append(True)
-                    await stage.until(lambda: closed, "the end of its locks")
-            except LeaseLost as lost:
-                return lost.reason
-            return "not lost"
-
-        inside: list[bool] = []
-        closed: list[bool] = []
-        actor = stage.start(body())
-        await stage.until(lambda: inside, "the body to begin")
+        body = _Body(stage, locks.lock("watch", ttl=30, on_lost=told.append))
+        await body.begun()
         await locks.close()
         assert [lost.name for lost in told] == ["watch"], "told before it is closed"
         assert (await others.lock("watch", wait=0).take()).held
-        closed.append(True)
-        assert await actor.result() == "its Locks was closed"
+        assert await body.end() == "its Locks was closed"
 
     async def test_closing_under_several_names_is_told_once(self, stage: Stage) -> None:
         told: list[Any] = []
         locks = stage.locks()
 
-        async def body() -> str:
-            try:
-                async with locks.all("a", "b", ttl=30, on_lost=told.append):
-                    inside.append(True)
-                    await stage.until(lambda: closed, "the end of its locks")
-            except LeaseLost as lost:
-                return lost.reason
-            return "not lost"
-
-        inside: list[bool] = []
-        closed: list[bool] = []
-        actor = stage.start(body())
-        await stage.until(lambda: inside, "the body to begin")
+        body = _Body(stage, locks.all("a", "b", ttl=30, on_lost=told.append))
+        await body.begun()
         await locks.close()
-        closed.append(True)
-        assert await actor.result() == "its Locks was closed"
+        assert await body.end() == "its Locks was closed"
         assert len(told) == 1
         assert await stage.is_free("a")
         assert await stage.is_free("b")
