@@ -4,8 +4,9 @@ Decides: how long a test may take, set-up and all, and that its process ends wit
 Leaves to pytest-timeout: the soft limit, which comes first and fails the one test. It acts through a signal handler in
 the main thread, so it cannot end a finalizer that hangs, code that keeps the GIL, or a wait for a lock in C.
 
-Here a thread of faulthandler's, which needs no GIL, writes the stacks to the run's own stderr and ends the process. A
-worker of pytest-xdist that ends like this is replaced, and the run names the test that it was at.
+Here a thread of faulthandler's, which needs no GIL, writes the stacks and ends the process. A worker of pytest-xdist
+that ends like this is replaced, and the run names the test that it was at.
+Leaves to `crashes`: where the stacks are written.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.crashes import stacks
+
 DEFAULT_S = 210.0  # the soft limit of pyproject.toml, and some
 LONGER = 1.25  # times the soft limit, for a test that has one of its own
 
 
 class HardLimit:
-    def __init__(self, seconds: float, stderr: int) -> None:
+    def __init__(self, seconds: float, to: int) -> None:
         self._seconds = seconds
-        self._stderr = stderr
+        self._to = to
         self._ends_at: float | None = None  # while a limit is set
 
     def begin(self) -> HardLimit:
@@ -34,7 +37,7 @@ class HardLimit:
     def set(self, seconds: float | None = None) -> None:
         seconds = self._seconds if seconds is None else seconds
         self._ends_at = time.monotonic() + seconds
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self._stderr)
+        faulthandler.dump_traceback_later(seconds, exit=True, file=self._to)
 
     def lift(self) -> None:
         self._ends_at = None
@@ -72,6 +75,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # No output is captured here yet, or for now, so this is the stderr of the run: of a worker too, which inherits it.
-    limit = HardLimit(float(config.getini("hard_limit")), os.dup(2))
+    limit = HardLimit(float(config.getini("hard_limit")), stacks(config))
     config.pluginmanager.register(limit.begin(), "hard limit")

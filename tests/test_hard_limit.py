@@ -74,7 +74,8 @@ def _run(folder: Path, tests: dict[str, str], *options: str, limit: float = 60) 
         (folder / f"test_{number}.py").write_text(IMPORTS + text)
     alone = ["-p", "no:cacheprovider", "-p", "pytest_timeout", "-c", os.devnull, "--rootdir", str(folder)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-p", "tests.hard_limit", "-o", f"hard_limit={limit}", *alone, *options]
+    ours = ["-p", "tests.crashes", "-p", "tests.hard_limit", "-o", f"hard_limit={limit}"]
+    command = [sys.executable, "-m", "pytest", *ours, *alone, *options]
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
     return ran.returncode, ran.stdout + ran.stderr
@@ -87,6 +88,22 @@ def test_a_run_on_workers_names_each_test_that_is_stuck_shows_its_threads_and_go
         assert f'File "{tmp_path}/test_{number}.py", line' in said
     assert f"{len(STUCK)} failed, 20 passed" in said
     assert said.count("Timeout (0:00:01") == len(STUCK)
+    assert code == 1
+
+
+CRASHES = """
+def test_crashes():
+    os.kill(os.getpid(), signal.{})
+"""
+
+
+@pytest.mark.parametrize("by", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+def test_a_run_on_workers_ends_with_how_one_crashed_and_where(tmp_path: Path, by: str) -> None:
+    code, said = _run(tmp_path, {by: CRASHES.format(by), "others": OTHERS}, "-p", "xdist", "-n", "2")
+    summary = said[said.rindex("a worker that crashed") :]
+    assert f"was ended by {by}" in summary, said
+    assert (f'File "{tmp_path}/test_0.py", line' in summary) is (by != "SIGKILL")
+    assert "1 failed, 20 passed" in summary
     assert code == 1
 
 
