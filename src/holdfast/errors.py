@@ -41,7 +41,7 @@ class NotHeld(LockError, RuntimeError):
 
 
 class SelfDeadlock(LockError, RuntimeError):
-    """This very thread or task holds what it would wait for without end. Nothing was changed."""
+    """The body of a `with` would wait without end for what that `with` holds. Nothing was changed."""
 
 
 class LimitMismatch(LockError, ValueError):

@@ -251,7 +251,7 @@ GONE = {
 def refused(url: str, kind: str, clock: FakeClock) -> BackendUnavailable:
     async def work(locks: LocksLogic) -> Exception:
         with pytest.raises(BackendUnavailable) as caught:
-            await locks.lock("a", ttl=TTL, wait=5).enter()
+            await locks.lock("a", ttl=TTL, wait=5).acquire()
         return caught.value
 
     error = run_hurried(kind, on_url(url), work, clock)
@@ -307,7 +307,7 @@ def test_what_will_not_pass_is_raised_at_once_and_needs_no_doctor(
     async def work(locks: LocksLogic) -> None:
         broken(locks).lose_request("acquire", ALWAYS, BackendUnavailable("the disk is full", transient=False))
         with pytest.raises(BackendUnavailable, match=r"^the disk is full$"):
-            await locks.lock("a", ttl=TTL).enter()
+            await locks.lock("a", ttl=TTL).acquire()
         broken(locks).heal()
 
     run_hurried(kind, faulty, work, clock)

@@ -191,7 +191,7 @@ def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stag
 def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
     stage.backend.delay, stage.backend.fails = 3.0, True
     with pytest.raises(BackendUnavailable, match=r"did not answer in time; locks\.doctor\(\) tells more$"):
-        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).enter())
+        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).acquire())
     assert stage.kinds == ["unreachable"]
 
 
@@ -199,7 +199,7 @@ def test_the_next_outage_is_reported_too_if_the_last_one_ended_in_an_error(stage
     for _ in range(2):
         stage.backend.delay = TTL
         with pytest.raises(BackendUnavailable):
-            stage.do(stage.locks.lock("a", ttl=TTL, wait=3).enter())
+            stage.do(stage.locks.lock("a", ttl=TTL, wait=3).acquire())
         stage.backend.delay = 0.0
         stage.pass_time(1)
         stage.do(stage.locks.inspect("a"))
@@ -227,7 +227,7 @@ def test_a_request_that_is_sent_during_a_long_silence_is_of_the_same_outage(stag
 def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
     stage.backend.fails = True
     with pytest.raises(BackendUnavailable):
-        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).enter())
+        stage.do(stage.locks.lock("a", ttl=TTL, wait=20).acquire())
     [(_, _, detail)] = stage.reported
     assert "; trying again until " in detail
 

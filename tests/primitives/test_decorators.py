@@ -214,7 +214,7 @@ def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(locks: Locks
         return 0 if count == 0 else 1 + again(count - 1)
 
     again = locks.locked("job")(down)
-    with pytest.raises(SelfDeadlock, match="'job' is held by this very thread"):
+    with pytest.raises(SelfDeadlock, match="'job' is held by the `with` block around this very call"):
         again(3)
     again = locks.locked("job", reentrant=True)(down)
     assert again(3) == 3

@@ -184,7 +184,7 @@ def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(tell: Callab
             return 0 if count == 0 else 1 + await again(count - 1)
 
         again = locks.locked("job")(down)
-        with pytest.raises(SelfDeadlock, match="'job' is held by this very task"):
+        with pytest.raises(SelfDeadlock, match="'job' is held by the `with` block around this very call"):
             await again(3)
         again = locks.locked("job", reentrant=True)(down)
         assert await again(3) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, cast
@@ -70,7 +71,7 @@ class AsyncLock:
         return await self._logic.locked()
 
     def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
-        return self._logic.enter()  # type: ignore[return-value]
+        return self._logic.enter(sys._getframe(1))  # type: ignore[return-value]
 
     def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
@@ -80,7 +81,7 @@ class AsyncMultiLock:
         return await self._logic.locked()
 
     async def __aenter__(self) -> AsyncMultiLease:
-        return cast("AsyncMultiLease", await self._logic.enter())
+        return cast("AsyncMultiLease", await self._logic.enter(sys._getframe(1)))
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -167,7 +168,7 @@ class AsyncElection:
             await observer.close()
 
     async def __aenter__(self) -> AsyncLease:
-        return cast("AsyncLease", await self._logic.enter())
+        return cast("AsyncLease", await self._logic.enter(sys._getframe(1)))
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

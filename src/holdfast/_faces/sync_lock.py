@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
 
 from holdfast._reentry import drive, nothing
@@ -63,7 +64,7 @@ class Lock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter())  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

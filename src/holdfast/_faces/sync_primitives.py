@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, TypeVar
@@ -81,7 +82,7 @@ class MultiLock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> MultiLease:
-        return drive(self._logic.enter())  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -157,7 +158,7 @@ class Election:
             drive(observer.close(), self._logic.engine, nothing)
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter())  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None

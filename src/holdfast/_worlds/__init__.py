@@ -9,7 +9,9 @@ operation to its end in the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from holdfast._reentry import drive as drive
@@ -72,6 +74,10 @@ class World(Protocol):
         """Whoever is running: the same object for one thread or task, and never another's."""
         ...
 
+    def stack(self) -> Iterable[FrameType]:
+        """The calls that the running thread or task is in the middle of. While it waits, none of them goes on."""
+        ...
+
     def stand_in(self) -> Callable[[], None]:
         """To be called by another thread, which from then on acts for the thread or task that runs now."""
         ...
@@ -95,6 +101,25 @@ class World(Protocol):
         ...
 
     def after_fork(self) -> None: ...
+
+
+def frames() -> Iterator[FrameType]:
+    """The calls that this thread is in the middle of, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def frames_of(work: object) -> list[FrameType]:
+    """Those of them that a coroutine has made, itself included; none if it does not run."""
+    root = getattr(work, "cr_frame", None)
+    made: list[FrameType] = []
+    for frame in frames():
+        made.append(frame)
+        if frame is root:
+            return made
+    return []
 
 
 async def settled(answer: Any, world: World) -> Any:

@@ -7,12 +7,13 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from contextvars import Context
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from holdfast._reentry import nothing
 from holdfast._time import boot_now
-from holdfast._worlds import Clock
+from holdfast._worlds import Clock, frames_of
 
 T = TypeVar("T")
 
@@ -210,6 +211,10 @@ class AsyncioWorld:
 
     def owner(self) -> object:
         return asyncio.current_task()
+
+    def stack(self) -> list[FrameType]:
+        task = asyncio.current_task()
+        return [] if task is None else frames_of(task.get_coro())
 
     def stand_in(self) -> Callable[[], None]:
         return nothing

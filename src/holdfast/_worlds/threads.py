@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 from holdfast._reentry import outside, run_behind
 from holdfast._time import boot_now
-from holdfast._worlds import Clock
+from holdfast._worlds import Clock, frames
 
 T = TypeVar("T")
 
@@ -102,6 +103,9 @@ class ThreadWorld:
         if token is None:
             token = self._owner.token = object()
         return token
+
+    def stack(self) -> Iterator[FrameType]:
+        return frames()
 
     def stand_in(self) -> Callable[[], None]:
         return partial(setattr, self._owner, "token", self.owner())

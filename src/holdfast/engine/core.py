@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._ids import default_holder
@@ -103,22 +104,28 @@ class Engine:
         return (lease for lease in list(self.keeper.leases.values()) if lease._owner is owner and lease.held)
 
     def must_not_wait_for_itself(self, claim: Claim) -> None:
-        """Raises SelfDeadlock if whoever asks holds what it would wait for."""
-        if not self.keeper.leases and len(_living) == 1:
-            return
+        """Raises SelfDeadlock in the body of a `with` that holds what would be waited for: it would never end."""
         name, key, limit = claim.terms.name, claim.terms.key, claim.terms.limit
-        store = repr(self.backend)
-        for engine, lease in held_here():
-            if engine is not self and repr(engine.backend) != store:
-                continue
-            terms = lease._claim.terms
-            if terms.key == key and None in (terms.limit, limit):  # one may hold several permits of a semaphore
-                raise SelfDeadlock(
-                    f"lock {name!r} is held by this very {'thread' if self.world.blocking else 'task'} "
-                    f"(fence {lease._fence}), which would wait for itself without end; "
-                    "give it a `wait`, release it first, or make a `lock` reentrant",
-                    name=name,
-                )
+        bodies: dict[FrameType | None, Lease] = {}
+        store = None
+        for engine in all_living():
+            for lease in list(engine.keeper.leases.values()):
+                terms = lease._claim.terms
+                if lease._body is None or terms.key != key or not lease.held:
+                    continue
+                if None not in (terms.limit, limit):  # one may hold several permits of a semaphore
+                    continue
+                store = store or repr(self.backend)
+                if engine is self or repr(engine.backend) == store:
+                    bodies[lease._body] = lease
+        around = next((frame for frame in self.world.stack() if frame in bodies), None) if bodies else None
+        if around is not None:
+            raise SelfDeadlock(
+                f"lock {name!r} is held by the `with` block around this very call, in {around.f_code.co_qualname} "
+                f"(fence {bodies[around]._fence}), which would wait for itself without end; "
+                "give it a `wait`, release it first, or make a `lock` reentrant",
+                name=name,
+            )
 
     def must_be_open(self) -> None:
         if self.closed:

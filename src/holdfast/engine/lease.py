@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
 from holdfast._model import SHARED, Claim, Grant, Mode, Terms
@@ -76,6 +77,7 @@ class Lease(Unique):
     """One granted claim. `held` is computed from the clock, `lost` is remembered."""
 
     __slots__ = (
+        "_body",
         "_claim",
         "_deadline",
         "_depth",
@@ -118,6 +120,7 @@ class Lease(Unique):
         self._owner: object = None  # the thread or task that asked
         self._home: Home | None = None  # the lock object that it was taken through
         self._guard: Guard | None = None  # over the body of the `with` that it protects
+        self._body: FrameType | None = None  # the call that the body is part of
         self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
         self._look_at = 0.0
         self._failures = 0  # renewals that failed since the last that did not
@@ -244,6 +247,7 @@ class Lease(Unique):
             if then is None:
                 return False
             self._state = then
+            self._body = None  # it holds nothing any more, and a call is not to be kept alive for it
             self._reason = reason
             return True
 

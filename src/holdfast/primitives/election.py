@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
@@ -65,8 +66,8 @@ class ElectionLogic:
         self._lease = lease or self._lease
         return lease
 
-    async def enter(self) -> Lease:
-        self._lease = await self._lock.enter()
+    async def enter(self, body: FrameType) -> Lease:
+        self._lease = await self._lock.enter(body)
         return self._lease
 
     async def leave(self, exc: BaseException | None) -> None:

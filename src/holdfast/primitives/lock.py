@@ -6,8 +6,11 @@ Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: h
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable
 from contextlib import suppress
+from functools import partial
+from types import FrameType
 
 from holdfast._model import Busy
 from holdfast._time import Seconds, length, say
@@ -81,12 +84,13 @@ class LockLogic:
     def _adopt(self, lease: Lease) -> None:
         self._enrol(lease, self.engine.world.owner(), None)
 
-    def _adopt_to_enter(self, lease: Lease) -> None:
+    def _adopt_to_enter(self, body: FrameType, lease: Lease) -> None:
         world = self.engine.world
         owner = world.owner()
         guard = world.guard(owner)
         if lease._guard is None:
             lease._guard = guard
+            lease._body = body
         self._enrol(lease, owner, guard)
 
     def _enrol(self, lease: Lease, owner: object, guard: Guard | None) -> None:
@@ -108,10 +112,10 @@ class LockLogic:
         adopt(lease)
         return lease
 
-    async def enter(self) -> Lease:
-        """The lease for the body of a `with`. Raises AcquireTimeout: the body never runs without it."""
+    async def enter(self, body: FrameType) -> Lease:
+        """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
         started = self.engine.now()
-        answer = await self._take(self.request.wait, self._adopt_to_enter)
+        answer = await self._take(self.request.wait, partial(self._adopt_to_enter, body))
         if answer.__class__ is Busy:
             raise self._timed_out(answer, self.engine.now() - started)
         return answer  # type: ignore[return-value]
@@ -122,7 +126,7 @@ class LockLogic:
         return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
     async def __aenter__(self) -> Lease:
-        return await self.enter()
+        return await self.enter(sys._getframe(1))
 
     async def __aexit__(self, _: object, exc: BaseException | None, __: object) -> None:
         await self.leave(exc)
@@ -136,7 +140,7 @@ class LockLogic:
                 return
             lease, guard = entry.lease, entry.guard
             if lease._guard is guard:
-                lease._guard = None
+                lease._guard = lease._body = None
             ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
             if exc is None and lease._depth == 1 and not entry.let_go:  # as `_end` would, with no frame in between
                 with suppress(LockError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from holdfast._model import Busy, Claim
@@ -194,14 +195,14 @@ class MultiLogic:
         self._current: list[MultiLease] = []  # oldest first
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> MultiLease | None:
-        answer = await self._take(wait_for(blocking, timeout, self._wait), entering=False)
+        answer = await self._take(wait_for(blocking, timeout, self._wait), None)
         if answer.__class__ is tuple:  # not isinstance(): nothing is called between the grant and the caller
             return None
         return answer  # type: ignore[return-value]
 
-    async def enter(self) -> MultiLease:
+    async def enter(self, body: FrameType) -> MultiLease:
         started = self.engine.now()
-        answer = await self._take(self._wait, entering=True)
+        answer = await self._take(self._wait, body)
         if answer.__class__ is tuple:
             raise self._timed_out(*answer, self.engine.now() - started)
         return answer  # type: ignore[return-value]
@@ -210,7 +211,7 @@ class MultiLogic:
         text = f"lock {name!r} is still {busy.in_words} after {say(waited)}; none of {self.names} is kept"
         return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
-    async def _take(self, wait: float | None, entering: bool) -> MultiLease | Missed:
+    async def _take(self, wait: float | None, body: FrameType | None) -> MultiLease | Missed:
         engine = self.engine
         engine.must_be_open()
         if wait is None:  # before an earlier name is waited for, perhaps for long, only to find that it was in vain
@@ -221,7 +222,7 @@ class MultiLogic:
             multi = self._lease_type(engine, self._on_lost)
             try:
                 missed = await self._take_each(multi, give_up_at)
-                if missed is None and self._hand_out(multi, entering):
+                if missed is None and self._hand_out(multi, body):
                     return multi
                 await self._undo(multi)
             except BaseException as error:
@@ -244,10 +245,10 @@ class MultiLogic:
                 break
         return None
 
-    def _hand_out(self, multi: MultiLease, entering: bool) -> bool:
-        """It is the caller's from now on, unless one of them is lost already."""
+    def _hand_out(self, multi: MultiLease, body: FrameType | None) -> bool:
+        """It is the caller's from now on, unless one of them is lost already. Inside a `with` it has a body."""
         engine = self.engine
-        guard = _OneGuard(engine.world.guard(engine.world.owner()), engine.mutex) if entering else None
+        guard = _OneGuard(engine.world.guard(engine.world.owner()), engine.mutex) if body is not None else None
         for lease in multi._leases:
             engine.keeper.notice(lease)
         with engine.mutex:  # no lease changes its state meanwhile: a loss comes before and is not told, or after and is
@@ -256,7 +257,7 @@ class MultiLogic:
             multi._home = self
             multi._guard = guard
             for lease in multi._leases:
-                lease._guard = guard
+                lease._guard, lease._body = guard, body
             self._current.append(multi)
         return True
 
@@ -295,7 +296,7 @@ class MultiLogic:
         """The body is over. True if it was ended by the loss and by nothing else."""
         guard = multi._guard
         for lease in multi._leases:
-            lease._guard = None
+            lease._guard = lease._body = None
         return guard is not None and guard.close(None if exc is None else type(exc))
 
     async def _end(self, multi: MultiLease, exc: BaseException | None) -> None:

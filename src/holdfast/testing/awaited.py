@@ -7,6 +7,7 @@ blocking facade nothing here ever suspends.
 from __future__ import annotations
 
 import builtins
+import sys
 from inspect import isawaitable
 from typing import Any
 
@@ -68,7 +69,11 @@ class AwaitedLock:
 
     async def __aenter__(self) -> AwaitedLease:
         raw = self.raw
-        return AwaitedLease(raw.__enter__() if hasattr(raw, "__enter__") else await raw.__aenter__())
+        lease = raw.__enter__() if hasattr(raw, "__enter__") else await raw.__aenter__()
+        for one in getattr(lease, "_leases", [lease]):
+            if one._body is not None:
+                one._body = sys._getframe(1)  # the `with` is the story's, not ours
+        return AwaitedLease(lease)
 
     async def __aexit__(self, *exc: Any) -> None:
         raw = self.raw

@@ -16,7 +16,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import copy_context
 from itertools import count
+from types import FrameType
 from typing import Any, TypeVar
+
+from holdfast._worlds import frames_of
 
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ class Task:
         self.suspensions = 0
         self.cancel_after: int | None = None  # cancel it at that suspension, counted from 1
         self.cancelled_at: float | None = None  # true time at which that happened
-        self._work = work
+        self.work = work
         self._context = copy_context()  # as each task of asyncio has one: what it has read is its own
         self._parked: Park | None = None
         self._must_cancel = False
@@ -111,9 +114,9 @@ class Task:
         try:
             if self._must_cancel:
                 self._must_cancel = False
-                park = self._context.run(self._work.throw, CancelledError())
+                park = self._context.run(self.work.throw, CancelledError())
             else:
-                park = self._context.run(self._work.send, None)
+                park = self._context.run(self.work.send, None)
         except StopIteration as stop:
             self._end(stop.value, None)
         except (Exception, CancelledError) as error:
@@ -198,7 +201,7 @@ class Simulation:
         for world in self._worlds:
             for task in list(world.tasks):
                 with suppress(MachineGone):
-                    task._work.close()
+                    task.work.close()
             world.tasks.clear()
         self._events.clear()
 
@@ -320,6 +323,9 @@ class SimulatedWorld:
 
     def owner(self) -> object:
         return self.simulation.running
+
+    def stack(self) -> list[FrameType]:
+        return [] if self.simulation.running is None else frames_of(self.simulation.running.work)
 
     def stand_in(self) -> Callable[[], None]:
         return lambda: None

@@ -1,12 +1,13 @@
-"""Nobody waits for itself: to wait without limit for what this very task or thread holds is an error at once.
+"""Nothing waits for itself: in the body of a `with`, to wait without limit for what that `with` holds is an error.
 
-A try and a bounded wait stay what they are, and another task or thread waits as ever.
+Only there is it certain that the wait would never end. A try and a bounded wait stay what they are, another task or
+thread waits as ever, and so does the same one outside of such a body: others may release what it holds.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -52,18 +53,18 @@ class NoWaitingForOneself(Promise, about="engine"):
         self, stage: Stage, pair: tuple[Ask, Ask]
     ) -> None:
         locks, (hold, ask) = stage.locks(), pair
-        lease = await hold(locks).take()
-        with pytest.raises(SelfDeadlock, match="'seat' is held by this very") as refused:
-            await ask(locks).acquire()
-        with pytest.raises(SelfDeadlock):
-            await ask(locks).acquire(timeout=-1)
+        async with hold(locks) as lease:
+            with pytest.raises(SelfDeadlock, match="'seat' is held by the `with` block around") as refused:
+                await ask(locks).acquire()
+            with pytest.raises(SelfDeadlock):
+                await ask(locks).acquire(timeout=-1)
+            assert lease.held
         error = refused.value
         assert isinstance(error, LockError)
         assert isinstance(error, RuntimeError)
         assert error.name == "seat"
         twin = pickle.loads(pickle.dumps(error))
         assert (type(twin), str(twin), vars(twin)) == (SelfDeadlock, str(error), vars(error))
-        assert lease.held
 
     @each_pair
     async def test_a_body_that_would_wait_for_itself_never_runs_and_leaves_nothing(
@@ -80,13 +81,71 @@ class NoWaitingForOneself(Promise, about="engine"):
         for name in ("desk", "row", "seat"):
             assert await stage.is_free(name)
 
+    async def test_a_call_that_the_body_makes_is_part_of_it(self, stage: Stage) -> None:
+        locks = stage.locks()
+
+        async def help_out() -> None:
+            await locks.lock("seat").take()
+
+        async with locks.lock("seat"):
+            with pytest.raises(SelfDeadlock, match=r"in .*test_a_call_that_the_body_makes"):
+                await help_out()
+
+    async def test_what_the_body_has_released_is_waited_for(self, stage: Stage) -> None:
+        locks = stage.locks()
+        async with locks.lock("seat") as lease:
+            await lease.release()
+            other = await stage.locks().lock("seat", ttl=600).take()
+            waiter = stage.start(locks.lock("seat").take())
+            await stage.queue("seat", 1)
+            await other.release()
+            assert (await waiter.result()).held
+
+    @each_pair
+    async def test_what_one_holds_outside_of_a_with_is_waited_for(self, stage: Stage, pair: tuple[Ask, Ask]) -> None:
+        """Another one may release it: a thread of a pool serves many, and a lease is often handed on."""
+        locks, (hold, ask) = stage.locks(), pair
+        held: list[AwaitedLease] = []
+
+        async def work() -> AwaitedLease:
+            held.append(await hold(locks).take())
+            return await ask(locks).take()
+
+        worker = stage.start(work())
+        await stage.queue("seat", 1)
+        await held[0].release()
+        assert (await worker.result()).held
+
+    @each_pair
+    async def test_a_with_that_stands_still_in_a_generator_is_waited_for(
+        self, stage: Stage, pair: tuple[Ask, Ask]
+    ) -> None:
+        """Another one may go on with the generator: so do frameworks whose dependencies are generators."""
+        locks, (hold, ask) = stage.locks(), pair
+
+        async def dependency() -> AsyncIterator[None]:
+            async with hold(locks):
+                yield
+
+        held = dependency()
+
+        async def work() -> AwaitedLease:
+            await anext(held)
+            return await ask(locks).take()
+
+        worker = stage.start(work())
+        await stage.queue("seat", 1)
+        with pytest.raises(StopAsyncIteration):
+            await anext(held)
+        assert (await worker.result()).held
+
     @each_pair
     async def test_a_try_for_what_one_holds_is_refused_as_ever(self, stage: Stage, pair: tuple[Ask, Ask]) -> None:
         locks, (hold, ask) = stage.locks(), pair
-        lease = await hold(locks).take()
-        assert await ask(locks).acquire(blocking=False) is None
-        assert await ask(locks).acquire(timeout=0) is None
-        assert lease.held
+        async with hold(locks) as lease:
+            assert await ask(locks).acquire(blocking=False) is None
+            assert await ask(locks).acquire(timeout=0) is None
+            assert lease.held
 
     @each_pair
     async def test_a_bounded_wait_for_what_one_holds_ends_in_time_as_ever(
@@ -95,8 +154,8 @@ class NoWaitingForOneself(Promise, about="engine"):
         locks, (hold, ask) = stage.locks(), pair
 
         async def work() -> object:
-            await hold(locks).take()
-            return await ask(locks).acquire(timeout=3)
+            async with hold(locks):
+                return await ask(locks).acquire(timeout=3)
 
         worker = stage.start(work())
         await stage.queue("seat", 1)
@@ -121,12 +180,11 @@ class NoWaitingForOneself(Promise, about="engine"):
     @each_pair
     async def test_another_task_or_thread_waits_as_ever(self, stage: Stage, pair: tuple[Ask, Ask]) -> None:
         locks, (hold, ask) = stage.locks(), pair
-        lease = await hold(locks).take()
-        waiter = stage.start(ask(locks).take())
-        await stage.until(lambda: locks.faults.waiting == 1)
-        await stage.breathe()
-        assert not waiter.done
-        await lease.release()
+        async with hold(locks):
+            waiter = stage.start(ask(locks).take())
+            await stage.until(lambda: locks.faults.waiting == 1)
+            await stage.breathe()
+            assert not waiter.done
         assert (await waiter.result()).held
 
     @each_pair
@@ -178,24 +236,23 @@ class NoWaitingForOneself(Promise, about="engine"):
     @needs("shared")
     async def test_a_reader_that_would_wait_behind_a_writer_that_waits_for_it_is_an_error(self, stage: Stage) -> None:
         rwlock = stage.locks().rwlock("seat", ttl=600)
-        first = await rwlock.read().take()
-        writer = stage.start(stage.locks().rwlock("seat").write().take())
-        await stage.queue("seat", 1)
-        with pytest.raises(SelfDeadlock):
-            await rwlock.read().acquire()
-        await stage.queue("seat", 1)
-        assert not writer.done
-        await first.release()
+        async with rwlock.read():
+            writer = stage.start(stage.locks().rwlock("seat").write().take())
+            await stage.queue("seat", 1)
+            with pytest.raises(SelfDeadlock):
+                await rwlock.read().acquire()
+            await stage.queue("seat", 1)
+            assert not writer.done
         assert (await writer.result()).held
 
     @needs("shared")
     async def test_a_downgraded_writer_may_read_again_and_not_write(self, stage: Stage) -> None:
         rwlock = stage.locks().rwlock("seat")
-        lease = await rwlock.write().take()
-        await lease.downgrade()
-        await rwlock.read().take()
-        with pytest.raises(SelfDeadlock):
-            await rwlock.write().acquire()
+        async with rwlock.write() as lease:
+            await lease.downgrade()
+            await rwlock.read().take()
+            with pytest.raises(SelfDeadlock):
+                await rwlock.write().acquire()
 
     @needs("limits")
     async def test_who_holds_every_permit_may_wait_for_one_that_another_gives_back(self, stage: Stage) -> None:
@@ -218,10 +275,10 @@ class NoWaitingForOneself(Promise, about="engine"):
     ) -> None:
         locks = stage.locks()
         await stage.locks().lock("row").take()
-        await locks.lock("seat").take()
-        with pytest.raises(SelfDeadlock):
-            await locks.all("row", "seat").acquire()
-        assert (await stage.info("row")).waiters == 0
+        async with locks.lock("seat"):
+            with pytest.raises(SelfDeadlock):
+                await locks.all("row", "seat").acquire()
+            assert (await stage.info("row")).waiters == 0
 
     async def test_other_names_are_no_matter(self, stage: Stage) -> None:
         locks = stage.locks()
