@@ -63,6 +63,7 @@ class FaultyBackend:
         self._mutex = threading.Lock()
         self._plans: dict[str, deque[tuple[_Fault, float]]] = {}  # with how many times each is left
         self._hanging: list[Signal] = []
+        self._resumed = 0  # how often: a call that drew its fault before the last time does not begin to hang after it
 
     @property
     def on_loss(self) -> Any:
@@ -95,6 +96,7 @@ class FaultyBackend:
         """Whatever hangs goes on."""
         with self._mutex:
             hanging, self._hanging = self._hanging, []
+            self._resumed += 1
         for signal in hanging:
             signal.set()
 
@@ -117,24 +119,24 @@ class FaultyBackend:
 
     # How it goes wrong
 
-    def _next(self, verb: Verb) -> _Fault | None:
+    def _next(self, verb: Verb) -> tuple[_Fault | None, int]:
         with self._mutex:
             self.calls[verb] += 1
             plan = self._plans.get(verb)
             if not plan:
-                return None
+                return None, self._resumed
             fault, times = plan.popleft()
             if times > 1:
                 plan.appendleft((fault, times - 1))
-            return fault
+            return fault, self._resumed
 
     async def _through(self, verb: Verb, ask: Callable[[], Awaitable[T]]) -> T:
-        fault = self._next(verb)
+        fault, resumed = self._next(verb)
         if fault is not None and not fault.after_effect:
-            await self._strike(fault)
+            await self._strike(fault, resumed)
         answer = await (ask() if verb == "wait" else self._ask(ask))
         if fault is not None and fault.after_effect:
-            await self._strike(fault)
+            await self._strike(fault, resumed)
         return answer
 
     async def _ask(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -148,11 +150,13 @@ class FaultyBackend:
         with self._mutex:
             self.on_the_way += change
 
-    async def _strike(self, fault: _Fault) -> None:
+    async def _strike(self, fault: _Fault, resumed: int) -> None:
         if fault.error is not None:
             raise fault.error
         signal = self._world.signal()
         with self._mutex:
+            if self._resumed != resumed:
+                return
             self._hanging.append(signal)
         try:
             await signal.wait(None)
