@@ -32,13 +32,16 @@ def rule_on_the_page() -> list[str]:
 
 
 def in_demand(locks: holdfast.Locks, others: holdfast.Locks) -> None:
-    """Hold what two wait for, and let it go from hand to hand."""
+    """Hold what four wait for, and let it go from hand to hand.
+
+    Each but the first is likely to be put into the queue the short way: one in a hundred takes the long one.
+    """
 
     def take_and_let_go() -> None:
         with others.lock("x", wait=LIMIT):
             pass
 
-    waiters = [threading.Thread(target=take_and_let_go) for _ in range(2)]
+    waiters = [threading.Thread(target=take_and_let_go) for _ in range(4)]
     with locks.lock("x", wait=LIMIT) as lease:
         for number, waiter in enumerate(waiters, 1):
             waiter.start()
