@@ -286,14 +286,15 @@ def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: S
     outage, now = stage.engine.outage, stage.simulation.time
     outage.sent("request", now, None)
     outage.look(now + REPORT_AFTER_S)
-    told = outage._tell_behind
+    background = stage.engine.background
+    told = background.tell
 
     def answered_meanwhile(event: Event) -> None:
         told(event)
-        outage._tell_behind = told  # type: ignore[method-assign]
+        background.tell = told  # type: ignore[method-assign]
         outage.unanswered.pop("request")
 
-    outage._tell_behind = answered_meanwhile  # type: ignore[method-assign]
+    background.tell = answered_meanwhile  # type: ignore[method-assign]
     outage.look(now + REPORT_AFTER_S + LOOK_TWICE_S)
     stage.pass_time(1)
     assert stage.kinds == ["unreachable", "reachable"]
@@ -345,7 +346,7 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
     locks.close()
     join(thread)
     _must_tell_of(first, url)
-    assert "unreachable in holdfast-outage" in told_in  # not in the keeper's thread: a listener may block
+    assert "unreachable in holdfast-events" in told_in  # not in the keeper's thread: a listener may block
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,9 +51,13 @@ async def _ask_and_tell(
 
     def adopt_and_tell(lease: Lease) -> None:
         adopt(lease)
+        body = lease._body
+        lease._body = body or sys._getframe()  # a listener that waits for it would wait for itself
         if lease._waited:
             engine.tell_claim("waited", claim, waited=lease._waited)
         engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
+        if lease._state == "held":
+            lease._body = body
 
     answer = await _ask(engine, request, claim, wait, adopt_and_tell)
     if answer.__class__ is Busy:

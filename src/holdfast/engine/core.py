@@ -20,6 +20,7 @@ from holdfast._reentry import Mutex, nothing, put_off, start_put_off
 from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
+from holdfast.engine.callbacks import BackgroundEvents, OnLost
 from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
 from holdfast.engine.outage import Outage
@@ -60,6 +61,8 @@ class Engine:
         self.mutex = Mutex()  # held for single steps only, never while anything is awaited
         self.keeper = Keeper(self)
         self.outage = Outage(self)
+        self.on_lost = OnLost(self)
+        self.background = BackgroundEvents(self)
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: those that were asked for, and of which no lease has come yet
         self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
@@ -84,6 +87,8 @@ class Engine:
         waited, unfinished = list(self.waiting.values()), list(self.unfinished.values())
         self.waiting.clear()
         self.outage.begin_again()
+        self.on_lost.begin_again()
+        self.background.begin_again()
         self.keeper.begin_again()
         for claim in waited:
             self.behind(self.abandon, claim)
@@ -368,9 +373,17 @@ class Engine:
         self.events.tell(Event(kind, terms.name, terms.holder, claim.id, fence, waited, None, detail))
 
     def tell_lease(self, kind: Kind, lease: Lease, detail: str = "") -> None:
+        self.events.tell(self._of_lease(kind, lease, detail))
+
+    def tell_behind(self, kind: Kind, lease: Lease, detail: str = "") -> None:
+        """A keeper's thread does it: a listener that blocks that would cost leases. An event loop has no other."""
+        tell = self.background.tell if self.world.blocking else self.events.tell
+        tell(self._of_lease(kind, lease, detail))
+
+    def _of_lease(self, kind: Kind, lease: Lease, detail: str) -> Event:
         held = self.now() - lease._granted_at
         facts = (lease.name, lease.holder, lease.claim_id, lease.fence, lease._waited, held, detail)
-        self.events.tell(Event(kind, *facts))
+        return Event(kind, *facts)
 
     # The end
 
@@ -404,7 +417,8 @@ class Engine:
         for claim in list(self.unfinished.values()):
             with suppress(BackendUnavailable):
                 await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
-        await self.keeper.tell_all(TELL_WITHIN)
+        await self.on_lost.all_called(TELL_WITHIN)
+        await self.background.all_told(TELL_WITHIN)
         await self.backend.close()
         _living.discard(self)
 
@@ -427,6 +441,8 @@ class Engine:
             lease._move("fork")
         self.keeper = Keeper(self)
         self.outage = Outage(self)
+        self.on_lost = OnLost(self)
+        self.background = BackgroundEvents(self)
         self.entered = {}
         self.waiting = {}
         self.unfinished = {}

@@ -10,18 +10,17 @@ then in one request, and never waits for that request: a deadline that passes me
 from __future__ import annotations
 
 import heapq
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from holdfast._model import Renewal
-from holdfast._reentry import outside, start_put_off
+from holdfast._reentry import start_put_off
 from holdfast._time import pause_before_retry
 from holdfast.engine.lease import OUT_OF_TIME, Lease, Step
 from holdfast.errors import BackendUnavailable
-from holdfast.observe.events import logger
 
 if TYPE_CHECKING:
     from holdfast._worlds import Signal
@@ -64,10 +63,6 @@ class Keeper:
         self._unanswered: list[_Batch] = []  # due, or asked for and not answered yet
         self._renewers = 0  # those that renew: one, or more while requests hang
         self._asked_at = 0.0  # when one of them last sent a request
-        self._lost: list[Lease] = []  # those whose `on_lost` is to be called
-        self._telling = False  # somebody does that
-        self._teller: object = None  # who
-        self._all_told: list[Signal] = []  # of callers that wait until all `on_lost` were called
         self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
         self._closed = False
 
@@ -165,9 +160,8 @@ class Keeper:
                 if self.leases or self._engine.outage.unanswered:
                     busy_at = now
                 self._look(now)
-                if self._lost:
-                    self._tell_later()
                 soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._first_in_heap())
+                soonest = min(soonest, self._engine.on_lost.look(now))
                 promised = self._next_look if self._next_look > now else NEVER
                 self._next_look = min(promised, soonest)
                 self._next_look = min(self._next_look, self._engine.outage.look(now))  # a request after it wakes us
@@ -213,7 +207,6 @@ class Keeper:
             self._end_loop()
             self._forget_heap()
             self._due, self._unanswered, self._renewers = [], [], 0
-            self._telling = False
         for lease in list(self.leases.values()):
             lease._renewing = False
             if lease._guard is not None:
@@ -373,7 +366,7 @@ class Keeper:
             elif lease._state == "held":
                 lease._renewed(asked_at, renewal.ttl)
                 if told:
-                    self._engine.tell_lease("renewed", lease)
+                    self._engine.tell_behind("renewed", lease)
 
     def _ride_out(self, leases: list[Lease], error: Exception) -> None:
         """An error is not a loss: try again soon, until the deadline."""
@@ -383,7 +376,7 @@ class Keeper:
             lease._failures += 1
             lease._renew_at = now + _pause_before_renewal(lease, now, engine.world.chance())
             if engine.events.wanted():
-                engine.tell_lease("renewal_failed", lease, f"{type(error).__name__}: {error}")
+                engine.tell_behind("renewal_failed", lease, f"{type(error).__name__}: {error}")
 
     def hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
         """The backend has noticed that these are held no longer. Called from any thread."""
@@ -408,70 +401,13 @@ class Keeper:
             engine.behind(engine.abandon, lease._claim)  # else the store would keep it for ever
         try:
             if lease._request.on_lost is not None:
-                self._tell_later(lease)
+                engine.on_lost.call(lease)
         finally:  # after that: the body may be all that its event loop runs for
             if lease._guard is not None:
                 lease._guard.interrupt()
             else:
                 engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
-        engine.tell_lease("lost", lease, reason)  # last: a listener may raise
-
-    def _tell_later(self, *lost: Lease) -> None:
-        start = False
-        try:
-            with self._engine.mutex:
-                self._lost += lost
-                start = bool(self._lost) and not self._telling
-                self._telling = self._telling or start
-            if start:
-                self._engine.world.spawn(self._tell_lost(), "holdfast-on-lost")
-        except BaseException as error:
-            if start:
-                self._telling = (
-                    False  # should it run all the same, the next loss starts a second one, which does no harm
-                )
-            if not isinstance(error, RuntimeError):
-                raise  # no thread to be had just now is no reason to end the loop: it tries again at its next turn
-
-    async def tell_all(self, within: float) -> None:
-        """Wait until every `on_lost` was called, or that time has passed. Called in an `on_lost`, it does not wait."""
-        world = self._engine.world
-        with self._engine.mutex:
-            start = bool(self._lost) and not self._telling  # no thread could be started for it
-            if not (start or self._telling) or (self._telling and self._teller is world.owner()):
-                return
-            self._telling = True
-            signal = world.signal()
-            if not start:
-                self._all_told.append(signal)
-        await (self._tell_lost() if start else signal.wait(within))
-
-    async def _tell_lost(self) -> None:
-        """Call `on_lost` of each in turn: not in the loop, which a slow one would hold up."""
-        self._teller = self._engine.world.owner()
-        while True:
-            with self._engine.mutex:
-                if not self._lost:
-                    self._telling = False
-                    while self._all_told:
-                        self._all_told.pop().set()
-                    return
-                lease = self._lost.pop(0)
-            on_lost = lease._request.on_lost
-            try:
-                with outside():
-                    answer = on_lost(lease) if on_lost is not None else None
-                if isinstance(answer, Awaitable):
-                    await self._engine.world.beside(self._wait_for(answer))
-            except BaseException as error:
-                if not isinstance(error, Exception) and not self._engine.world.blocking:
-                    self._telling = False
-                    raise  # the task is cancelled; in a thread, an exit means nothing
-                logger.exception("on_lost of lock %r failed", lease.name)
-
-    async def _wait_for(self, answer: Awaitable[object]) -> None:
-        self._teller = self._engine.world.owner()  # in asyncio it has a task of its own
-        await answer
+        engine.tell_behind("lost", lease, reason)  # last: a listener may raise
 
 
 def _renewable_at(lease: Lease) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from holdfast._time import say
@@ -51,14 +50,10 @@ class Outage:
         self._given_up = False  # the last failure was an operation's last: whatever is answered next ends the outage
         self._reported = False
         self.unanswered: dict[object, _Unanswered] = {}  # by request, from before it is sent
-        self._untold: deque[Event] = deque()  # what is told in the background
-        self._telling = False  # from when that is spawned until all is told
 
     def begin_again(self) -> None:
-        """In a new event loop: nobody waits for what was asked in the old one, and nobody tells of it there."""
+        """In a new event loop: what was asked in the old one is not answered any more."""
         self.unanswered.clear()
-        with self._engine.mutex:
-            self._telling = False
 
     # Requests that are not answered
 
@@ -94,7 +89,7 @@ class Outage:
             elif request.look_at <= now:
                 request.overdue, request.look_at = True, _LATER
                 if key in self.unanswered and self._begins(request.asked_at, now):
-                    self._tell_behind(self._event("unreachable", self._silence(request, now)))
+                    self._engine.background.tell(self._event("unreachable", self._silence(request, now)))
                     if key not in self.unanswered:
                         self.over()  # answered meanwhile, and perhaps too early to end what had not begun
             soonest = min(soonest, request.look_at)
@@ -143,29 +138,9 @@ class Outage:
         return Event(kind, "", self._engine.holder, detail=detail)
 
     def _tell(self, event: Event) -> None:
-        if self._telling:  # what came before it has yet to be told
-            self._tell_behind(event)
+        if self._engine.background.telling:  # what came before it has yet to be told
+            self._engine.background.tell(event)
         else:
-            self._engine.events.tell(event)
-
-    def _tell_behind(self, event: Event) -> None:
-        """Not in the keeper's loop: a listener that blocks there would cost leases."""
-        with self._engine.mutex:
-            self._untold.append(event)
-            start, self._telling = not self._telling, True
-        if start:
-            try:
-                self._engine.world.spawn(self._tell_untold(), "holdfast-outage")
-            except RuntimeError:  # no thread can be started: the next report is told along with it
-                self._telling = False
-
-    async def _tell_untold(self) -> None:
-        while True:
-            with self._engine.mutex:
-                if not self._untold:
-                    self._telling = False
-                    return
-                event = self._untold.popleft()
             self._engine.events.tell(event)
 
 

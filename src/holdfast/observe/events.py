@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from holdfast._reentry import outside
@@ -49,13 +50,18 @@ Listener = Callable[[Event], None]
 class Events:
     """The stream of one `Locks`."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("_hearing", "_listeners")
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
+        self._hearing: set[int] = set()  # threads in which a listener is being called
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each event, in the thread or loop where it happens; the answer ends that.
+        """Call `listener` with each event; the answer ends that.
+
+        Of what a caller does it is called in the caller's thread or loop. Of what the background does (renewals,
+        losses, outages) in a thread that does nothing else; in asyncio, in the loop. What it does itself with locks of
+        the same `Locks` is not told.
 
         A listener only looks on: what it raises is logged and changes nothing; an exit ends no thread either. Only
         what a signal may have raised, an exit or an interrupt in the main thread, goes on when all have heard.
@@ -75,6 +81,16 @@ class Events:
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
 
     def tell(self, event: Event) -> None:
+        thread = get_ident()
+        if thread in self._hearing:
+            return  # a listener's own doing: it would hear of itself without end
+        self._hearing.add(thread)
+        try:
+            self._tell_each(event)
+        finally:
+            self._hearing.discard(thread)
+
+    def _tell_each(self, event: Event) -> None:
         interrupt: BaseException | None = None
         for listener in (log, *self._listeners):
             try:

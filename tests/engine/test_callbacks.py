@@ -1,0 +1,247 @@
+"""Callbacks of users hold up nothing but themselves: no renewal, no other callback, no letting go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+import holdfast
+from holdfast import Lease, Locks, SelfDeadlock, aio
+from holdfast.engine import callbacks
+from holdfast.engine.core import TELL_WITHIN
+from holdfast.observe.events import Event
+from holdfast.testing import FakeClock
+from tests.servers.waiting import LIMIT, until, until_async
+
+URL = "memory://callbacks"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def locks(clock: FakeClock) -> Iterator[Locks]:
+    with holdfast.connect(URL, clock=clock) as locks:
+        yield locks
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Closed until the test is over, whatever becomes of it."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+def lose(locks: Locks, *names: str) -> None:
+    for name in names:
+        locks.break_lock(name)
+
+
+# on_lost
+
+
+def test_one_that_waits_keeps_no_other_from_being_told(locks: Locks, clock: FakeClock, gate: threading.Event) -> None:
+    told: list[str] = []
+
+    def hang(lease: Lease) -> None:
+        told.append(lease.name)
+        gate.wait(LIMIT)
+
+    for name in "abc":
+        locks.lock(name, ttl=3, on_lost=hang).acquire()
+    locks.lock("d", ttl=3, on_lost=lambda lease: told.append(lease.name)).acquire()
+    lose(locks, *"abcd")
+    clock.advance(1)
+    for number in range(1, 5):
+        until(lambda number=number: len(told) >= number, f"{number} of them to be told")
+        clock.advance(callbacks.HANGING)
+    assert sorted(told) == list("abcd")
+
+
+def test_one_that_waits_keeps_no_set_of_names_from_being_let_go_of(
+    locks: Locks, clock: FakeClock, gate: threading.Event
+) -> None:
+    told: list[str] = []
+
+    def hang(lease: Lease) -> None:
+        told.append(lease.name)
+        gate.wait(LIMIT)
+
+    locks.lock("a", ttl=3, on_lost=hang).acquire()
+    locks.all("b", "c", ttl=30).acquire()
+    lose(locks, "a")
+    clock.advance(1)
+    until(lambda: told, "the first to hang")
+    lose(locks, "b")
+    clock.advance(9)
+    until(lambda: not locks.inspect("c").locked, "the other name to be free")
+
+
+def test_one_that_waits_keeps_no_close_from_telling_the_others(clock: FakeClock, gate: threading.Event) -> None:
+    told: list[str] = []
+
+    def hang(lease: Lease) -> None:
+        told.append(lease.name)
+        gate.wait(LIMIT)
+
+    locks = holdfast.connect(URL, clock=clock)
+
+    def close_in_the_body() -> None:
+        with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600, on_lost=hang):
+            with suppress(holdfast.LeaseLost), locks.lock("b", ttl=600, on_lost=hang):
+                locks.close()
+
+    closing = threading.Thread(target=close_in_the_body)
+    closing.start()
+    until(lambda: len(told) == 1, "one to be told")
+    clock.advance(callbacks.HANGING)
+    until(lambda: sorted(told) == ["a", "b"], "the other to be told")
+
+    def closed() -> bool:
+        clock.advance(TELL_WITHIN)  # from when it begins to wait
+        return not closing.is_alive()
+
+    until(closed, "close to give up on them")
+
+
+def test_a_task_that_waits_keeps_no_other_from_being_told(clock: FakeClock) -> None:
+    async def story() -> None:
+        told: list[str] = []
+        gate = asyncio.Event()
+
+        async def hang(lease: aio.AsyncLease) -> None:
+            told.append(lease.name)
+            await gate.wait()
+
+        async with aio.connect(URL, clock=clock) as locks:
+            for name in "ab":
+                await locks.lock(name, ttl=3, on_lost=hang).acquire()
+                await locks.break_lock(name)
+
+            clock.advance(1)
+            await until_async(lambda: len(told) == 1, "one to be told")
+            clock.advance(callbacks.HANGING)
+            await until_async(lambda: sorted(told) == ["a", "b"], "the other to be told")
+            gate.set()
+
+    asyncio.run(story())
+
+
+# Listeners and log handlers
+
+
+class Blocks(logging.Handler):
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__()
+        self._gate = gate
+        self.began = False
+
+    def emit(self, _: logging.LogRecord) -> None:
+        self.hear()
+
+    def hear(self, event: Event | None = None) -> None:
+        if event is None or event.kind in ("renewed", "lost", "renewal_failed"):
+            self.began = True
+            self._gate.wait(LIMIT)
+
+
+@pytest.fixture(params=["a listener", "a log handler"])
+def blocking(request: pytest.FixtureRequest, locks: Locks, gate: threading.Event) -> Iterator[Blocks]:
+    handler = Blocks(gate)
+    if request.param == "a listener":
+        locks.events.listen(handler.hear)
+        yield handler
+        return
+    logger = logging.getLogger("holdfast")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_one_that_blocks_costs_no_other_lease(locks: Locks, clock: FakeClock, blocking: Blocks) -> None:
+    kept = locks.lock("kept", ttl=30).acquire()
+    locks.lock("lost", ttl=30).acquire()
+    lose(locks, "lost")
+    clock.advance(10)
+    until(lambda: blocking.began, "it to block")
+    assert kept is not None
+    for _ in range(5):
+        until(lambda: kept.remaining == 30, "the renewal")
+        clock.advance(10)
+    assert kept.held
+
+
+def test_one_that_takes_a_lock_of_the_same_locks_comes_back(locks: Locks, clock: FakeClock) -> None:
+    heard: list[str] = []
+
+    def note(event: Event) -> None:
+        with locks.lock("notes"):
+            heard.append(f"{event.kind} {event.name}")
+
+    locks.events.listen(note)
+    with locks.lock("a", ttl=3):
+        pass
+    locks.lock("b", ttl=3).acquire()
+    lose(locks, "b")
+    clock.advance(1)
+    until(lambda: "lost b" in heard, "the loss to be noted")
+    assert [line for line in heard if line.endswith(" a")] == ["asked a", "granted a", "released a"]
+    assert not any("notes" in line for line in heard)
+
+
+def test_one_that_waits_for_what_was_just_granted_would_wait_for_itself(locks: Locks) -> None:
+    refused: list[type[BaseException]] = []
+
+    def take(event: Event) -> None:
+        if event.kind == "granted":
+            with pytest.raises(SelfDeadlock) as error:
+                locks.lock(event.name).acquire()
+            refused.append(error.type)
+
+    locks.events.listen(take)
+    with locks.lock("a"):
+        pass
+    lease = locks.lock("a").acquire()
+    assert lease is not None
+    assert refused == [SelfDeadlock, SelfDeadlock]
+
+
+def test_one_that_hangs_for_ever_is_given_the_latest_events_and_told_how_many_it_missed(
+    locks: Locks, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callbacks, "MOST", 3)
+    heard: list[str] = []
+    began = threading.Event()
+
+    def hang(event: Event) -> None:
+        heard.append(event.detail)
+        began.set()
+        gate.wait(LIMIT)
+
+    locks.events.listen(hang)
+    background = locks._logic.engine.background
+    background.tell(Event("lost", "a", "me", detail="0"))
+    assert began.wait(LIMIT)
+    for number in range(1, 10):
+        background.tell(Event("lost", "a", "me", detail=str(number)))
+    gate.set()
+    until(lambda: heard[-1] == "9", "the last one to be heard")
+    assert heard == ["0", "7", "8", "9"]
+    assert "6 events were left out" in caplog.text
+
+
+def test_what_the_background_did_is_told_before_close_is_over(clock: FakeClock) -> None:
+    heard: list[str] = []
+    locks = holdfast.connect(URL, clock=clock)
+    locks.events.listen(lambda event: heard.append(event.kind))
+    with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600):
+        locks.close()
+    assert heard[-1] == "lost"
