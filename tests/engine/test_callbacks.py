@@ -61,7 +61,7 @@ def test_one_that_waits_keeps_no_other_from_being_told(locks: Locks, clock: Fake
     lose(locks, *"abcd")
     clock.advance(1)
     for number in range(1, 5):
-        until(lambda number=number: len(told) >= number, f"{number} of them to be told")
+        until(lambda least=number: len(told) >= least, f"{number} of them to be told")  # type: ignore[misc]
         clock.advance(callbacks.HANGING)
     assert sorted(told) == list("abcd")
 
