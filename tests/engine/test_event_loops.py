@@ -361,6 +361,7 @@ def test_a_callback_that_tells_of_a_loss_is_the_programs_own_task_and_cancelling
     told: list[str] = []
 
     async def waits(lease: AsyncLease) -> None:
+        told.append(lease.name)
         try:
             await never()
         finally:
@@ -370,14 +371,65 @@ def test_a_callback_that_tells_of_a_loss_is_the_programs_own_task_and_cancelling
         async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             await take(locks, "x", on_lost=waits)
             await take(locks, "y", on_lost=lambda lease: told.append(lease.name))
-            await locks.break_lock("x")
-            await locks.break_lock("y")
-            for lease in list(locks._logic.engine.keeper.leases.values()):
-                lease._renew_at = 0.0
-                locks._logic.engine.keeper.look_again(lease)
-            await until_async(lambda: len(asyncio.all_tasks()) == 2, "the first to be told")
+            await lose(locks, "x", "y")
+            await until_async(lambda: told == ["x"], "the first to be told")
             await cancel_all_others()
-            await until_async(lambda: told == ["x was cancelled", "y"], "the other to be told")
+            await until_async(lambda: told == ["x", "x was cancelled", "y"], "the other to be told")
+
+    asyncio.run(main())
+
+
+async def lose(locks: AsyncLocks, *names: str) -> None:
+    for name in names:
+        await locks.break_lock(name)
+    for lease in list(locks._logic.engine.keeper.leases.values()):
+        lease._renew_at = 0.0
+        locks._logic.engine.keeper.look_again(lease)
+
+
+async def see_another_task() -> None:
+    """As soon as there is one, before its first step."""
+    for _ in itertools.count():
+        if len(asyncio.all_tasks()) > 1:
+            return
+        await asyncio.sleep(0)
+
+
+def test_a_callback_that_is_cancelled_before_it_begins_ends_as_any_task_of_the_program_does() -> None:
+    begun: list[str] = []
+
+    async def waits(lease: AsyncLease) -> None:
+        begun.append(lease.name)
+        await never()
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+            await take(locks, "x", on_lost=waits)
+            await take(locks, "y", on_lost=lambda lease: begun.append(lease.name))
+            await lose(locks, "x", "y")
+            await see_another_task()
+            await cancel_all_others()
+            await until_async(lambda: begun == ["y"], "the other to be told")
+        gc.collect()  # where a coroutine that was never awaited would be found
+
+    asyncio.run(main())
+
+
+def test_several_names_are_let_go_of_though_the_callback_is_cancelled_before_it_begins() -> None:
+    async def waits(_: object) -> None:
+        await never()
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+            await locks.all("x", "y", ttl=HOUR, on_lost=waits).acquire()
+            await lose(locks, "x")
+            await see_another_task()
+            await cancel_all_others()
+
+            async def is_free() -> bool:
+                return not (await locks.inspect("y")).locked
+
+            await until_async(is_free, "the other name to be free")
 
     asyncio.run(main())
 

@@ -92,8 +92,11 @@ class World(Protocol):
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def beside(self, work: Awaitable[T]) -> T | None:
-        """Await what is the user's own: where tasks can be cancelled, that can be. None then."""
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+        """Await what is the user's own: where tasks can be cancelled, that can be. None then.
+
+        `began` is called with what owns it: the thread that runs, or the task that was made for it.
+        """
         ...
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:

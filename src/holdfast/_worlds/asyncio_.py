@@ -239,8 +239,9 @@ class AsyncioWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T]) -> T | None:
-        task = asyncio.ensure_future(work)
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+        task = asyncio.ensure_future(work)  # itself, in no coroutine of ours: that could be cancelled before it awaits
+        began(task)
         await asyncio.wait({task})
         return None if task.cancelled() else task.result()
 

@@ -116,7 +116,8 @@ class ThreadWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T]) -> T | None:
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+        began(self.owner())
         return await work
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:

@@ -111,15 +111,11 @@ class OnLost:
             with outside():
                 answer = on_lost(lease) if on_lost is not None else None
             if isinstance(answer, Awaitable):
-                await self._engine.world.beside(self._wait_for(answer, caller))
+                await self._engine.world.beside(answer, self._callers[caller].add)
         except BaseException as error:
             if not isinstance(error, Exception) and not self._engine.world.blocking:
                 raise  # the task is cancelled; in a thread, an exit means nothing
             logger.exception("on_lost of lock %r failed", lease.name)
-
-    async def _wait_for(self, answer: Awaitable[object], caller: object) -> None:
-        self._callers[caller].add(self._engine.world.owner())  # in asyncio it has a task of its own
-        await answer
 
 
 class BackgroundEvents:

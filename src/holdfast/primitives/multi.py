@@ -7,14 +7,14 @@ Leaves to the engine: each single lease.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any
 
 from holdfast._model import Busy, Claim
-from holdfast._reentry import Mutex, outside
+from holdfast._reentry import Mutex
 from holdfast._time import FOREVER, Seconds, say
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import acquire
@@ -162,17 +162,13 @@ class MultiLease(Unique):
             raise problem
         return freed
 
-    async def _one_is_lost(self, _: Lease) -> None:
-        """Then none is worth keeping."""
+    def _one_is_lost(self, _: Lease) -> object:
+        """Then none is worth keeping. What `on_lost` answers is the caller's to await: a task could be cancelled."""
         self._engine.behind(type(self)._end, self)  # not here: a backend that hangs must not hold up the telling
         if self._home is None:
-            return  # it never reached anybody
+            return None  # it never reached anybody
         on_lost, self._on_lost = self._on_lost, None  # told once, though others may be lost too
-        if on_lost is not None:
-            with outside():
-                answer = on_lost(self)
-            if isinstance(answer, Awaitable):
-                await answer
+        return None if on_lost is None else on_lost(self)
 
 
 class MultiLogic:

@@ -339,7 +339,8 @@ class SimulatedWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T]) -> T | None:
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+        began(self.owner())
         return await work
 
     async def shielded(self, work: Coroutine[Any, Any, T]) -> T:
