@@ -140,6 +140,21 @@ class Large:
     pass
 
 
+def test_a_stack_of_contexts_keeps_no_call_alive(locks: Locks) -> None:
+    stack = ExitStack()
+
+    def enter() -> weakref.ref[Large]:
+        large = Large()
+        stack.enter_context(locks.lock("seat"))
+        stack.enter_context(locks.all("row", "desk"))
+        return weakref.ref(large)
+
+    left = enter()
+    gc.collect()
+    assert left() is None
+    stack.close()
+
+
 @pytest.mark.parametrize("ends", ["released", "lost"])
 def test_a_lease_that_is_kept_keeps_no_call_alive(locks: Locks, ends: str) -> None:
     kept: list[Lease] = []

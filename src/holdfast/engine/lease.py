@@ -6,6 +6,7 @@ Leaves to the keeper: renewing it, and telling of its loss. Leaves to the backen
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast._worlds import Guard
     from holdfast.engine.core import Engine
 
+_CONTEXTLIB: Final = vars(contextlib)
 OUT_OF_TIME: Final = "its time ran out before a renewal came through"
 
 State = Literal["held", "releasing", "released", "lost", "forked"]
@@ -258,6 +260,11 @@ class Lease(Unique):
             self._deadline = deadline
         self._renew_at = asked_at + ttl / 3
         self._failures = 0
+
+    def _enter(self, guard: Guard | None, body: FrameType | None) -> None:
+        """It protects the body of a `with` in that call, or of none. An `ExitStack`'s call is over long before that."""
+        self._guard = guard
+        self._body = body if body is not None and body.f_globals is not _CONTEXTLIB else None
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)

@@ -89,8 +89,7 @@ class LockLogic:
         owner = world.owner()
         guard = world.guard(owner)
         if lease._guard is None:
-            lease._guard = guard
-            lease._body = body
+            lease._enter(guard, body)
         self._enrol(lease, owner, guard)
 
     def _enrol(self, lease: Lease, owner: object, guard: Guard | None) -> None:
@@ -140,7 +139,7 @@ class LockLogic:
                 return
             lease, guard = entry.lease, entry.guard
             if lease._guard is guard:
-                lease._guard = lease._body = None
+                lease._enter(None, None)
             ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
             if exc is None and lease._depth == 1 and not entry.let_go:  # as `_end` would, with no frame in between
                 with suppress(LockError):

@@ -253,7 +253,7 @@ class MultiLogic:
             multi._home = self
             multi._guard = guard
             for lease in multi._leases:
-                lease._guard, lease._body = guard, body
+                lease._enter(guard, body)
             self._current.append(multi)
         return True
 
@@ -292,7 +292,7 @@ class MultiLogic:
         """The body is over. True if it was ended by the loss and by nothing else."""
         guard = multi._guard
         for lease in multi._leases:
-            lease._guard = lease._body = None
+            lease._enter(None, None)
         return guard is not None and guard.close(None if exc is None else type(exc))
 
     async def _end(self, multi: MultiLease, exc: BaseException | None) -> None:
