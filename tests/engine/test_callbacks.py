@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from uuid import uuid4
 
 import pytest
 
 import holdfast
 from holdfast import Lease, Locks, SelfDeadlock, aio
+from holdfast._connect import open_backend
+from holdfast._reentry import Mutex
+from holdfast._worlds import Clock, World
+from holdfast.backends.base import Backend
 from holdfast.engine import callbacks
 from holdfast.engine.core import TELL_WITHIN
 from holdfast.observe.events import Event
-from holdfast.testing import FakeClock
+from holdfast.testing import ALWAYS, FakeClock, FaultyBackend
 from tests.servers.waiting import LIMIT, until, until_async
 
-URL = "memory://callbacks"
+LONGEST_PAUSE = 3.1  # seconds after a renewal that failed, with a ttl of 30
 
 
 @pytest.fixture
@@ -27,8 +34,13 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def locks(clock: FakeClock) -> Iterator[Locks]:
-    with holdfast.connect(URL, clock=clock) as locks:
+def url() -> str:
+    return f"memory://{uuid4().hex}"
+
+
+@pytest.fixture
+def locks(url: str, clock: FakeClock) -> Iterator[Locks]:
+    with holdfast.connect(url, clock=clock) as locks:
         yield locks
 
 
@@ -85,14 +97,16 @@ def test_one_that_waits_keeps_no_set_of_names_from_being_let_go_of(
     until(lambda: not locks.inspect("c").locked, "the other name to be free")
 
 
-def test_one_that_waits_keeps_no_close_from_telling_the_others(clock: FakeClock, gate: threading.Event) -> None:
+def test_one_that_waits_keeps_no_close_from_telling_the_others(
+    url: str, clock: FakeClock, gate: threading.Event
+) -> None:
     told: list[str] = []
 
     def hang(lease: Lease) -> None:
         told.append(lease.name)
         gate.wait(LIMIT)
 
-    locks = holdfast.connect(URL, clock=clock)
+    locks = holdfast.connect(url, clock=clock)
 
     def close_in_the_body() -> None:
         with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600, on_lost=hang):
@@ -112,7 +126,7 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(clock: FakeClock,
     until(closed, "close to give up on them")
 
 
-def test_a_task_that_waits_keeps_no_other_from_being_told(clock: FakeClock) -> None:
+def test_a_task_that_waits_keeps_no_other_from_being_told(url: str, clock: FakeClock) -> None:
     async def story() -> None:
         told: list[str] = []
         gate = asyncio.Event()
@@ -121,7 +135,7 @@ def test_a_task_that_waits_keeps_no_other_from_being_told(clock: FakeClock) -> N
             told.append(lease.name)
             await gate.wait()
 
-        async with aio.connect(URL, clock=clock) as locks:
+        async with aio.connect(url, clock=clock) as locks:
             for name in "ab":
                 await locks.lock(name, ttl=3, on_lost=hang).acquire()
                 await locks.break_lock(name)
@@ -177,6 +191,45 @@ def test_one_that_blocks_costs_no_other_lease(locks: Locks, clock: FakeClock, bl
         until(lambda: kept.remaining == 30, "the renewal")
         clock.advance(10)
     assert kept.held
+
+
+def test_one_that_blocks_when_a_renewal_fails_costs_no_lease(url: str, clock: FakeClock, gate: threading.Event) -> None:
+    made: list[FaultyBackend] = []
+
+    def open_it(world: World, clock: Clock | None) -> Backend:
+        made.append(FaultyBackend(open_backend(url, world, clock), world))
+        return made[0]
+
+    handler = Blocks(gate)
+    logger = logging.getLogger("holdfast")
+    logger.addHandler(handler)
+    try:
+        with holdfast.connect(open_it, clock=clock) as locks:
+            kept = locks.lock("kept", ttl=30).acquire()
+            assert kept is not None
+            made[0].lose_request("renew", ALWAYS)
+            for number in (1, 2):
+                clock.advance(10 if number == 1 else LONGEST_PAUSE)
+                until(lambda least=number: made[0].calls["renew"] >= least, "a renewal to fail")  # type: ignore[misc]
+            until(lambda: handler.began, "it to block")
+            made[0].heal()
+            clock.advance(LONGEST_PAUSE)
+            until(lambda: kept.remaining == 30, "the renewal")
+            gate.set()
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_one_that_blocks_does_not_keep_the_command_line_from_hearing_of_renewals(
+    locks: Locks, clock: FakeClock, gate: threading.Event
+) -> None:
+    renewals: list[None] = []
+    locks._logic.engine.on_renewed = lambda: renewals.append(None)
+    locks.events.listen(Blocks(gate).hear)
+    locks.lock("kept", ttl=30).acquire()
+    for number in range(1, 4):
+        clock.advance(10)
+        until(lambda least=number: len(renewals) >= least, "a renewal")  # type: ignore[misc]
 
 
 def test_one_that_takes_a_lock_of_the_same_locks_comes_back(locks: Locks, clock: FakeClock) -> None:
@@ -238,9 +291,75 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_told_how_many_it
     assert "6 events were left out" in caplog.text
 
 
-def test_what_the_background_did_is_told_before_close_is_over(clock: FakeClock) -> None:
+class _Interrupts:
+    """The engine's mutex, which is interrupted once as it is left."""
+
+    def __init__(self, mutex: Mutex) -> None:
+        self._mutex = mutex
+        self._times = 1
+
+    def __enter__(self) -> None:
+        self._mutex.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        self._mutex.__exit__(None, None, None)
+        self._times, interrupted = 0, self._times
+        if interrupted:
+            raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._mutex, name)
+
+
+def test_an_interrupt_in_the_middle_of_telling_does_not_silence_what_follows(locks: Locks) -> None:
     heard: list[str] = []
-    locks = holdfast.connect(URL, clock=clock)
+    locks.events.listen(lambda event: heard.append(event.detail))
+    engine = locks._logic.engine
+    mutex = engine.mutex
+    engine.mutex = _Interrupts(mutex)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        engine.background.tell(Event("lost", "a", "me", detail="first"))
+    engine.mutex = mutex
+    engine.background.tell(Event("lost", "a", "me", detail="second"))
+    until(lambda: heard == ["first", "second"], "both to be told")
+
+
+def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(locks: Locks) -> None:
+    heard: list[str] = []
+    locks.events.listen(lambda event: heard.append(event.detail))
+
+    class Once(set[int]):
+        def add(self, thread: int) -> None:
+            super().add(thread)
+            locks.events._hearing = set(self)
+            raise KeyboardInterrupt
+
+    locks.events._hearing = Once()
+    with pytest.raises(KeyboardInterrupt):
+        locks.events.tell(Event("lost", "a", "me", detail="first"))
+    locks.events.tell(Event("lost", "a", "me", detail="second"))
+    assert heard == ["second"]
+
+
+ENDS = """
+import holdfast
+locks = holdfast.connect("memory://")
+try:
+    with locks.lock("a", ttl=600) as lease:
+        locks.break_lock("a")
+except holdfast.LeaseLost:
+    pass
+"""
+
+
+def test_a_process_that_ends_right_after_a_loss_has_logged_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=LIMIT, check=True)
+    assert "lock lost" in ended.stderr
+
+
+def test_what_the_background_did_is_told_before_close_is_over(url: str, clock: FakeClock) -> None:
+    heard: list[str] = []
+    locks = holdfast.connect(url, clock=clock)
     locks.events.listen(lambda event: heard.append(event.kind))
     with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600):
         locks.close()

@@ -184,7 +184,8 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
                 _say(args, f"acquired {args.name!r} with fence {lease.fence}")
                 terminal = open_terminal()
                 supervisor = Supervisor(process, lease, guard, inbox, terminal, grace)
-                locks.events.listen(lambda event: _heed(event, supervisor, troubles))
+                locks.events.listen(lambda event: _note(event, troubles))
+                locks._logic.engine.on_renewed = supervisor.reassure  # no event: those wait for a stderr that blocks
                 supervisor.reassure()
                 lease.check()  # we may have been stopped since
                 if terminal is not None and terminal.alone and terminal.ours:
@@ -219,11 +220,8 @@ def _lock(args: Namespace, locks: Locks, inbox: Inbox) -> Lock:
     )
 
 
-def _heed(event: Event, supervisor: Supervisor, troubles: dict[str, str]) -> None:
-    """In the keeper's thread."""
-    if event.kind == "renewed":
-        supervisor.reassure()
-    elif event.kind in ("renewal_failed", "release_failed"):
+def _note(event: Event, troubles: dict[str, str]) -> None:
+    if event.kind in ("renewal_failed", "release_failed"):
         troubles[event.kind] = event.detail
 
 

@@ -47,23 +47,29 @@ class OnLost:
         if not self._lost:
             return NEVER
         caller = object()
-        with self._engine.mutex:
-            start = bool(self._lost) and (not self._callers or self._began_at + HANGING <= now)
+        try:
+            with self._engine.mutex:
+                start = bool(self._lost) and (not self._callers or self._began_at + HANGING <= now)
+                if start:
+                    self._callers[caller] = set()
+                    self._began_at = now
             if start:
-                self._callers[caller] = set()
-                self._began_at = now
-        if start:
-            try:
                 self._engine.world.spawn(self._call_all(caller), "holdfast-on-lost")
-            except BaseException as error:
-                self._callers.pop(caller, None)  # should it run all the same, another beside it does no harm
-                if not isinstance(error, RuntimeError):
-                    raise  # else no thread can be started just now: the keeper looks again
+        except BaseException as error:
+            self._callers.pop(caller, None)  # should it run all the same, another beside it does no harm
+            if not isinstance(error, RuntimeError):
+                raise  # else no thread can be started just now: the keeper looks again
         return self._began_at + HANGING if self._lost else NEVER
+
+    @property
+    def calling(self) -> bool:
+        """Whether a call is under way or still to be made."""
+        return bool(self._lost or self._callers)
 
     def begin_again(self) -> None:
         """In a new event loop: those who called in the old one never go on."""
         self._callers = {}
+        self.look(self._engine.now())
 
     async def all_called(self, within: float) -> None:
         """Until every call is over, or that time has passed. Within a call it does not wait."""
@@ -74,7 +80,7 @@ class OnLost:
             if any(engine.world.owner() in owners for owners in self._callers.values()):
                 return
             self._over.append(signal)
-        while self._lost or self._callers:
+        while self.calling:
             look_at = self.look(engine.now())
             if self._lost and not self._callers:  # no thread can be started, as at the end of a process
                 await self._call_all(object())
@@ -125,36 +131,45 @@ class BackgroundEvents:
         self._engine = engine
         self._untold: deque[Event] = deque()
         self._left_out = 0  # since the last one that was told
-        self.telling = False  # from when that is spawned until all is told
+        self._teller_is_due = False  # from when that is spawned until all is told
         self._teller: object = None  # the thread or task that does
         self._over: list[Signal] = []  # of those who wait until all is told
 
     def tell(self, event: Event) -> None:
-        with self._engine.mutex:
-            self._untold.append(event)
-            if len(self._untold) > MOST:
-                self._untold.popleft()
-                self._left_out += 1
-            start, self.telling = not self.telling, True
-        if start:
-            try:
+        start = False
+        try:
+            with self._engine.mutex:
+                self._untold.append(event)
+                if len(self._untold) > MOST:
+                    self._untold.popleft()
+                    self._left_out += 1
+                start = not self._teller_is_due
+                self._teller_is_due = True
+            if start:
                 self._engine.world.spawn(self._tell_all(), "holdfast-events")
-            except RuntimeError:  # no thread can be started: the next event is told along with it
-                self.telling = False
+        except BaseException as error:
+            if start:
+                self._teller_is_due = False  # should it run all the same, another beside it does no harm
+            if not isinstance(error, RuntimeError):
+                raise  # else no thread can be started: it is told along with the next event, or at the end
 
     def begin_again(self) -> None:
         """In a new event loop: what told in the old one never goes on."""
-        with self._engine.mutex:
-            self.telling = False
+        self._teller_is_due = False
+
+    @property
+    def telling(self) -> bool:
+        """Whether something is being told, or is still to be."""
+        return self._teller_is_due or bool(self._untold)
 
     async def all_told(self, within: float) -> None:
         """Until all is told, or that time has passed. Within a listener it does not wait."""
         signal = self._engine.world.signal()
         with self._engine.mutex:
-            start = bool(self._untold) and not self.telling  # no thread could be started for it
-            if not (start or self.telling) or self._teller is self._engine.world.owner():
+            if not self.telling or self._teller is self._engine.world.owner():
                 return
-            self.telling = True
+            start = not self._teller_is_due  # no thread could be started for it
+            self._teller_is_due = True
             if not start:
                 self._over.append(signal)
         await (self._tell_all() if start else signal.wait(within))
@@ -164,7 +179,7 @@ class BackgroundEvents:
         while True:
             with self._engine.mutex:
                 if not self._untold:
-                    self.telling, self._teller = False, None
+                    self._teller_is_due, self._teller = False, None
                     while self._over:
                         self._over.pop().set()
                     return

@@ -63,6 +63,7 @@ class Engine:
         self.outage = Outage(self)
         self.on_lost = OnLost(self)
         self.background = BackgroundEvents(self)
+        self.on_renewed: Callable[[], object] = nothing  # of our own: called by the keeper, and never waits
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: those that were asked for, and of which no lease has come yet
         self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
@@ -389,8 +390,11 @@ class Engine:
 
     @property
     def leaves_something(self) -> bool:
-        """If it is not closed, something stays in the store until its time is up."""
-        return not self.closed and bool(self.keeper.leases or self.waiting or self.unfinished)
+        """If it is not closed, something stays in the store until its time is up, or is never told."""
+        if self.closed:
+            return False
+        kept = self.keeper.leases or self.waiting or self.unfinished
+        return bool(kept) or self.on_lost.calling or self.background.telling
 
     async def close(self, within: float | None = None) -> None:
         """Release what is still held, best effort and within that time, and let go of everything.
@@ -443,6 +447,7 @@ class Engine:
         self.outage = Outage(self)
         self.on_lost = OnLost(self)
         self.background = BackgroundEvents(self)
+        self.events.after_fork()
         self.entered = {}
         self.waiting = {}
         self.unfinished = {}

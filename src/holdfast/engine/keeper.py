@@ -342,10 +342,11 @@ class Keeper:
             self._ride_out(leases, error)
             if isinstance(error, BackendUnavailable):
                 until = max(lease._deadline for lease in leases)
-                engine.outage.failed(error, asked_at, min(lease._renew_at for lease in leases), until)
+                again_at = min(lease._renew_at for lease in leases)
+                engine.outage.failed(error, asked_at, again_at, until, behind=engine.world.blocking)
         else:
             if any(lease._failures for lease in leases):
-                engine.outage.over()
+                engine.outage.over(behind=engine.world.blocking)
             self._hear(leases, batch, answers, asked_at)
         finally:
             for lease in leases:
@@ -365,6 +366,7 @@ class Keeper:
                 self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
             elif lease._state == "held":
                 lease._renewed(asked_at, renewal.ttl)
+                self._engine.on_renewed()
                 if told:
                     self._engine.tell_behind("renewed", lease)
 

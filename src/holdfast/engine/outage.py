@@ -91,7 +91,7 @@ class Outage:
                 if key in self.unanswered and self._begins(request.asked_at, now):
                     self._engine.background.tell(self._event("unreachable", self._silence(request, now)))
                     if key not in self.unanswered:
-                        self.over()  # answered meanwhile, and perhaps too early to end what had not begun
+                        self.over(behind=True)  # answered meanwhile, and perhaps too early to end what had not begun
             soonest = min(soonest, request.look_at)
         return soonest
 
@@ -101,10 +101,16 @@ class Outage:
 
     # Requests that fail
 
-    def failed(self, error: BackendUnavailable, asked_at: float, again_at: float, until: float) -> None:
-        """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then."""
+    def failed(
+        self, error: BackendUnavailable, asked_at: float, again_at: float, until: float, behind: bool = False
+    ) -> None:
+        """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then.
+
+        Where a listener that blocks would hold up others, it is told `behind`.
+        """
         if self._begins(asked_at, again_at):
-            self._tell(self._event("unreachable", f"{error}; trying again {_until(until - self._engine.now())}"))
+            text = f"{error}; trying again {_until(until - self._engine.now())}"
+            self._tell(self._event("unreachable", text), behind)
 
     def _begins(self, asked_at: float, at: float) -> bool:
         """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
@@ -118,14 +124,15 @@ class Outage:
             self._reported = self._reported or report
             return report
 
-    def over(self) -> None:
+    def over(self, behind: bool = False) -> None:
         """A request that had failed was answered."""
         engine = self._engine
         with engine.mutex:
             reported, lasted = self._reported, engine.now() - self._since
             self._failed_at, self._given_up, self._reported = _NEVER, False, False
         if reported:
-            self._tell(self._event("reachable", f"{_address(engine)} can be used again, after {say(lasted)}"))
+            text = f"{_address(engine)} can be used again, after {say(lasted)}"
+            self._tell(self._event("reachable", text), behind)
 
     def final(self, error: BackendUnavailable) -> BackendUnavailable:
         """The error for the caller, see `with_hint`."""
@@ -137,8 +144,8 @@ class Outage:
     def _event(self, kind: Kind, detail: str) -> Event:
         return Event(kind, "", self._engine.holder, detail=detail)
 
-    def _tell(self, event: Event) -> None:
-        if self._engine.background.telling:  # what came before it has yet to be told
+    def _tell(self, event: Event, behind: bool) -> None:
+        if behind or self._engine.background.telling:  # what came before it is told first
             self._engine.background.tell(event)
         else:
             self._engine.events.tell(event)

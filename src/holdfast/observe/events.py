@@ -76,6 +76,10 @@ class Events:
 
         return stop
 
+    def after_fork(self) -> None:
+        """The threads are the parent's."""
+        self._hearing = set()
+
     def wanted(self) -> bool:
         """Whether anybody would hear of an everyday event. Ask before making one."""
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
@@ -84,8 +88,8 @@ class Events:
         thread = get_ident()
         if thread in self._hearing:
             return  # a listener's own doing: it would hear of itself without end
-        self._hearing.add(thread)
         try:
+            self._hearing.add(thread)
             self._tell_each(event)
         finally:
             self._hearing.discard(thread)
