@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
@@ -20,6 +20,8 @@ from tests.servers.tls import Certificates, TlsFront
 from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
+
+SCHEMES = ("rediss", "valkeys", "rediss+cluster", "rediss+sentinel", "redlocks")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,8 @@ class TestTls(Anywhere):
         with ExitStack() as self.stack:
             yield
 
-    def front(self, *, asks_clients: bool = False, piece: int = 0) -> TlsFront:
-        front = TlsFront(self.server, self.certificates, asks_clients=asks_clients, piece=piece)
+    def front(self, *, asks_clients: bool = False, piece: int = 0, named: bool = True) -> TlsFront:
+        front = TlsFront(self.server, self.certificates, asks_clients=asks_clients, piece=piece, named=named)
         return self.stack.enter_context(front)
 
     @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
@@ -110,6 +112,23 @@ class TestTls(Anywhere):
             await stage.locks().lock("x").take()
         assert not told.value.transient
 
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    async def test_a_certificate_for_another_host_is_not_trusted(self, stage: Stage, scheme: str) -> None:
+        fronts = [self.front(named=False) for _ in range(3 if scheme == "redlocks" else 1)]
+        hosts = ",".join(f"{HOST}:{front.port}" for front in fronts)
+        path = "/locks" if "sentinel" in scheme else ""
+        self.where = f"{scheme}://ann:secret%20word@{hosts}{path}?{urlencode(self.certificates.trusting)}"
+        with pytest.raises(BackendUnavailable):
+            await stage.locks(patience=0.2).lock("x").take()
+        assert not any(front.trusted_by for front in fronts), "each connection ended before anything was sent"
+
+    @pytest.mark.parametrize("option", [{"ssl_check_hostname": "false"}, {"ssl_cert_reqs": "none"}])
+    async def test_a_certificate_for_another_host_is_trusted_if_the_url_says_so(
+        self, stage: Stage, option: dict[str, str]
+    ) -> None:
+        self.where = self.front(named=False).url(**self.certificates.trusting, **option)
+        await self.works(stage)
+
     async def test_a_password_and_a_user_go_over_tls_too(self, stage: Stage) -> None:
         front = self.front()
         self.where = front.url(login="ann:secret%20word@", **self.certificates.trusting)
@@ -155,6 +174,11 @@ def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Se
 def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"option|unix|service"):
         place_of_url(urlsplit(url))
+
+
+def test_host_names_cannot_be_checked_without_certificates() -> None:
+    with pytest.raises(ValueError, match=r"ssl_check_hostname.*ssl_cert_reqs"):
+        place_of_url(urlsplit("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true"))
 
 
 def test_the_password_is_never_told() -> None:

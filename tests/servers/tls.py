@@ -26,7 +26,8 @@ _CHUNK = 65536
 
 
 class Certificates:
-    """Files in a folder: an authority that signed the server and a client, and a stranger that signed nobody."""
+    """Files in a folder: an authority that signed the server, one with another name, and a client; and a stranger that
+    signed none of them."""
 
     def __init__(self, folder: Path) -> None:
         authority, stranger = trustme.CA(), trustme.CA()
@@ -34,6 +35,7 @@ class Certificates:
         authority.cert_pem.write_to_path(str(self.authority))
         stranger.cert_pem.write_to_path(str(self.stranger))
         self.server = _write(folder / "server.pem", authority.issue_cert(HOST, "localhost"))
+        self.elsewhere = _write(folder / "elsewhere.pem", authority.issue_cert("elsewhere.test"))
         self.client = _write(folder / "client.pem", authority.issue_cert("client.test"))
 
     @property
@@ -56,14 +58,21 @@ class TlsFront:
     """Listens at a port of its own, and speaks plainly to the server behind."""
 
     def __init__(
-        self, server: Server, certificates: Certificates, *, asks_clients: bool = False, piece: int = 0
+        self,
+        server: Server,
+        certificates: Certificates,
+        *,
+        asks_clients: bool = False,
+        piece: int = 0,
+        named: bool = True,  # its certificate names the host where it listens
     ) -> None:
         self._server = server
         self.certificates = certificates
         self._piece = piece or _CHUNK
         self.port = free_port()
+        self.trusted_by = 0  # clients that accepted the certificate
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificates.server)
+        context.load_cert_chain(certificates.server if named else certificates.elsewhere)
         context.load_verify_locations(certificates.authority)
         context.verify_mode = ssl.CERT_REQUIRED if asks_clients else ssl.CERT_NONE
         self._context = context
@@ -78,6 +87,7 @@ class TlsFront:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.add(task := asyncio.current_task())  # type: ignore[arg-type]
+        self.trusted_by += 1
         back: asyncio.StreamWriter | None = None
         try:
             there, back = await asyncio.open_connection(HOST, self._server.port)

@@ -112,6 +112,8 @@ class Place:
     def _options(self) -> dict[str, str]:
         """Those of TLS that a URL can say, without secrets and without what is so anyway."""
         plain = {name: str(value) for name, value in self._settings.items() if isinstance(value, str | bool)}
+        if plain.get("ssl_cert_reqs") == "none":
+            plain.pop("ssl_check_hostname", None)
         return {
             name: value
             for name, value in plain.items()
@@ -371,6 +373,8 @@ def place_of_url(parts: SplitResult) -> Place:
     tls = base == "rediss"
     kind = "unix" if base == "unix" else "tls" if tls else "tcp"
     settings = dict(_parse(parts, base))
+    if tls:
+        settings["ssl_check_hostname"] = _checks_host_name(settings)
     if "," in parts.netloc and not variant:
         raise ValueError(f"{parts.scheme}:// names one server; for more there are +sentinel and +cluster")
     if not variant:
@@ -387,6 +391,16 @@ def place_of_url(parts: SplitResult) -> Place:
     if not service:
         raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
     return Sentinels(kind, {**settings, **({"db": _number(db, parts)} if db else {})}, service, hosts)
+
+
+def _checks_host_name(settings: dict[str, Any]) -> bool:
+    """Yes, unless the URL says otherwise. redis-py 5 does not by default, and would send the password to any server
+    with a certificate of a trusted authority."""
+    verified = settings.get("ssl_cert_reqs") != "none"
+    asked = settings.get("ssl_check_hostname")
+    if asked and not verified:
+        raise ValueError("ssl_check_hostname=true has no certificate to look at: ssl_cert_reqs is none")
+    return verified if asked is None else bool(asked)
 
 
 def _number(db: str, parts: SplitResult) -> int:
