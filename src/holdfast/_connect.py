@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
+from holdfast._secrets import shown, without_secrets
 from holdfast._suggest import suggestion
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, World
@@ -132,8 +133,8 @@ def _memory(parts: SplitResult, wishes: Wishes) -> Make:
     from holdfast.backends.memory_store import shared_store
 
     _refuse_extras(parts, wishes.replicas)
-    if parts.path not in ("", "/"):
-        raise ValueError(f"a memory URL is memory:// or memory://name, not {parts.geturl()!r}")
+    if parts.path not in ("", "/") or "@" in parts.netloc:
+        raise ValueError(f"a memory URL is memory:// or memory://name, not {shown(parts)!r}")
     return lambda world, clock: MemoryBackend(shared_store(parts.netloc or "default", clock), world)
 
 
@@ -145,7 +146,7 @@ def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
     _refuse_extras(parts, wishes.replicas)
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if parts.netloc or not path:
-        raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {parts.geturl()!r}")
+        raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(parts)!r}")
     where = Path(path).absolute()
     return lambda world, clock: SqliteBackend(open_driver(where, prepare, world, clock))
 
@@ -154,7 +155,7 @@ def _refuse_extras(parts: SplitResult, replicas: int) -> None:
     if replicas:
         raise Unsupported(f"{parts.scheme}:// has no replicas to wait for; nothing was sent")
     if parts.query or parts.fragment:
-        raise ValueError(f"{parts.scheme}:// takes no options, but {parts.geturl()!r} has some")
+        raise ValueError(f"{parts.scheme}:// takes no options, but {shown(parts)!r} has some")
 
 
 def _redis(parts: SplitResult, wishes: Wishes) -> Make:
@@ -300,12 +301,9 @@ def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
     places = [
         place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
     ]
-    shown = parts._replace(netloc=f"{login.partition(':')[0]}{at}{hosts}".lstrip("@"), query=_without_password(parts))
-    return lambda world, clock: open_quorum(places, world, clock, url=shown.geturl(), **options)
-
-
-def _without_password(parts: SplitResult) -> str:
-    return urlencode([(name, value) for name, value in parse_qsl(parts.query) if name != "password"])
+    user = f"{login.partition(':')[0]}{at}".lstrip("@")
+    url = parts._replace(netloc=f"{user}{hosts}", query=without_secrets(parts.query)).geturl()
+    return lambda world, clock: open_quorum(places, world, clock, url=url, **options)
 
 
 def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
@@ -346,12 +344,19 @@ def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
     rejoin = _rejoin(wishes)
     places = []
     for client in clients:
-        of_url = isinstance(client, str) and urlsplit(client).scheme in _OF_REDIS
-        place = place_of_url(urlsplit(str(client))) if of_url else place_of_client(client)
+        place = place_of_url(_of_one_server(client)) if isinstance(client, str) else place_of_client(client)
         if place is None:
             raise ValueError(f"a quorum is of clients or URLs of Redis, not of {type(client).__name__}")
         places.append(place)
     return lambda world, clock: open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT, rejoin=rejoin)
+
+
+def _of_one_server(url: str) -> SplitResult:
+    parts = _split(url)
+    if parts.scheme not in _OF_REDIS or "://" not in url:
+        raise ValueError(f"a quorum is of clients or URLs of Redis, not of {shown(url)!r}")
+    _refuse_fragment(parts)
+    return parts
 
 
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")

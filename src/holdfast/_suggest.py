@@ -61,7 +61,7 @@ def _meant(text: str, schemes: tuple[str, ...]) -> list[str]:
     if product in _PRODUCTS:
         scheme, address = _PRODUCTS[product]
         return [f"{scheme}://{address}"]
-    if _FILE.search(text) or text.startswith(("/", "./", "../")):
+    if "@" not in text and (_FILE.search(text) or text.startswith(("/", "./", "../"))):
         return [f"sqlite:///{text.removeprefix('sqlite:')}"]
     host = _HOST.match(text)
     return [] if host is None else _at(host)

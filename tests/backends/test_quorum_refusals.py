@@ -66,6 +66,19 @@ def test_what_is_no_client_is_refused() -> None:
         holdfast.connect([1, 2, 3])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis:6379", "clients or URLs of Redis, not of '…'"),
+        ("memory://h1", "clients or URLs of Redis, not of 'memory://h1'"),
+        ("redis://h1/0#x", "takes no fragment"),
+    ],
+)
+def test_a_url_in_a_list_is_as_good_as_alone(url: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        holdfast.connect([url, "redis://h2", "redis://h3"])
+
+
 @pytest.fixture
 def quorum() -> Iterator[Quorum]:
     with Quorum(3) as quorum:

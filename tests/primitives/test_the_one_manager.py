@@ -77,6 +77,24 @@ def test_another_url_is_refused_as_long_as_it_is_open() -> None:
     assert other.acquire("a")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://host/0?password=s3cret",
+        "redis://host/0?password=a@s3cret",
+        "redis+sentinel://host/name?sentinel_password=s3cret",
+        "redis://user:a?s3cret@host",
+        "redis://user:s3cret/a@host",
+        "user:s3cret@host:6379",
+    ],
+)
+def test_the_refusal_of_another_url_shows_no_password(url: str) -> None:
+    get_distributed_lock("memory://one")
+    with pytest.raises(ValueError, match=r"made for 'memory://one', not for '.*…'; close\(\) it first") as caught:
+        get_distributed_lock(url)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_bad_url_is_not_remembered() -> None:
     with pytest.raises(ValueError, match="unknown scheme"):
         get_distributed_lock("gopher://host")

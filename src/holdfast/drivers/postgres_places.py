@@ -21,6 +21,8 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from holdfast._secrets import SECRET_OPTIONS, shown_option
+
 PUBLIC: Final = "public"
 WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name stand in line
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
@@ -38,8 +40,8 @@ _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
 }
 
 
-# What a URL says elsewhere, what nobody may read, and what we set ourselves.
-_NOT_SHOWN: Final = {"host", "port", "user", "password", "dbname", "sslpassword", "client_encoding", "passfile"}
+# What is secret, what a URL says elsewhere, and what we set ourselves.
+_NOT_SHOWN: Final = SECRET_OPTIONS | {"host", "port", "user", "dbname", "client_encoding", "passfile"}
 _OF_TABLE: tuple[str, ...] = ("schema", "synchronous_commit")
 _OF_ADVISORY: tuple[str, ...] = ("waiting", "pooler")
 
@@ -122,7 +124,8 @@ def _read(text: str) -> dict[str, Any]:
         return dict(conninfo_to_dict(text))
     except psycopg.Error as error:
         unknown = re.search(r'invalid (?:URI query parameter|connection option):? "(\w+)"', str(error))
-        what = f"has no option {unknown[1]!r}" if unknown else "does not understand this"
+        query = text.partition("?")[2]
+        what = f"has no option {shown_option(unknown[1], query)}" if unknown else "does not understand this"
         raise ValueError(f"PostgreSQL {what}; is something in its password not percent-encoded?") from None
 
 

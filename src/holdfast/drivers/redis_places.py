@@ -23,6 +23,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from holdfast._secrets import SECRET_OPTIONS, shown_option
 from holdfast._time import boot_now
 from holdfast.drivers.redis_wire import no_connection
 from holdfast.errors import BackendUnavailable
@@ -117,7 +118,7 @@ class Place:
         return {
             name: value
             for name, value in plain.items()
-            if name.startswith("ssl_") and name != "ssl_password" and value not in ("required", "True")
+            if name.startswith("ssl_") and name not in SECRET_OPTIONS and value not in ("required", "True")
         }
 
     def find(self, within: float) -> Address:
@@ -422,17 +423,26 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     try:
         settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
     except ValueError:  # which may show a part of the password
-        raise ValueError(f"a {parts.scheme}:// URL that makes no sense; is its password percent-encoded?") from None
+        raise _makes_no_sense(parts) from None
     known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
     for option in parse_qs(parts.query):
         if option not in known and not option.startswith("ssl_"):
-            raise ValueError(f"{parts.scheme}:// has no option {option!r}; known are {', '.join(_WANTED)} and ssl_…")
+            name = shown_option(option, parts.query)
+            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_WANTED)} and ssl_…")
     return settings
+
+
+def _makes_no_sense(parts: SplitResult) -> ValueError:
+    return ValueError(f"a {parts.scheme}:// URL that makes no sense; is its password percent-encoded?")
 
 
 def _hosts(parts: SplitResult, port: int) -> list[Address]:
     hosts = [SplitResult("", host, "", "", "") for host in parts.netloc.rpartition("@")[2].split(",") if host]
-    return [Address(host.hostname or "localhost", host.port or port) for host in hosts] or [Address("localhost", port)]
+    try:
+        found = [Address(host.hostname or "localhost", host.port or port) for host in hosts]
+    except ValueError:  # as above
+        raise _makes_no_sense(parts) from None
+    return found or [Address("localhost", port)]
 
 
 # From a client

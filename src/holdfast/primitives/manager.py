@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from holdfast._model import Busy, HolderInfo, LockInfo
 from holdfast._reentry import outside
+from holdfast._secrets import shown
 from holdfast._time import Seconds, length, say
 from holdfast._worlds import Signal, World
 from holdfast.engine.acquire import acquire
@@ -315,5 +316,4 @@ def _shown(url_or_client: object) -> str:
         return "the default URL"
     if not isinstance(url_or_client, str):
         return f"a {type(url_or_client).__name__}"
-    scheme, _, rest = url_or_client.partition("://")
-    return repr(f"{scheme}://{rest.rpartition('@')[2]}")  # without its password
+    return repr(shown(url_or_client))
