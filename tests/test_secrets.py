@@ -1,15 +1,21 @@
-"""No message shows a password: not of a URL that was understood, and not of one that was not."""
+"""No message shows a password: not of a URL that was understood, not of one that was not, and not in a cause."""
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
+import redis
+import redis.asyncio
 
 import holdfast
-from holdfast import _connect, aio
-from holdfast._secrets import shown
+from holdfast import BackendUnavailable, _connect, aio
+from holdfast._secrets import hide, secrets_in, shown
+from holdfast.drivers.redis_places import place_of_url
+from tests.servers.waiting import LIMIT
 
 SECRET = "s3cret"
 SCHEMES = (*_connect._OPENERS, "nosuch")
@@ -98,3 +104,26 @@ SHOWN = {
 @pytest.mark.parametrize("url", SHOWN)
 def test_a_url_is_shown_only_as_far_as_it_is_understood(url: str) -> None:
     assert shown(url) == SHOWN[url]
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_the_cause_shows_no_password_where_redis_py_shows_the_settings_of_a_sentinel(
+    world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pool in (redis.ConnectionPool, redis.asyncio.ConnectionPool):
+        monkeypatch.setattr(pool, "__repr__", lambda pool: str(pool.connection_kwargs))  # as of redis-py 6.4 and 7.0
+    url = f"rediss+sentinel://127.0.0.1:1/main?sentinel_password={SECRET}&ssl_password={SECRET}'2&password={SECRET}3"
+    place = place_of_url(urlsplit(url))
+    with pytest.raises(BackendUnavailable) as caught:
+        place.dial(None, LIMIT) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT))
+    told = "".join(traceback.format_exception(caught.value))
+    assert "MasterNotFoundError" in told
+    assert SECRET not in told
+
+
+def test_what_a_server_says_is_told_without_secrets() -> None:
+    secrets = secrets_in({"username": "ann", "password": b"one"}, {"ssl_password": "it's\\two", "password": ""})
+    assert secrets == ["one", "it's\\two"]
+    assert hide(f"ann, one, it's\\two, {secrets[1]!r}", secrets) == 'ann, ***, ***, "***"'
+    assert hide("ab", ("a", "ab")) == "***"
+    assert hide("ERR unknown command 'AUTH', with args beginning with: 'ann' 'x' ", ()).endswith("with: ***")

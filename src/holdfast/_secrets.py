@@ -1,13 +1,14 @@
-"""What a message may show of a URL that a caller wrote: nothing secret.
+"""What a message may show of a URL that a caller wrote, or of what a server or a client library says: nothing secret.
 
-Decides: which options are secret, and what is left of a URL without its secrets. Every message that repeats one gets it
-from here. Leaves to the drivers: how the URL of a place is written that has been understood.
+Decides: which options are secret, and what is left of a text without its secrets. Every message that repeats such a
+text gets it from here. Leaves to the drivers: how the URL of a place is written that has been understood.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
 # Of redis-py, and of libpq.
@@ -22,6 +23,8 @@ SECRET_OPTIONS: Final = frozenset(
         "scram_server_key",
     }
 )
+_HIDDEN: Final = "***"
+_ARGUMENTS: Final = re.compile(r"(with args beginning with: ).*", re.DOTALL)  # a Redis server that knows no AUTH
 _HOST: Final = r"(?:\[[0-9a-fA-F:.]*\]|[^@/?#:\[\],]*)(?::\d*)?"
 _URL: Final = re.compile(rf"([\w+.-]+://)(?:[^@/?#]*@)?({_HOST}(?:,{_HOST})*(?:/[^@?#]*)?)(\?[^@#]*)?")
 
@@ -51,3 +54,17 @@ def shown_option(name: str, query: str) -> str:
 def without_secrets(query: str) -> str:
     """The query of a URL that has been understood."""
     return urlencode([(name, value) for name, value in parse_qsl(query) if name not in SECRET_OPTIONS])
+
+
+def secrets_in(*settings: Mapping[str, Any]) -> list[str]:
+    """The secret values of these settings."""
+    found = [value for given in settings for name, value in given.items() if name in SECRET_OPTIONS and value]
+    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in found]
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """What a server or a client library says, without these secrets and without the arguments of a command."""
+    for secret in sorted(secrets, key=len, reverse=True):  # one may be the beginning of another
+        for written in (secret, repr(secret)[1:-1]):
+            text = text.replace(written, _HIDDEN)
+    return _ARGUMENTS.sub(rf"\1{_HIDDEN}", text)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +28,13 @@ FOR_LONG = 3600.0  # seconds for which what may pass by itself is tried again: w
 
 
 @pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server(binary=binaries.valkey() if request.param == "valkey" else binaries.redis_6()) as server:
+def binary(request: pytest.FixtureRequest) -> Path:
+    return binaries.valkey() if request.param == "valkey" else binaries.redis_6()
+
+
+@pytest.fixture
+def server(binary: Path) -> Iterator[Server]:
+    with Server(binary=binary) as server:
         yield server
 
 
@@ -61,6 +68,13 @@ def test_a_wrong_password_is_told_at_once(server: Server) -> None:
     assert "password" in str(error).lower()
     assert "wrong" not in str(error).replace("WRONGPASS", ""), "a password is never told"
     server_works(url_of(server, ":right@"))
+
+
+def test_a_server_that_repeats_the_password_is_not_quoted(binary: Path) -> None:
+    with Server("--rename-command", "AUTH", "", binary=binary) as server:
+        error = refused(url_of(server, "ann:s3cret@"))
+    assert "unknown command" in str(error)
+    assert "s3cret" not in "".join(traceback.format_exception(error))
 
 
 def test_a_missing_password_is_told_at_once(server: Server) -> None:

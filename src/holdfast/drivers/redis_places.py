@@ -23,7 +23,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from holdfast._secrets import SECRET_OPTIONS, shown_option
+from holdfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
 from holdfast._time import boot_now
 from holdfast.drivers.redis_wire import no_connection
 from holdfast.errors import BackendUnavailable
@@ -138,7 +138,7 @@ class Place:
             connection.until = until
             connection.connect()
         except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
-            raise self.unreachable(address, error) from _root(error)
+            raise self.unreachable(address, error) from self.cause(error)
         return connection
 
     async def dial_async(self, address: Address | None, within: float) -> Any:
@@ -153,7 +153,7 @@ class Place:
                 hang_up(connection)
                 raise
         except (redis.RedisError, OSError, TypeError) as error:
-            raise self.unreachable(address, error) from _root(error)
+            raise self.unreachable(address, error) from self.cause(error)
         except RuntimeError as error:
             if not is_of_a_closed_connection(error):
                 raise
@@ -165,10 +165,14 @@ class Place:
         return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
 
     def _without_secrets(self, text: str) -> str:
-        """Some releases of redis-py tell how they tried to log in."""
-        for secret in filter(None, (self._settings.get("password"), self._to_sentinels.get("password"))):
-            text = text.replace(str(secret), "***")
-        return text
+        """Some releases of redis-py, and some servers, repeat how they were logged in to."""
+        return hide(text, secrets_in(self._settings, self._to_sentinels))
+
+    def cause(self, error: Exception) -> BaseException:
+        """What a traceback may show of it."""
+        root = _root(error)
+        root.args = tuple(self._without_secrets(arg) if isinstance(arg, str) else arg for arg in root.args)
+        return root
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
         root = _root(error)
@@ -195,10 +199,9 @@ def _root(error: Exception) -> BaseException:
     root: BaseException | None = error
     while root is not None and not isinstance(root, OSError):
         root = root.__cause__ or root.__context__
-    if root is None:
-        return error
-    root.__suppress_context__ = True
-    return root.with_traceback(None)
+    found = error if root is None else root.with_traceback(None)
+    found.__cause__ = None  # which leaves out the context too
+    return found
 
 
 def _reason(root: BaseException) -> str:

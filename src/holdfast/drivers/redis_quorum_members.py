@@ -101,7 +101,7 @@ class Member(Place):
             self._greet([_reply(connection) for _ in range(_ANSWERS + len(self._preload))])
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
-            raise self.unreachable(address, error) from error
+            raise self.unreachable(address, error) from self.cause(error)
         except BaseException:
             connection.disconnect()
             raise
@@ -125,7 +125,7 @@ class Member(Place):
             hang_up(connection)
             if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
                 raise
-            raise self.unreachable(address, error) from error
+            raise self.unreachable(address, error) from self.cause(error)
         except BaseException:
             hang_up(connection)
             raise
