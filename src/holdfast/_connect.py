@@ -255,6 +255,7 @@ def _of_client(client: object, wishes: Wishes) -> Make | None:
     """What a ready client's settings lead to, or None if we know no such client."""
     modules = {kind.__module__.partition(".")[0] for kind in type(client).__mro__}
     if modules & {"psycopg", "psycopg_pool", "django"} or isinstance(client, Mapping):
+        _refuse_other_databases(client)
         return _of_postgres_client(client, wishes)
     if not _is_of_redis(type(client)):
         return None
@@ -270,6 +271,19 @@ def _of_client(client: object, wishes: Wishes) -> Make | None:
     if place is None:
         return None
     return lambda world, clock: RedisBackend(open_driver(place, world, clock, wishes.replicas))
+
+
+def _refuse_other_databases(client: object) -> None:
+    """Settings and connections of Django say which database theirs is; others are PostgreSQL's."""
+    if isinstance(client, Mapping):
+        database = client.get("ENGINE", "postgresql")
+    else:
+        database = getattr(client, "vendor", "postgresql")
+    if not isinstance(database, str) or not any(word in database for word in _POSTGRES_ENGINES):
+        raise ValueError(
+            f"of Django's databases only PostgreSQL can keep locks (django.db.backends.postgresql), not {database!r}; "
+            f"known are {_known()}"
+        )
 
 
 def _of_postgres_client(client: object, wishes: Wishes) -> Make | None:
@@ -361,6 +375,7 @@ def _of_one_server(url: str) -> SplitResult:
 
 _OF_REDIS = ("redis", "rediss", "unix", "valkey", "valkeys")
 _OF_QUORUM = ("redlock", "redlocks")
+_POSTGRES_ENGINES = ("postgres", "postgis", "psqlextra")  # one of them is in the name of Django's engine
 _WITH_TABLE = ("postgresql", "postgres")
 _OF_POSTGRES = (*_WITH_TABLE, "postgresql+advisory", "postgres+advisory")
 _OPENERS: dict[str, Opener] = {

@@ -47,6 +47,7 @@ class _DjangoConnection:
     """As much of Django's connection as is looked at."""
 
     __module__ = "django.db.backends.postgresql.base"
+    vendor = "postgresql"
 
     def __init__(self, url: str) -> None:
         self._params = psycopg.conninfo.conninfo_to_dict(url)
@@ -157,6 +158,37 @@ def test_a_place_is_called_without_its_secrets_whatever_tells_it() -> None:
     with holdfast.connect(given, advisory=True) as locks:
         assert "secret" not in repr(locks)
         assert "on postgresql+advisory://h1:1,h2:2/app," in repr(locks)
+
+
+class _OtherConnection:
+    """As much of Django's connection to another database as is looked at. Oracle's says no more about itself."""
+
+    __module__ = "django.db.backends.oracle.base"
+    vendor = "oracle"
+
+    def get_connection_params(self) -> dict[str, Any]:
+        return {}
+
+
+ENGINES = ("django.db.backends.mysql", "django.db.backends.oracle", "django.db.backends.sqlite3", "mssql", "", None)
+DATABASES = [{"ENGINE": engine, "NAME": "app", "USER": "me", "PASSWORD": "s3cret"} for engine in ENGINES]
+
+
+@pytest.mark.parametrize("advisory", [False, True])
+@pytest.mark.parametrize("client", [*DATABASES, _OtherConnection()], ids=[*map(str, ENGINES), "connection"])
+def test_another_database_of_djangos_is_refused_with_those_that_keep_locks(client: Any, advisory: bool) -> None:
+    for connect in (holdfast.connect, holdfast.aio.connect):
+        with pytest.raises(
+            ValueError, match=r"only PostgreSQL .*django\.db\.backends\.postgresql.*sqlite:///"
+        ) as refused:
+            connect(client, advisory=advisory)
+        assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("engine", ["django.contrib.gis.db.backends.postgis", "django_tenants.postgresql_backend"])
+def test_engines_on_top_of_djangos_for_postgresql_are_postgresql(engine: str) -> None:
+    with holdfast.connect({"ENGINE": engine, "NAME": "app", "HOST": "h"}) as locks:
+        assert "on postgresql://h/app," in repr(locks)
 
 
 # What is left at the end of a program

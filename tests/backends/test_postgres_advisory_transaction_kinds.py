@@ -212,6 +212,8 @@ def test_django_without_postgresql_or_in_the_other_world_is_refused(plain: str, 
     url = plain.replace("postgresql:", "postgresql+advisory:")
     with holdfast.connect(url) as locks, pytest.raises(ValueError, match="connection to sqlite, not to PostgreSQL"):
         locks.in_transaction(lite, "a")
+    with pytest.raises(ValueError, match=r"only PostgreSQL can keep locks .*, not 'sqlite'"):
+        holdfast.connect(lite)
 
     async def story() -> None:
         async with side("awaited", plain) as here:

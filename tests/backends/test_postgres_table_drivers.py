@@ -452,6 +452,7 @@ class _DjangoConnection:
     """As much of Django's connection as is looked at."""
 
     __module__ = "django.db.backends.postgresql.base"
+    vendor = "postgresql"
 
     def __init__(self, url: str) -> None:
         self._url = url
