@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sqlite3
 import threading
 import time
@@ -26,10 +25,8 @@ from holdfast.backends import sqlite_store
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.backends.sqlite_store import prepare
 from holdfast.drivers import sqlite as driver
-from holdfast.drivers.datagrams import _QUEUE_LENGTH, Sender, open_mailbox
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.sqlite import BlockingSqlite
-from holdfast.drivers.sqlite_asyncio import AsyncioWakes
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.engine.core import Engine
 from holdfast.primitives.locks import LocksLogic
@@ -298,27 +295,10 @@ def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
         assert late.lock("x", wait=0).acquire() is None
 
 
-def test_a_datagram_that_says_nothing_harms_nobody(locks: Locks, path: Path) -> None:
-    holder = hold(locks)
-    with holdfast.connect(f"sqlite:///{path}") as others:
-        waiter = threading.Thread(target=lambda: others.lock("x").acquire())
-        waiter.start()
-        until(lambda: locks.inspect("x").waiters, "one to wait")
-        with sqlite3.connect(path) as db:
-            (address,) = db.execute("SELECT address FROM claims WHERE waiting = 1").fetchone()
-        db.close()
-        sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        sender.sendto(b"\xff", "\0" + address[1:] if address.startswith("@") else address)
-        sender.close()
-        holder.release()
-        join(waiter)
-        assert others.inspect("x").locked
-
-
 def test_where_there_are_no_sockets_waiters_look_for_themselves(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.drivers.sqlite.open_mailbox", lambda: None)
+    monkeypatch.setattr("holdfast.drivers.sqlite.open_mailbox", lambda store: None)
     holder = hold(locks)
     with holdfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
@@ -343,39 +323,7 @@ def test_dead_names_leave_no_rows(locks: Locks, path: Path, monkeypatch: pytest.
     db.close()
 
 
-# Wake-ups, threads and forks
-
-
-def overflow(address: str, claims: list[Claim]) -> None:
-    """Fill the mailbox, so that the wake-ups of these claims find no room."""
-    sender = Sender()
-    for _ in range(2 * _QUEUE_LENGTH):
-        sender.send(address, "somebody who left")
-    for claim in claims:
-        sender.send(address, claim.id)
-    sender.close()
-
-
-def test_when_more_wake_ups_come_than_fit_every_waiting_thread_looks() -> None:
-    wakes, claims = BlockingWakes(None, open_mailbox), [claim_on("x"), claim_on("y")]
-    addresses = {wakes.expect(claim) for claim in claims}
-    overflow(addresses.pop(), claims)
-    assert [drive(wakes.wait(claim, LIMIT)) for claim in claims] == [True, True]
-    wakes.close()
-
-
-def test_when_more_wake_ups_come_than_fit_every_waiting_task_looks() -> None:
-    async def main() -> list[bool]:
-        wakes, claims = AsyncioWakes(None), [claim_on("x"), claim_on("y")]
-        wakes.read_in(asyncio.get_running_loop())
-        addresses = {wakes.expect(claim) for claim in claims}
-        overflow(addresses.pop(), claims)
-        try:
-            return await asyncio.gather(*(wakes.wait(claim, LIMIT) for claim in claims))
-        finally:
-            wakes.close()
-
-    assert asyncio.run(main()) == [True, True]
+# Threads and forks
 
 
 def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:

@@ -1,70 +1,122 @@
 """Wake-ups between the processes of one host: one unix datagram socket for each `Locks` that waits.
 
-Decides: how an address is made and written, and what a datagram says (the claim that may look again).
+Decides: how an address is made and written, what a datagram says (the claim that may look again), and whose are read.
 Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
 """
 
 from __future__ import annotations
 
 import os
-import select
+import re
 import socket
+import struct
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
-LOOK_ALL = "*"  # more wake-ups came than the socket can queue: every waiter of this process looks
+from holdfast.drivers.bell import Bell
+
+# Every waiter of this process looks: more wake-ups came than the socket can queue, or a subscription ended.
+LOOK_ALL = "\ud800*"  # no bytes decode to half of a surrogate pair, so no message from outside says this
 _ABSTRACT = sys.platform == "linux"  # such names need no file and vanish with their process
+
+_FOLDER = re.compile(r"/.*/holdfast-[^/]+", re.DOTALL)
+_NAME = re.compile(r"holdfast-[0-9a-f]{16}")
+_CLAIM = re.compile(r"[0-9a-f]{32}")
+_LONGEST = 64  # bytes of a datagram that are read: a claim's id and some
+_WRITABLE = 0o022  # for the group, or for everybody
+_CREDENTIALS = struct.Struct("iII")  # process, user, group
+# Room for the credentials and for nothing else, so that no open file of the sender's arrives with them.
+_ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) if _ABSTRACT else 0
 
 
 class Mailbox:
     """The receiving end. Its address can be written into a shared store."""
 
-    def __init__(self) -> None:
-        name = f"holdfast-{os.urandom(8).hex()}"
-        self._file = None if _ABSTRACT else _temporary_folder() / name
-        self.address = f"@{_NETWORK}/{name}" if _ABSTRACT else str(self._file)
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.setblocking(False)
-        self.socket.bind(_sockaddr(self.address))
+    def __init__(self, store: Path) -> None:
+        """For the waiters of that file."""
         self.broken = False
-        self.poll = select.poll()
-        self.poll.register(self.socket, select.POLLIN)
+        self._shared = all(path.stat().st_mode & _WRITABLE for path in (store, store.parent))
+        self._users = _users_of(store) if _ABSTRACT and not self._shared else None  # None: of any user
+        self._folder: Path | None = None
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self.socket.setblocking(False)
+            self.address = self._bind(f"holdfast-{os.urandom(8).hex()}")
+            self._bell = Bell(self.socket.fileno())
+        except BaseException:
+            self._close_socket()
+            raise
+        self.poll = self._bell.poll
+        self.ring = self._bell.ring
 
-    def ring(self) -> None:
-        """Send ourselves a message that names nobody."""
-        with suppress(OSError):
-            self.socket.sendto(b"", _sockaddr(self.address))
+    def _bind(self, name: str) -> str:
+        if _ABSTRACT:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before anything can arrive
+            address = f"@{_NETWORK}/{name}"
+            self.socket.bind(_sockaddr(address))
+            return address
+        self._folder = _private_folder()
+        file = self._folder / name
+        self.socket.bind(str(file))
+        if self._shared:  # only readers of the store know the name: nobody else can list the folder
+            file.chmod(0o666)
+            self._folder.chmod(0o711)
+        return str(file)
 
-    def read(self, ready: object = None) -> list[str]:
-        """The claims that were named since the last reading."""
-        claims: list[str] = []
-        while True:
+    def read(self, ready: Sequence[tuple[int, int]] | None = None) -> list[str]:
+        """What the datagrams since the last reading say; an empty text for one that does not count."""
+        if ready is not None and not self._bell.heard_besides(ready):
+            return []
+        texts: list[str] = []
+        while len(texts) < _QUEUE_LENGTH:  # else a sender that is quicker than we are keeps us here
             try:
-                claims.append(self.socket.recv(256).decode(errors="replace"))
+                data, ancillary, _, _ = self.socket.recvmsg(_LONGEST, _ROOM)
             except BlockingIOError:
-                break
-        if len(claims) >= _QUEUE_LENGTH:
-            claims.append(LOOK_ALL)
-        return claims
+                return texts
+            counts = self._users is None or _sender(ancillary) in self._users
+            texts.append(data.decode(errors="replace") if counts else "")
+        texts.append(LOOK_ALL)
+        return texts
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
         self.socket.close()
+        self._bell.close()
 
     def close(self) -> None:
+        self._close_socket()
+        self._bell.close()
+
+    def _close_socket(self) -> None:
         self.socket.close()
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        if self._folder is not None:
+            for file in self._folder.iterdir():
+                file.unlink(missing_ok=True)
+            self._folder.rmdir()
 
 
-def open_mailbox() -> Mailbox | None:
-    """None where there are no such sockets; whoever waits then looks by itself from time to time."""
+def open_mailbox(store: Path) -> Mailbox | None:
+    """None where there are no such sockets; a waiter then looks by itself from time to time."""
     try:
-        return Mailbox()
+        return Mailbox(store)
     except OSError:
         return None
+
+
+def _users_of(store: Path) -> frozenset[int]:
+    """Who can write a file that is not shared: its owner, we ourselves, and root."""
+    return frozenset((store.stat().st_uid, os.getuid(), os.geteuid(), 0))
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """The user, as the kernel says; one that our user namespace does not know has the number of nobody."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            _, user, _ = _CREDENTIALS.unpack(data)
+            return int(user)
+    return None
 
 
 class Sender:
@@ -75,8 +127,11 @@ class Sender:
         self._socket: socket.socket | None = None
 
     def send(self, address: str, claim: str) -> bool:
-        """False if nobody lives at the address any more. What cannot be reached from here looks by itself."""
-        if not address or (address.startswith("@") and not address.startswith(f"@{_NETWORK}/")):
+        """False if no process has the address any more. A waiter that cannot be reached from here looks by itself.
+
+        Both come from the store, where anything may stand: what is no address of a mailbox is not written to.
+        """
+        if not _is_mailbox(address) or not _CLAIM.fullmatch(claim):
             return True
         try:
             self._open().sendto(claim.encode(), _sockaddr(address))
@@ -104,10 +159,16 @@ class Sender:
             self._socket = None
 
 
-def _temporary_folder() -> Path:
+def _is_mailbox(address: str) -> bool:
+    folder, _, name = address.rpartition("/")
+    here = folder == f"@{_NETWORK}" if _ABSTRACT else _FOLDER.fullmatch(folder)
+    return bool(here and _NAME.fullmatch(name))
+
+
+def _private_folder() -> Path:
     import tempfile  # takes long to import, and Linux does not need it
 
-    return Path(tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix="holdfast-"))
 
 
 def _sockaddr(address: str) -> str:
@@ -115,8 +176,9 @@ def _sockaddr(address: str) -> str:
 
 
 def _queue_length() -> int:
+    """Datagrams after which some may be missing. A long queue is never seen full: one sender's buffer ends first."""
     try:
-        return int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+        return max(1, min(100, int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())))
     except (OSError, ValueError):
         return 10
 

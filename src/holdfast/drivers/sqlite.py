@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from traceback import clear_frames
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -319,10 +319,10 @@ _MEANINGS = {
 
 def open_driver(path: Path, prepare: Prepare, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
-    blocking = BlockingSqlite(path, prepare, BlockingWakes(clock, open_mailbox), clock)
+    mailbox = partial(open_mailbox, path)
     if world.blocking:
-        return blocking
+        return BlockingSqlite(path, prepare, BlockingWakes(clock, mailbox), clock)
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
 
-    wakes = AsyncioWakes(clock)
+    wakes = AsyncioWakes(clock, mailbox)
     return AsyncioSqlite(BlockingSqlite(path, prepare, wakes, clock), wakes)

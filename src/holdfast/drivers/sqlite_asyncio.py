@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import weakref
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast._model import Claim
@@ -16,7 +17,7 @@ from holdfast._reentry import outside, run_to_end, start_thread
 from holdfast._time import say
 from holdfast._worlds import Clock
 from holdfast._worlds.asyncio_ import call_in
-from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, open_mailbox
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
 from holdfast.errors import BackendUnavailable
@@ -128,8 +129,9 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
 class AsyncioWakes(AsyncioSeats):
     """The loop itself reads the mailbox."""
 
-    def __init__(self, clock: Clock | None) -> None:
+    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Mailbox | None]) -> None:
         super().__init__(clock)
+        self._open = open_mailbox
         self._mailbox: Mailbox | None = None
 
     @property
@@ -144,7 +146,7 @@ class AsyncioWakes(AsyncioSeats):
     def expect(self, claim: Claim) -> str:
         self.seat(claim)
         if self._mailbox is None:
-            self._mailbox = open_mailbox()
+            self._mailbox = self._open()
             if self._mailbox is not None and self._loop is not None:
                 call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
         return self.address

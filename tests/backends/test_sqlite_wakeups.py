@@ -1,0 +1,281 @@
+"""Wake-ups between the processes of a host: whose datagrams count, and where they are sent."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import sqlite3
+import stat
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast._ids import new_claim_id
+from holdfast._model import Claim, Terms
+from holdfast._worlds import drive
+from holdfast.drivers import datagrams
+from holdfast.drivers.datagrams import Mailbox, Sender, open_mailbox
+from holdfast.drivers.sqlite_asyncio import AsyncioWakes
+from holdfast.drivers.wakes import BlockingWakes
+from tests.servers.waiting import LIMIT, join, until
+
+BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells the sender of a datagram")
+
+Wakes = BlockingWakes | AsyncioWakes
+Story = Callable[[Wakes], Coroutine[Any, Any, None]]
+Play = Callable[[Story], None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store that is of one user."""
+    folder = tmp_path / "store"
+    folder.mkdir(0o700)
+    (folder / "locks.db").touch(0o600)
+    return folder / "locks.db"
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def play(request: pytest.FixtureRequest, store: Path) -> Play:
+    """Tell a story to the waiters of one `Locks`."""
+
+    def in_threads(story: Story) -> None:
+        wakes = BlockingWakes(None, partial(open_mailbox, store))
+        try:
+            drive(story(wakes))
+        finally:
+            wakes.close()
+
+    def in_asyncio(story: Story) -> None:
+        async def main() -> None:
+            wakes = AsyncioWakes(None, partial(open_mailbox, store))
+            wakes.read_in(asyncio.get_running_loop())
+            try:
+                await story(wakes)
+            finally:
+                wakes.close()
+
+        asyncio.run(main())
+
+    return in_threads if request.param == "threads" else in_asyncio
+
+
+@pytest.fixture
+def any_socket() -> Iterator[socket.socket]:
+    """A sender that keeps no rule of ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        yield sender
+
+
+def a_claim() -> Claim:
+    return Claim(new_claim_id(), Terms("x", "x", "us", 30.0))
+
+
+def send(address: str, *claims: str) -> None:
+    sender = Sender()
+    for claim in claims:
+        sender.send(address, claim)
+    sender.close()
+
+
+def where(address: str) -> str:
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+# What counts
+
+
+def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: socket.socket) -> None:
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        holder = locks.lock("x").acquire()
+        waiter = threading.Thread(target=lambda: others.lock("x").acquire())
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters, "one to wait")
+        with sqlite3.connect(tmp_path / "locks.db") as db:
+            (address,) = db.execute("SELECT address FROM claims WHERE waiting = 1").fetchone()
+        db.close()
+        any_socket.sendto(b"\xff", where(address))
+        assert holder is not None
+        assert holder.release()
+        join(waiter)
+        assert others.inspect("x").locked
+
+
+@pytest.mark.parametrize("text", [b"*", datagrams.LOOK_ALL.encode(errors="surrogatepass")])
+def test_no_datagram_makes_all_waiters_look(play: Play, any_socket: socket.socket, text: bytes) -> None:
+    async def story(wakes: Wakes) -> None:
+        named, other = a_claim(), a_claim()
+        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        any_socket.sendto(text, where(address))
+        send(address, named.id)
+        assert await wakes.wait(named, LIMIT), "so what came before it was read too"
+        assert not await wakes.wait(other, BRIEFLY)
+
+    play(story)
+
+
+@linux
+def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        send(wakes.expect(claim), claim.id)
+        assert not await wakes.wait(claim, BRIEFLY)
+
+    play(story)
+
+
+@linux
+def test_a_store_that_is_not_shared_is_woken_by_its_owner_and_by_us_and_by_root(store: Path) -> None:
+    assert datagrams._users_of(store) == {store.stat().st_uid, os.getuid(), os.geteuid(), 0}
+
+
+def test_in_a_store_of_several_users_whoever_knows_the_claim_can_wake_it(
+    play: Play, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+    store.chmod(0o660)
+    store.parent.chmod(0o2770)
+
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        send(wakes.expect(claim), claim.id)
+        assert await wakes.wait(claim, LIMIT)
+
+    play(story)
+
+
+def test_no_open_file_arrives_with_a_datagram(store: Path, any_socket: socket.socket) -> None:
+    mailbox = Mailbox(store)
+    before = len(os.listdir("/dev/fd"))
+    files = array.array("i", [any_socket.fileno()])
+    any_socket.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], 0, where(mailbox.address))
+    assert mailbox.read() == ["x"]
+    assert len(os.listdir("/dev/fd")) == before
+    mailbox.close()
+
+
+# Where they are sent
+
+
+def test_a_wake_up_is_sent_to_nothing_but_a_mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address stands in the store, and may be the system's log."""
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.setblocking(False)
+        log.bind("log")
+        for address in ("log", "./log", "@", "@log", f"@{datagrams._NETWORK}/log"):
+            send(address, new_claim_id())
+        with pytest.raises(BlockingIOError):
+            log.recv(100)
+
+
+def test_an_abstract_socket_that_is_no_mailbox_is_sent_nothing() -> None:
+    for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/holdfast-{new_claim_id()}"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.setblocking(False)
+            log.bind("\0" + name)
+            send("@" + name, new_claim_id())
+            with pytest.raises(BlockingIOError):
+                log.recv(100)
+
+
+def test_nothing_but_a_claim_is_sent(store: Path) -> None:
+    mailbox = Mailbox(store)
+    send(mailbox.address, "rm -rf /", "*", new_claim_id() + "\n", "")
+    assert mailbox.read() == []
+    mailbox.close()
+
+
+def test_a_waiter_whose_address_is_no_mailboxs_keeps_its_place() -> None:
+    assert Sender().send("/dev/log", new_claim_id())
+
+
+# Where no name is abstract
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datagrams, "_ABSTRACT", False)
+    monkeypatch.setattr(datagrams, "_ROOM", 0)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_nothing_behind(store: Path) -> None:
+    mailbox, claim = Mailbox(store), new_claim_id()
+    folder = Path(mailbox.address).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    send(mailbox.address, claim)
+    assert mailbox.read() == [claim]
+    mailbox.close()
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_is_a_file_is_in_reach_of_those_who_share_the_store_and_know_its_name(store: Path) -> None:
+    store.chmod(0o660)
+    store.parent.chmod(0o2770)
+    mailbox = Mailbox(store)
+    file = Path(mailbox.address)
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "it cannot be listed"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+    mailbox.close()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 200)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert open_mailbox(store) is None
+    assert list(deep.iterdir()) == []
+
+
+# More than fit
+
+
+def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claims = [a_claim(), a_claim()]
+        address = {wakes.expect(claim) for claim in claims}.pop()
+        send(address, *(new_claim_id() for _ in range(2 * datagrams._QUEUE_LENGTH)), *(claim.id for claim in claims))
+        assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True, True]
+
+    play(story)
+
+
+def test_a_sender_that_is_quicker_than_the_reader_does_not_keep_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mailbox = Mailbox(store)
+    real = mailbox.socket
+    reads = iter(range(1000))
+    monkeypatch.setattr(mailbox, "socket", _Endless(reads))
+    assert mailbox.read()[-1] == datagrams.LOOK_ALL
+    assert next(reads) == datagrams._QUEUE_LENGTH
+    monkeypatch.setattr(mailbox, "socket", real)
+    mailbox.close()
+
+
+class _Endless:
+    def __init__(self, reads: Iterator[int]) -> None:
+        self._reads = reads
+
+    def recvmsg(self, size: int, room: int) -> tuple[bytes, list[Any], int, None]:
+        next(self._reads)
+        return b"x", [], 0, None
