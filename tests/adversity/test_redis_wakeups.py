@@ -41,6 +41,19 @@ class TestLostWakeUps(OnAServer):
         assert lost.is_set()
         assert locks.faults.calls["acquire"] - asked <= 1, "the first look finds it free"
 
+    async def test_a_message_that_names_no_claim_harms_nobody(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, waiter, locks = await self._held_and_waited_for(stage)
+        (channel,) = self.server.command("PUBSUB", "CHANNELS")
+        asked = locks.faults.calls["acquire"]
+        for text in (b"*", b"\xff"):
+            assert self.server.command("PUBLISH", channel, text) == 1
+        assert await holder.release()
+        assert (await waiter.result()).held
+        assert locks.faults.calls["acquire"] == asked + 1, "it looked when it was woken, and not before"
+
     async def test_a_subscription_that_is_dropped_is_noticed_and_made_again(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -157,7 +157,7 @@ class _WakeLine:
         except (OSError, hiredis.HiredisError):
             self.broken = True
             return [LOOK_ALL]  # what was told meanwhile is lost
-        return [message[2].decode() for message in messages if message[0] == b"message"]
+        return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""

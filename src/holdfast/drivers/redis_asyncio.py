@@ -252,7 +252,7 @@ class _WakeLine(_Line):
 
     def message(self, message: Any) -> None:
         if message[0] == b"message":
-            self._seats.wake(message[2].decode())
+            self._seats.wake(message[2].decode(errors="replace"))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)

@@ -73,7 +73,7 @@ class WakeFan:
             line.close()
             self._ended(node)
             return [LOOK_ALL]  # what was told meanwhile is lost
-        return [message[2].decode() for message in messages if message[0] == b"message"]
+        return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
