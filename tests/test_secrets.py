@@ -13,7 +13,7 @@ import redis.asyncio
 
 import holdfast
 from holdfast import BackendUnavailable, _connect, aio
-from holdfast._secrets import hide, secrets_in, shown
+from holdfast._secrets import hide, secrets_in, shown_url
 from holdfast.drivers.redis_places import place_of_url
 from tests.servers.waiting import LIMIT
 
@@ -103,7 +103,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("url", SHOWN)
 def test_a_url_is_shown_only_as_far_as_it_is_understood(url: str) -> None:
-    assert shown(url) == SHOWN[url]
+    assert shown_url(url) == SHOWN[url]
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])

@@ -31,7 +31,7 @@ from holdfast._faces import aio_manager, aio_primitives, sync_manager, sync_prim
 SOURCE = Path(holdfast.__file__).parent
 LONGEST_FILE = 500
 
-_WORDS = {"errors", "_model", "_time", "_ids", "_values", "_reentry", "_secrets"}
+_WORDS = {"errors", "_model", "_text", "_time", "_ids", "_values", "_reentry", "_secrets"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_faces", ""}
@@ -41,9 +41,10 @@ _FACES = {"sync", "aio", "_faces", ""}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "_model": set(),
-    "_time": set(),
+    "_text": set(),
+    "_time": {"_text"},
     "_ids": set(),
-    "_secrets": set(),
+    "_secrets": {"_text"},
     "_values": set(),
     "_reentry": {"errors"},
     "_worlds": _WORDS,
@@ -241,6 +242,21 @@ def calls_outside_cli(*forbidden: str) -> Callable[[dict[str, Module]], list[str
 
 handlers_outside_cli = calls_outside_cli("signal.signal", "add_signal_handler", "set_wakeup_fd")
 prints_outside_cli = calls_outside_cli("print")
+
+
+def values_shown_in_full(modules: dict[str, Module]) -> list[str]:
+    """What a caller has passed may be long, or have a repr that fails: `_text.shown` is for that."""
+    return [
+        f"{module.name}:{part.lineno} shows {ast.unparse(part.value)} by its repr"
+        for module in modules.values()
+        if module.room != "testing"
+        for node in module.nodes
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
+        if ast.unparse(node.exc.func) in ("ValueError", "TypeError")
+        for part in ast.walk(node.exc)
+        if isinstance(part, ast.FormattedValue) and part.conversion == ord("r")
+        if ast.unparse(part.value) != "self"
+    ]
 
 
 # Finalizers and signal handlers: see holdfast._reentry
@@ -451,6 +467,10 @@ def test_only_the_command_line_prints() -> None:
     assert prints_outside_cli(MODULES) == []
 
 
+def test_an_error_about_a_call_shows_values_briefly_and_whatever_their_repr_does() -> None:
+    assert values_shown_in_full(MODULES) == []
+
+
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     assert long_files(MODULES) == []
 
@@ -505,6 +525,7 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (handlers_outside_cli, "engine.planted", "signal.signal(2, f)"),
     (handlers_outside_cli, "aio", "asyncio.get_running_loop().add_signal_handler(2, f)"),
     (prints_outside_cli, "engine.planted", "print('hello')"),
+    (values_shown_in_full, "engine.planted", "raise ValueError(f'not {value!r}')"),
     (threads_that_are_not_marked, "drivers.planted", "threading.Thread(target=f, daemon=True).start()"),
     (endings_that_cannot_be_put_off, "_faces.sync_planted", "def release(self):\n    return drive(self._release())"),
     (endings_that_cannot_be_put_off, "sync", "def f():\n    try:\n        yield 1\n    finally:\n        drive(g())"),

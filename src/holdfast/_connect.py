@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from holdfast._secrets import shown, without_secrets
+from holdfast._secrets import shown_url, without_secrets
 from holdfast._suggest import suggestion
+from holdfast._text import encodable, shown
 from holdfast._time import Seconds, length
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
@@ -56,9 +57,9 @@ def open_backend(
 def opener(url: object, wishes: Wishes) -> Make:
     """What makes the backend, in whichever world. All that there is to know of a client is asked of it now."""
     if type(wishes.replicas) is not int or wishes.replicas < 0:
-        raise ValueError(f"replicas must be a whole number of at least 0, not {wishes.replicas!r}")
+        raise ValueError(f"replicas must be a whole number of at least 0, not {shown(wishes.replicas)}")
     if type(wishes.advisory) is not bool:
-        raise ValueError(f"advisory must be True or False, not {wishes.advisory!r}")
+        raise ValueError(f"advisory must be True or False, not {shown(wishes.advisory)}")
     if url is None:
         url = os.environ.get("HOLDFAST_URL") or default_url()
     if isinstance(url, type) and _is_of_redis(url):
@@ -88,9 +89,12 @@ def opener(url: object, wishes: Wishes) -> Make:
 
 def _split(url: str) -> SplitResult:
     try:
-        return urlsplit(url)
+        parts = urlsplit(url)
     except ValueError:  # which would show all of it
         raise ValueError("this is no URL; is something in its password not percent-encoded?") from None
+    if parts.scheme != "sqlite" and not encodable(url):  # the name of a file may be any bytes
+        raise ValueError("a URL must be encodable as UTF-8; is something in it not percent-encoded?")
+    return parts
 
 
 def _refuse_postgres_only(wishes: Wishes, where: str) -> None:
@@ -116,7 +120,7 @@ def default_url() -> str:
 
 def _unknown(url: str, scheme: str) -> ValueError:
     """Not all of the URL is shown: it may have a password in it."""
-    what = f"unknown scheme {scheme!r}" if "://" in url else "this is no URL"
+    what = f"unknown scheme {shown(scheme)}" if "://" in url else "this is no URL"
     return ValueError(f"{what}; {suggestion(url, _OPENERS) or f'known are {_known()}'}")
 
 
@@ -134,7 +138,7 @@ def _memory(parts: SplitResult, wishes: Wishes) -> Make:
 
     _refuse_extras(parts, wishes.replicas)
     if parts.path not in ("", "/") or "@" in parts.netloc:
-        raise ValueError(f"a memory URL is memory:// or memory://name, not {shown(parts)!r}")
+        raise ValueError(f"a memory URL is memory:// or memory://name, not {shown(shown_url(parts))}")
     return lambda world, clock: MemoryBackend(shared_store(parts.netloc or "default", clock), world)
 
 
@@ -146,7 +150,9 @@ def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
     _refuse_extras(parts, wishes.replicas)
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if parts.netloc or not path:
-        raise ValueError(f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(parts)!r}")
+        raise ValueError(
+            f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(shown_url(parts))}"
+        )
     where = Path(path).absolute()
     return lambda world, clock: SqliteBackend(open_driver(where, prepare, world, clock))
 
@@ -155,7 +161,7 @@ def _refuse_extras(parts: SplitResult, replicas: int) -> None:
     if replicas:
         raise Unsupported(f"{parts.scheme}:// has no replicas to wait for; nothing was sent")
     if parts.query or parts.fragment:
-        raise ValueError(f"{parts.scheme}:// takes no options, but {shown(parts)!r} has some")
+        raise ValueError(f"{parts.scheme}:// takes no options, but {shown(shown_url(parts))} has some")
 
 
 def _redis(parts: SplitResult, wishes: Wishes) -> Make:
@@ -238,7 +244,7 @@ def migration(url: str, schema: str | None = None) -> Migration:
     """
     parts = _split(url)
     if parts.scheme not in _WITH_TABLE:
-        raise ValueError(f"only postgresql:// has a schema to make, not {parts.scheme!r}")
+        raise ValueError(f"only postgresql:// has a schema to make, not {shown(parts.scheme)}")
     try:
         from holdfast.drivers.postgres_places import place_of_url
         from holdfast.drivers.postgres_scripts import run_script
@@ -331,7 +337,7 @@ def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
         try:
             own[name] = length(float(value), name, zero=name == "rejoin")
         except ValueError:
-            raise ValueError(f"{name} of a {parts.scheme}:// URL is a number of seconds, not {value!r}") from None
+            raise ValueError(f"{name} of a {parts.scheme}:// URL is a number of seconds, not {shown(value)}") from None
     return own, urlencode(rest)
 
 
@@ -368,7 +374,7 @@ def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
 def _of_one_server(url: str) -> SplitResult:
     parts = _split(url)
     if parts.scheme not in _OF_REDIS or "://" not in url:
-        raise ValueError(f"a quorum is of clients or URLs of Redis, not of {shown(url)!r}")
+        raise ValueError(f"a quorum is of clients or URLs of Redis, not of {shown(shown_url(url))}")
     _refuse_fragment(parts)
     return parts
 

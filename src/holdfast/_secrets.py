@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode
 
+from holdfast._text import shown
+
 # Of redis-py, and of libpq.
 SECRET_OPTIONS: Final = frozenset(
     {
@@ -29,7 +31,7 @@ _HOST: Final = r"(?:\[[0-9a-fA-F:.]*\]|[^@/?#:\[\],]*)(?::\d*)?"
 _URL: Final = re.compile(rf"([\w+.-]+://)(?:[^@/?#]*@)?({_HOST}(?:,{_HOST})*(?:/[^@?#]*)?)(\?[^@#]*)?")
 
 
-def shown(url: str | SplitResult) -> str:
+def shown_url(url: str | SplitResult) -> str:
     """The URL without its login and the values of its options; no more than its scheme, where an `@`, a `#` or a port
     is out of place: that may be a part of the password."""
     text = url if isinstance(url, str) else _whole(url)
@@ -48,7 +50,7 @@ def _whole(parts: SplitResult) -> str:
 
 def shown_option(name: str, query: str) -> str:
     """The name of an option that is not known, unless an `@` in the query says that it is a part of the password."""
-    return repr(name) if "@" not in unquote(query) else "…"
+    return shown(name) if "@" not in unquote(query) else "…"
 
 
 def without_secrets(query: str) -> str:

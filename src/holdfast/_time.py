@@ -14,6 +14,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from holdfast._text import shown
+
 Seconds = int | float | timedelta
 FOREVER: Final = math.inf  # when to give up, if never
 
@@ -35,17 +37,17 @@ def length(value: Seconds, what: str, *, least: float = 0.0, most: float = math.
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{what} must be seconds (int, float or timedelta), not {value!r}")
+        raise ValueError(f"{what} must be seconds (int, float or timedelta), not {shown(value)}")
     try:
         value = float(value)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{what} must be {'zero or ' if zero else ''}a positive number of seconds, not {value!r}")
+        raise ValueError(f"{what} must be {'zero or ' if zero else ''}a positive number of seconds, not {shown(value)}")
     if value < least and not (zero and value == 0):
-        raise ValueError(f"{what} must be at least {least:g} seconds here, not {value!r}")
+        raise ValueError(f"{what} must be at least {least:g} seconds here, not {shown(value)}")
     if value > most:
-        raise ValueError(f"{what} must be at most {most:g} seconds here, not {value!r}")
+        raise ValueError(f"{what} must be at most {most:g} seconds here, not {shown(value)}")
     return value
 
 

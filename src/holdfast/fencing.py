@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from inspect import isawaitable, iscoroutine
 from typing import Any, Final, NamedTuple, NoReturn
 
+from holdfast._text import encodable, shown
 from holdfast._time import Seconds, length
 from holdfast.errors import LockError, StaleFence
 from holdfast.primitives.names import whole
@@ -66,8 +67,9 @@ def update_statement(
     "qmark", "format", "pyformat", "numeric" or "named" as in PEP 249, or "numeric_dollar" for $1, $2.
     """
     text = _Text(table, paramstyle)
+    _must_be_columns(values, "values")
     if fence_column in values:
-        raise ValueError(f"{fence_column!r} is written by the check itself; leave it out of the values")
+        raise ValueError(f"{shown(fence_column)} is written by the check itself; leave it out of the values")
     written = {**values, fence_column: whole(fence, "fence", 1)}
     sets = ", ".join(f"{text.name(column)} = {text.mark(value)}" for column, value in written.items())
     seen = f"COALESCE({text.column(fence_column)}, 0) <= "
@@ -117,6 +119,7 @@ def _update(
     fence_column: str,
     paramstyle: str | None,
 ) -> _Steps:
+    _must_have(connection, "execute", "a connection")
     style = paramstyle or _paramstyle_of(connection)
     update = update_statement(table, values, key=key, fence=fence, fence_column=fence_column, paramstyle=style)
     for _ in range(2):  # again if the row came in between the update and the look
@@ -128,27 +131,36 @@ def _update(
         cursor = _cursor((yield connection.execute(sql, look.parameters)), connection)
         row = yield cursor.fetchone()
         if row is None:
-            raise LookupError(f"{table!r} has no row with {_shown(key)}; nothing was written")
+            raise LookupError(f"{shown(table)} has no row with {_shown_key(key)}; nothing was written")
         if row[0] is not None and row[0] > fence:
-            _refuse(f"{table!r} with {_shown(key)}", table, fence, row[0])
-    raise LockError(f"{connection!r} does not tell how many rows it updated; it is not known whether {table!r} was")
+            _refuse(f"{shown(table)} with {_shown_key(key)}", table, fence, row[0])
+    raise LockError(
+        f"{shown(connection)} does not tell how many rows it updated; it is not known whether {shown(table)} was"
+    )
 
 
 class _Text:
     """The pieces of one statement, in a driver's style, and its parameters as they come up."""
 
-    def __init__(self, table: str, paramstyle: str) -> None:
-        if paramstyle not in _MARKS:
-            raise ValueError(f"paramstyle must be one of {', '.join(_MARKS)}, not {paramstyle!r}")
+    def __init__(self, table: Any, paramstyle: Any) -> None:
+        if not isinstance(paramstyle, str) or paramstyle not in _MARKS:
+            raise ValueError(f"paramstyle must be one of {', '.join(_MARKS)}, not {shown(paramstyle)}")
         self._style = paramstyle
         self._values: list[Any] = []
+        if not isinstance(table, str):
+            raise ValueError(f"a table must be a string, not {shown(table)}")
         self.table = ".".join(self.name(part) for part in table.split("."))
         self._of = self.name(table.split(".")[-1])
 
     def name(self, identifier: str) -> str:
         """Quoted, so that it is a name and nothing else."""
-        if not identifier or "\0" in identifier:
-            raise ValueError(f"a name of a table or column must have characters, and no NUL: {identifier!r}")
+        if not isinstance(identifier, str):
+            raise ValueError(f"a name of a table or column must be a string, not {shown(identifier)}")
+        if not identifier or "\0" in identifier or not encodable(identifier):
+            raise ValueError(
+                f"a name of a table or column must have characters, be encodable as UTF-8 and contain no NUL: "
+                f"{shown(identifier)}"
+            )
         quoted = '"' + identifier.replace('"', '""') + '"'
         return quoted.replace("%", "%%") if _MARKS[self._style](1).startswith("%") else quoted
 
@@ -161,6 +173,7 @@ class _Text:
         return _MARKS[self._style](len(self._values))
 
     def condition(self, key: Mapping[str, Any]) -> str:
+        _must_be_columns(key, "key")
         if not key:
             raise ValueError("the key that tells the row from all others must not be empty")
         return " AND ".join(f"{self.column(column)} = {self.mark(value)}" for column, value in key.items())
@@ -170,6 +183,16 @@ class _Text:
         if self._style == "named":
             return {f"p{number}": value for number, value in enumerate(self._values, 1)}
         return tuple(self._values)
+
+
+def _must_be_columns(columns: object, what: str) -> None:
+    if not isinstance(columns, Mapping):
+        raise ValueError(f"{what} must be a mapping from columns to values, not {shown(columns)}")
+
+
+def _must_have(client: object, method: str, what: str) -> None:
+    if not callable(getattr(client, method, None)):
+        raise ValueError(f"{what} must have a method {method}(), which {shown(client)} has not")
 
 
 def _paramstyle_of(connection: object) -> str:
@@ -187,8 +210,8 @@ def _cursor(answer: Any, connection: Any) -> Any:
     return answer if hasattr(answer, "rowcount") else connection
 
 
-def _shown(key: Mapping[str, Any]) -> str:
-    return ", ".join(f"{column}={value!r}" for column, value in key.items())
+def _shown_key(key: Mapping[str, Any]) -> str:
+    return ", ".join(f"{column}={shown(value)}" for column, value in key.items())
 
 
 # Redis: a hash with a value and its fence
@@ -227,13 +250,16 @@ async def async_redis_write(
     await _run_awaiting(_write(client, key, value, fence, ttl))
 
 
-def _write(client: Any, key: str | bytes, value: Any, fence: int, ttl: Seconds | None) -> _Steps:
+def _write(client: Any, key: Any, value: Any, fence: int, ttl: Seconds | None) -> _Steps:
+    _must_have(client, "eval", "a client of Redis")
+    if not isinstance(key, str | bytes) or (isinstance(key, str) and not encodable(key)):
+        raise ValueError(f"a key must be bytes, or a string that is encodable as UTF-8, not {shown(key)}")
     if whole(fence, "fence", 1) >= _EXACT:
         raise ValueError(f"a fence for Redis must be below 2**53, not {fence}")
     lives = "" if ttl is None else max(1, round(length(ttl, "ttl") * 1000))
     last = yield client.eval(REDIS_WRITE, 1, key, value, fence, lives)
     if last is not None:
-        _refuse(f"key {key!r}", str(key), fence, int(last))
+        _refuse(f"key {shown(key)}", str(key), fence, int(last))
 
 
 # Both

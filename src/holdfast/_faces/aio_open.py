@@ -8,7 +8,7 @@ from functools import partial
 from holdfast._connect import Make, Wishes, opener
 from holdfast._faces.aio_lock import AsyncLease
 from holdfast._time import Seconds, length
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock, drive, valid_clock
 from holdfast._worlds.asyncio_ import AsyncioWorld
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.engine.core import Engine, lock_order
@@ -31,7 +31,7 @@ def open_locks(
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
-    world = AsyncioWorld(clock)
+    world = AsyncioWorld(valid_clock(clock))
     make = opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))
     engine = Engine(
         make(world, clock),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast._connect import Wishes, opener
 from holdfast._faces.sync_lock import Lease
 from holdfast._time import Seconds, length
-from holdfast._worlds import Clock, drive
+from holdfast._worlds import Clock, drive, valid_clock
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.engine.core import Engine, lock_order
 from holdfast.engine.process import adopt
@@ -26,7 +26,7 @@ def open_locks(
     clock: Clock | None,
 ) -> LocksLogic:
     """See `holdfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
-    world = ThreadWorld(clock)
+    world = ThreadWorld(valid_clock(clock))
     engine = Engine(
         opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))(world, clock),
         world,

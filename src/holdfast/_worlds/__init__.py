@@ -12,9 +12,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from holdfast._reentry import drive as drive
+from holdfast._text import shown
 
 T = TypeVar("T")
 
@@ -136,6 +137,7 @@ async def settled(answer: Any, world: World) -> Any:
     return await answer
 
 
+@runtime_checkable
 class Clock(Protocol):
     """A clock that a test moves. Worlds and stores take it in place of the machine's."""
 
@@ -148,3 +150,12 @@ class Clock(Protocol):
     def alarm(self, at: float, ring: Callable[[], None]) -> Callable[[], None]:
         """Call `ring` when the time has come; the answer takes the alarm back."""
         ...
+
+
+def valid_clock(clock: Clock | None) -> Clock | None:
+    """The clock itself, if there is one. Raises ValueError for what is none."""
+    if clock is not None and not isinstance(clock, Clock):
+        raise ValueError(
+            f"clock must have now(), deadline() and alarm(), as holdfast.testing.FakeClock has, not be {shown(clock)}"
+        )
+    return clock

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE
+from holdfast._text import shown
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
@@ -63,12 +64,14 @@ END $$;
 _AFTER: Final = "INSERT INTO @.holdfast_schema (version) VALUES {versions} ON CONFLICT DO NOTHING;\nCOMMIT;\n"
 
 
-def valid_schema(name: str) -> str:
+def valid_schema(name: Any) -> str:
     """The name itself. Raises ValueError for one that could not stand in a script without care."""
-    if not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
-        raise ValueError(f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {name!r}")
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
+        raise ValueError(
+            f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {shown(name)}"
+        )
     if name.startswith("pg_") or name == "information_schema":
-        raise ValueError(f"the schema {name!r} is PostgreSQL's own; choose another one")
+        raise ValueError(f"the schema {shown(name)} is PostgreSQL's own; choose another one")
     return name
 
 

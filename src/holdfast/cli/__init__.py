@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from holdfast._text import shown
+
 try:
     from holdfast.cli import exits
 except KeyboardInterrupt:  # so early that nobody else can answer for it
@@ -72,7 +74,7 @@ def _dispatch(words: list[str]) -> int:
         return exits.OK
     if words[0] not in COMMANDS:
         known = ", ".join(COMMANDS)
-        raise ValueError(f"{words[0]!r} is not a command; known are {known}, and options come after the command")
+        raise ValueError(f"{shown(words[0])} is not a command; known are {known}, and options come after the command")
     return _command(words[0])(words[1:])
 
 

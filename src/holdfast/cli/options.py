@@ -13,6 +13,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
+from holdfast._text import shown
 from holdfast.cli import exits
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -63,13 +64,13 @@ def seconds(text: str) -> float:
             return sum(float(number) * _UNITS[unit] for number, unit in parts)
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 30, 1.5, 200ms, 5m or 1h30m") from None
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not a time; write 30, 1.5, 200ms, 5m or 1h30m") from None
 
 
 def code(text: str) -> int:
     """An exit code that a shell can see."""
     if not text.isdecimal() or int(text) > 255:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an exit code from 0 to 255")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not an exit code from 0 to 255")
     return int(text)
 
 

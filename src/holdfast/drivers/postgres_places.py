@@ -22,6 +22,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast._secrets import SECRET_OPTIONS, shown_option
+from holdfast._text import shown
 
 PUBLIC: Final = "public"
 WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name stand in line
@@ -173,18 +174,29 @@ def _of_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**_read(nested or ""), **params}
 
 
+def _text(value: object) -> str:
+    """Of a parameter; empty if it is not given. What it is may be a password, so only its type is named."""
+    if value is None:
+        return ""
+    try:
+        return str(value)
+    except Exception as error:
+        raise ValueError(f"a parameter of PostgreSQL must be text, not a {type(value).__name__}") from error
+
+
 def _place(given: Mapping[str, Any], advisory: bool) -> Place:
     """Parameters of libpq, and our own options among them."""
     params = dict(given)
     ours = {name: params.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in params}
-    kept = {name: str(value) for name, value in params.items() if value not in (None, "") and name not in _OF_PSYCOPG}
+    kept = {name: _text(value) for name, value in params.items() if name not in _OF_PSYCOPG}
+    kept = {name: text for name, text in kept.items() if text}
     ports = [port for port in kept.get("port", "").split(",") if port]
     if not all(port.isdecimal() and 0 < int(port) < 65536 for port in ports):
         raise ValueError("a port is a number from 1 to 65535; is something in its password not percent-encoded?")
     try:
         make_conninfo("", **kept)
-    except psycopg.Error as error:
-        raise ValueError(f"PostgreSQL does not understand these parameters: {sorted(kept)}") from error
+    except (psycopg.Error, UnicodeEncodeError) as error:
+        raise ValueError(f"PostgreSQL does not understand these parameters: {shown(sorted(kept))}") from error
     ours = {name: value for name, value in ours.items() if value is not None}
     return Place(kept, advisory=advisory, **_checked(ours, advisory))
 
@@ -197,9 +209,9 @@ def _checked(ours: dict[str, Any], advisory: bool) -> dict[str, Any]:
             raise ValueError(f"{name} is an option of {kinds[not advisory]}, and this is about {kinds[advisory]}")
     commit, waiting, pooler = ours.get("synchronous_commit"), str(ours.get("waiting", WAITING)), ours.get("pooler", "")
     if commit is not None and commit not in _COMMITS:
-        raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {commit!r}")
+        raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {shown(commit)}")
     if not waiting.isascii() or not waiting.isdigit() or not 1 <= int(waiting) <= 10_000:
-        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {waiting!r}")
+        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {shown(waiting)}")
     if pooler not in ("", "session"):
-        raise ValueError(f"pooler can only be 'session', not {pooler!r}: advisory locks belong to a session")
+        raise ValueError(f"pooler can only be 'session', not {shown(pooler)}: advisory locks belong to a session")
     return {**ours, "waiting": int(waiting)}

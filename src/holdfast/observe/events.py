@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from holdfast._reentry import outside
+from holdfast._text import shown
 
 Kind = Literal[
     "asked",
@@ -68,7 +69,7 @@ class Events:
         Raises ValueError if it cannot be called.
         """
         if not callable(listener):
-            raise ValueError(f"a listener must be a function that takes an event, not {listener!r}")
+            raise ValueError(f"a listener must be a function that takes an event, not {shown(listener)}")
         self._listeners += (listener,)
 
         def stop() -> None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from holdfast._text import shown
 from holdfast.engine.lease import Lease
 from holdfast.errors import AcquireTimeout
 
@@ -54,7 +55,9 @@ class _Plan(NamedTuple):
         if self.lease_as is None:
             return args, kwargs
         if self.lease_as in kwargs:
-            raise TypeError(f"{_say(self.function)} is given {self.lease_as!r} by its lock; callers do not pass it")
+            raise TypeError(
+                f"{_say(self.function)} is given {shown(self.lease_as)} by its lock; callers do not pass it"
+            )
         at = self.lease_at
         if at is not None and len(args) > at:
             return (*args[:at], lease, *args[at:]), kwargs
@@ -112,14 +115,14 @@ def _decorator(
 ) -> Decorate:
     _refuse_unknown(options, make_lock)
     if skip and options.get("wait", 0) != 0:
-        raise ValueError(f"singleton skips instead of waiting, so wait={options['wait']!r} makes no sense with it")
+        raise ValueError(f"singleton skips instead of waiting, so wait={shown(options['wait'])} makes no sense with it")
     options = {**options, "wait": 0} if skip else options
 
     def decorate(function: Any) -> Any:
         if isinstance(function, _KINDS_OF_METHOD):
             return type(function)(decorate(function.__func__))
         if inspect.isclass(function) or not callable(function):
-            raise TypeError(f"only functions can be decorated, not {function!r}")
+            raise TypeError(f"only functions can be decorated, not {shown(function)}")
         wrap = wrap_of(function)
         if default is not None and wrap in (_generator, _async_generator):
             raise ValueError(f"{_say(function)} yields nothing when it is skipped, so it has no use for a default")
@@ -262,22 +265,24 @@ def _check(plan: _Plan) -> None:
     known = [name for name in parameters if name != plan.lease_as]
     for field in _fields(template):
         if field not in known:
-            named = f"names {field!r}" if field and not field.isdigit() else "has a field without a name"
+            named = f"names {shown(field)}" if field and not field.isdigit() else "has a field without a name"
             has = f"has only {', '.join(known)}" if known else "has no parameters"
-            raise ValueError(f"{template!r} {named}, but {_say(plan.function)} {has}")
+            raise ValueError(f"{shown(template)} {named}, but {_say(plan.function)} {has}")
     try:
         name = template.format(**dict.fromkeys(known, _Anything()))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{template!r} is no template for a name: {error}") from None
+        raise ValueError(f"{shown(template)} is no template for a name: {error}") from None
     plan.make_lock(name, **plan.options)  # made for nothing, but refused now and not later
 
 
 def _check_lease_as(plan: _Plan, lease_as: str) -> None:
     parameter = plan.signature.parameters.get(lease_as)
     if parameter is None:
-        raise ValueError(f"{_say(plan.function)} has no parameter {lease_as!r} to be given the lease")
+        raise ValueError(f"{_say(plan.function)} has no parameter {shown(lease_as)} to be given the lease")
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-        raise ValueError(f"{lease_as!r} of {_say(plan.function)} cannot be given by its name, so not the lease either")
+        raise ValueError(
+            f"{shown(lease_as)} of {_say(plan.function)} cannot be given by its name, so not the lease either"
+        )
 
 
 def _position(signature: inspect.Signature, name: str | None) -> int | None:
@@ -296,17 +301,17 @@ def _refuse_unknown(options: Mapping[str, Any], make_lock: Callable[..., Any]) -
 
             meant = difflib.get_close_matches(option, known, 1)
             hint = f"did you mean {meant[0]!r}?" if meant else f"known are {', '.join(known)}"
-            raise TypeError(f"a lock has no option {option!r}; {hint}")
+            raise TypeError(f"a lock has no option {shown(option)}; {hint}")
 
 
 def _fields(template: str) -> Iterator[str]:
     """The parameters that a template names, in its format specifications too."""
     if not isinstance(template, str):
-        raise ValueError(f"a lock name must be a string, not {template!r}")
+        raise ValueError(f"a lock name must be a string, not {shown(template)}")
     try:
         parsed = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"{template!r} is no template for a name: {error}") from None
+        raise ValueError(f"{shown(template)} is no template for a name: {error}") from None
     for _, field, spec, _ in parsed:
         if field is not None:
             yield field.split(".")[0].split("[")[0]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, HolderInfo, Sight
 from holdfast._reentry import outside
+from holdfast._text import shown
 from holdfast._time import Seconds
 from holdfast._worlds import settled
 from holdfast.engine.core import Engine
@@ -89,7 +90,8 @@ class ElectionLogic:
         if to not in queue:
             candidates = ", ".join(map(repr, queue)) or "none"
             raise LockError(
-                f"no candidate {to!r} waits to lead {name!r} (waiting: {candidates}); the leader is still the same",
+                f"no candidate {shown(to)} waits to lead {name!r} (waiting: {candidates}); "
+                "the leader is still the same",
                 name=name,
             )
         freed = await self.engine.release(lease, heir=to)
@@ -110,7 +112,7 @@ class ElectionLogic:
         """Campaign and call `on_elected`, again after each loss, until it comes to its end; then resign."""
         lock = self._lock
         if on_lost is not None and not callable(on_lost):
-            raise ValueError(f"on_lost must be callable, not {on_lost!r}")
+            raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
         if on_lost is not None:
             lock = LockLogic(self.engine, self._request._replace(on_lost=on_lost))
         while True:

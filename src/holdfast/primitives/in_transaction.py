@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from holdfast._ids import new_claim_id
 from holdfast._model import Claim, Terms
+from holdfast._text import shown
 from holdfast._time import Seconds, length, say
 from holdfast.engine.core import Engine
 from holdfast.errors import AcquireTimeout, BackendUnavailable
@@ -26,7 +27,7 @@ async def in_transaction(
         raise ValueError("in_transaction() takes at least one name")
     keys = sorted({qualify(namespace, valid(name)): name for name in names}.items())
     if len(keys) < len(names):
-        raise ValueError(f"in_transaction() takes each name once; these are {', '.join(map(repr, names))}")
+        raise ValueError(f"in_transaction() takes each name once; these are {', '.join(map(shown, names))}")
     limit = None if wait is None else length(wait, "wait", zero=True)
     engine.must_be_open()
     if limit is None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Awaitable
 from contextlib import suppress
 
+from holdfast._text import shown
 from holdfast._time import FOREVER, Seconds, length, say
 from holdfast._values import NANO, Allowance, Booked, Rate
 from holdfast.engine.core import Engine
@@ -117,7 +118,7 @@ class LimiterLogic:
 
     def _check(self, cost: int) -> None:
         if whole(cost, "cost", 1) > self._rate.burst:
-            raise ValueError(f"cost {cost} is more than limiter {self._name!r} gives at once: {self._rate.burst}")
+            raise ValueError(f"cost {cost} is more than limiter {shown(self._name)} gives at once: {self._rate.burst}")
 
     def __repr__(self) -> str:
         return f"{self._name!r} one each {say(self._rate.interval / NANO)}, burst {self._rate.burst}"

@@ -13,6 +13,7 @@ from functools import partial
 from types import FrameType
 
 from holdfast._model import Busy
+from holdfast._text import shown
 from holdfast._time import Seconds, length, say
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import Adopt, acquire
@@ -25,7 +26,7 @@ def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> flo
     """How long `acquire(blocking, timeout)` may wait, where `wait` is the lock's own."""
     if blocking is not True and blocking is not False:  # 5 and "no" would wait for ever
         raise ValueError(
-            f"acquire(blocking) must be True or False, not {blocking!r}; acquire(timeout=5) waits for 5 seconds"
+            f"acquire(blocking) must be True or False, not {shown(blocking)}; acquire(timeout=5) waits for 5 seconds"
         )
     if not blocking:
         if timeout is not None and timeout != -1:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
+from holdfast._text import shown
 from holdfast._time import Seconds, length
 from holdfast.backends.base import check_up
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.names import aside, metadata_text, qualify, unqualify, valid, whole
+from holdfast.primitives.names import aside, metadata_text, qualify, unqualify, valid, valid_prefix, whole
 
 if TYPE_CHECKING:
     from holdfast.primitives.cell import CellLogic
@@ -66,10 +67,10 @@ class LocksLogic:
             metadata=metadata_text(metadata),
         )
         if on_lost is not None and not callable(on_lost):
-            raise ValueError(f"on_lost must be callable, not {on_lost!r}")
+            raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
         for flag, value in (("renew", renew), ("reentrant", reentrant)):
             if not isinstance(value, bool):
-                raise ValueError(f"{flag} must be True or False, not {value!r}")
+                raise ValueError(f"{flag} must be True or False, not {shown(value)}")
         min_hold = length(min_hold, "min_hold", most=self.engine.backend.capabilities.max_ttl, zero=True)
         if min_hold:
             self.engine.must_be_able("min_hold: nothing expires there", self.engine.backend.capabilities.expires)
@@ -110,7 +111,7 @@ class LocksLogic:
         requests = [self._request(name, on_lost=on_lost, **options) for name in names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"all() takes each name once; twice: {', '.join(map(repr, twice))}")
+            raise ValueError(f"all() takes each name once; twice: {', '.join(map(shown, twice))}")
         return MultiLogic(self.engine, lease_type, requests, on_lost)
 
     def election(self, name: str, candidate: str | None, **options: Any) -> ElectionLogic:
@@ -144,8 +145,7 @@ class LocksLogic:
         return info._replace(name=name)
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
-        if not isinstance(prefix, str):
-            raise ValueError(f"a prefix must be a string, not {prefix!r}")
+        prefix = valid_prefix(prefix)
         self.engine.must_be_open()
         found = await self.engine.once(lambda: self.engine.backend.list(qualify(self.namespace, prefix)))
         named = ((unqualify(self.namespace, info.name), info) for info in found)

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
 from holdfast._model import Busy, HolderInfo, LockInfo
 from holdfast._reentry import outside
-from holdfast._secrets import shown
+from holdfast._secrets import shown_url
+from holdfast._text import shown
 from holdfast._time import Seconds, length, say
 from holdfast._worlds import Signal, World
 from holdfast.engine.acquire import acquire
@@ -316,4 +317,4 @@ def _shown(url_or_client: object) -> str:
         return "the default URL"
     if not isinstance(url_or_client, str):
         return f"a {type(url_or_client).__name__}"
-    return repr(shown(url_or_client))
+    return shown(shown_url(url_or_client))

@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any
 
+from holdfast._text import encodable, shown
+
 LONGEST_NAME = 255
 LARGEST_METADATA = 16 * 1024
 DEEPEST = 50  # levels of JSON: whoever reads it needs as much of a stack
@@ -21,34 +23,37 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 def valid(name: str, what: str = "lock name") -> str:
     """The name itself, as a plain string. Raises ValueError, saying what is wrong with it."""
     if not isinstance(name, str):
-        raise ValueError(f"a {what} must be a string, not {name!r}")
+        raise ValueError(f"a {what} must be a string, not {shown(name)}")
     name = str.__str__(name)  # an Enum, say, would format itself otherwise than it compares
     if not name:
         raise ValueError(f"a {what} must not be empty")
     if len(name) > LONGEST_NAME:
-        raise ValueError(f"a {what} has at most {LONGEST_NAME} characters; this has {len(name)}: {name[:40]!r}…")
+        raise ValueError(f"a {what} has at most {LONGEST_NAME} characters; this has {len(name)}: {shown(name[:40])}…")
     if _CONTROL.search(name):
-        raise ValueError(f"a {what} must not contain control characters: {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"a {what} must be encodable as UTF-8: {name!r}") from None
+        raise ValueError(f"a {what} must not contain control characters: {shown(name)}")
+    if not encodable(name):
+        raise ValueError(f"a {what} must be encodable as UTF-8: {shown(name)}")
     return name
+
+
+def valid_prefix(prefix: Any) -> str:
+    """What a name can begin with; the empty one is every name's. Raises ValueError."""
+    return prefix if isinstance(prefix, str) and not prefix else valid(prefix, "prefix")
 
 
 def whole(value: object, what: str, least: int = 0) -> int:
     """The number itself. Raises ValueError unless it is a whole number of at least `least` that a store can keep."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}")
+        raise ValueError(f"{what} must be a whole number of at least {least}, not {shown(value)}")
     if value > LARGEST_NUMBER:
-        raise ValueError(f"{what} must be at most {LARGEST_NUMBER}, not {value!r}")
+        raise ValueError(f"{what} must be at most {LARGEST_NUMBER}, not {shown(value)}")
     return value
 
 
 def positive(value: object, what: str) -> float:
     """The number itself. Raises ValueError unless it is positive and finite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{what} must be a positive number, not {value!r}")
+        raise ValueError(f"{what} must be a positive number, not {shown(value)}")
     return value
 
 
