@@ -20,17 +20,11 @@ from holdfast._ids import new_claim_id
 from holdfast._model import Claim, Grant, Terms
 from holdfast._time import boot_now
 from holdfast._worlds import drive
-from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends import sqlite_store
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.backends.sqlite_store import prepare
 from holdfast.drivers import sqlite as driver
-from holdfast.drivers.host import Host, this_host
-from holdfast.drivers.sqlite import BlockingSqlite
-from holdfast.drivers.wakes import BlockingWakes
-from holdfast.engine.core import Engine
-from holdfast.primitives.locks import LocksLogic
+from holdfast.drivers.host import this_host
 from holdfast.sync import Lease, Locks
+from tests.backends.sqlite_stage import backend_on, hold, on_host
 from tests.patience import impatient
 from tests.servers.waiting import LIMIT, join, until
 
@@ -46,23 +40,8 @@ def locks(path: Path) -> Iterator[Locks]:
         yield locks
 
 
-def backend_on(path: Path, host: Host) -> SqliteBackend:
-    """A backend that takes this machine for another one, or for another boot of it."""
-    return SqliteBackend(BlockingSqlite(path, prepare, BlockingWakes(None), None, host))
-
-
-def on_host(path: Path, host: Host) -> Locks:
-    return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "holdfast"))
-
-
 def claim_on(name: str) -> Claim:
     return Claim(new_claim_id(), Terms(name, name, "us", 30.0))
-
-
-def hold(locks: Locks, name: str = "x", ttl: float = 30) -> Lease:
-    lease = locks.lock(name, ttl=ttl, wait=0).acquire()
-    assert lease is not None
-    return lease
 
 
 # Reboots and other hosts
