@@ -144,7 +144,7 @@ def _memory(parts: SplitResult, wishes: Wishes) -> Make:
 
 def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
     from holdfast.backends.sqlite import SqliteBackend
-    from holdfast.backends.sqlite_store import prepare
+    from holdfast.backends.sqlite_store import SCHEMA
     from holdfast.drivers.sqlite import open_driver
 
     _refuse_extras(parts, wishes.replicas)
@@ -154,7 +154,7 @@ def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
             f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(shown_url(parts))}"
         )
     where = Path(path).absolute()
-    return lambda world, clock: SqliteBackend(open_driver(where, prepare, world, clock))
+    return lambda world, clock: SqliteBackend(open_driver(where, SCHEMA, world, clock))
 
 
 def _refuse_extras(parts: SplitResult, replicas: int) -> None:

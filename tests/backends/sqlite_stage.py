@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends.sqlite import SqliteBackend
-from holdfast.backends.sqlite_store import prepare
+from holdfast.backends.sqlite_store import SCHEMA
 from holdfast.drivers.host import Host
 from holdfast.drivers.sqlite import BlockingSqlite
 from holdfast.drivers.wakes import BlockingWakes
@@ -17,7 +17,7 @@ from holdfast.sync import Lease, Locks
 
 def backend_on(path: Path, host: Host) -> SqliteBackend:
     """A backend that takes this machine for another one, or for another boot of it."""
-    return SqliteBackend(BlockingSqlite(path, prepare, BlockingWakes(None), None, host))
+    return SqliteBackend(BlockingSqlite(path, SCHEMA, BlockingWakes(None), None, host))
 
 
 def on_host(path: Path, host: Host) -> Locks:

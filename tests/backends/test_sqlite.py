@@ -203,14 +203,6 @@ def test_a_store_that_lost_its_own_row_is_named_as_corrupt(locks: Locks, path: P
     assert refused.value.transient is False
 
 
-def test_another_programs_database_is_left_alone(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("CREATE TABLE customers (name TEXT)")
-    db.close()
-    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
-        hold(locks)
-
-
 def test_a_newer_format_is_refused(locks: Locks, path: Path) -> None:
     hold(locks).release()
     with sqlite3.connect(path) as db:

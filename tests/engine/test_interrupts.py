@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast._worlds import drive
-from holdfast.backends.sqlite_store import prepare
+from holdfast.backends.sqlite_store import SCHEMA
 from holdfast.drivers.sqlite import BlockingSqlite, Transaction
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
@@ -244,7 +244,7 @@ def test_thousands_of_real_interrupts_leave_nothing_behind(url: str) -> None:
 
 def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it(tmp_path: Path) -> None:
     """It is refused, and the request that was interrupted goes on."""
-    driver = BlockingSqlite(tmp_path / "locks.db", prepare, BlockingWakes(None), None)
+    driver = BlockingSqlite(tmp_path / "locks.db", SCHEMA, BlockingWakes(None), None)
 
     def nested(t: Transaction) -> str:
         t.execute("UPDATE claims SET counter = counter + 1")

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from holdfast._time import first_fence
 from holdfast._values import NANO
-from holdfast.drivers.sqlite import Transaction
+from holdfast.drivers.sqlite import Schema, Transaction
 from holdfast.errors import BackendUnavailable
 
 SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
@@ -73,16 +73,35 @@ FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # what each brought; a file's user_vers
 STORE: Final = "key = '' AND waiting = 0 AND place = 0"
 
 
-def prepare(t: Transaction) -> None:
-    """Make the tables that a file lacks; refuse a file that is not ours to use."""
-    version = t.execute("PRAGMA user_version").fetchone()[0]
+def is_current(t: Transaction) -> bool:
+    """Whether the file has all tables. Raises BackendUnavailable for a file that is not ours to use."""
+    version = _version(t)
+    made = dict(t.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    if (version or made) and "reserved_until" not in (made.get("claims") or ""):
+        raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
     if version > len(FORMATS):
         raise BackendUnavailable(
             f"the lock store has format {version}, this holdfast knows format {len(FORMATS)}; upgrade it",
             transient=False,
         )
-    if version == 0 and t.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-        raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
+    return version == len(FORMATS)
+
+
+def _version(t: Transaction) -> int:
+    version: int = t.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def prepare(t: Transaction) -> None:
+    """Make the tables that a file lacks."""
+    if not is_current(t):
+        _make_tables(t, _version(t))
+
+
+SCHEMA: Final = Schema(is_current, prepare)
+
+
+def _make_tables(t: Transaction, version: int) -> None:
     for statements in FORMATS[version:]:
         for statement in statements:
             t.execute(statement)
@@ -92,8 +111,7 @@ def prepare(t: Transaction) -> None:
             " VALUES ('', 0, 0, ?, ?, '', ?, 0, 9e999, ?)",
             (t.host.machine, t.host.boot, time.time(), first_fence()),
         )
-    if version != len(FORMATS):
-        t.execute(f"PRAGMA user_version = {len(FORMATS)}")
+    t.execute(f"PRAGMA user_version = {len(FORMATS)}")
 
 
 # The clock that the store counts by, and its counter

@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from traceback import clear_frames
@@ -34,7 +34,6 @@ AT_ONCE = 12  # times to ask again without a pause: a transaction is over before
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
 
 Execute = Callable[..., sqlite3.Cursor]
-Prepare = Callable[["Transaction"], None]
 
 
 class Wake(NamedTuple):
@@ -61,6 +60,13 @@ class Transaction:
 Step = Callable[..., T]
 
 
+class Schema(NamedTuple):
+    """What the backend does with a file that was just opened."""
+
+    is_current: Callable[[Transaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
+    prepare: Callable[[Transaction], None]  # makes what is missing
+
+
 class SqliteDriver(Protocol):
     """What the backend asks of either driver."""
 
@@ -85,13 +91,11 @@ class SqliteDriver(Protocol):
 class BlockingSqlite:
     """The one connection. Its methods run to their end in the caller's thread."""
 
-    def __init__(
-        self, path: Path, prepare: Prepare, wakes: Wakes, clock: Clock | None, host: Host | None = None
-    ) -> None:
+    def __init__(self, path: Path, schema: Schema, wakes: Wakes, clock: Clock | None, host: Host | None = None) -> None:
         self.path = path
         self.wakes = wakes
         self._name = str(path)  # a plain string is quicker to look up than a Path
-        self._prepare = prepare
+        self._schema = schema
         self._clock = clock
         if host is not None:
             self.host = host
@@ -146,10 +150,12 @@ class BlockingSqlite:
                 return None
             raise
 
-    def _transact(self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...]) -> tuple[T, list[Wake]]:
+    def _transact(
+        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str = "BEGIN IMMEDIATE"
+    ) -> tuple[T, list[Wake]]:
         execute = db.execute
         try:
-            execute("BEGIN IMMEDIATE")
+            execute(begin)
             transaction = Transaction(execute, self.host, self.wakes)
             answer = step(transaction, *args)
             execute("COMMIT")
@@ -193,6 +199,7 @@ class BlockingSqlite:
         if self.path.is_file() and self.path.stat().st_nlink > 1:
             raise self._unavailable("has several names (hard links), so SQLite cannot keep it safe", transient=False)
         _make_for_group(self.path)
+        self._refuse_foreign()
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(db)
@@ -216,12 +223,22 @@ class BlockingSqlite:
         file, log = os.stat(self._name), os.stat(self._name + "-wal")
         return file.st_dev, file.st_ino, log.st_ino
 
+    def _refuse_foreign(self) -> None:
+        """A file of another program stays as it is: nothing is written, made beside it or rolled back.
+
+        What this way of opening cannot see, such as the log, is seen later. So nothing but a refusal counts here.
+        """
+        with suppress(sqlite3.Error):
+            uri = f"file:{quote(os.fsencode(self.path))}?immutable=1"
+            with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+                self._transact(db, self._schema.is_current, (), "BEGIN")
+
     def _set_up(self, db: sqlite3.Connection) -> None:
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != "wal":
             raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
         db.execute("PRAGMA synchronous = NORMAL")
-        self._transact(db, self._prepare, ())
+        self._transact(db, self._schema.prepare, ())
 
     def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -317,12 +334,12 @@ _MEANINGS = {
 }
 
 
-def open_driver(path: Path, prepare: Prepare, world: World, clock: Clock | None) -> SqliteDriver:
+def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
     mailbox = partial(open_mailbox, path)
     if world.blocking:
-        return BlockingSqlite(path, prepare, BlockingWakes(clock, mailbox), clock)
+        return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox), clock)
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
 
     wakes = AsyncioWakes(clock, mailbox)
-    return AsyncioSqlite(BlockingSqlite(path, prepare, wakes, clock), wakes)
+    return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock), wakes)

@@ -1,0 +1,57 @@
+"""The file of an SQLite store: which one is used and who may read it, and what becomes of one that is not ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import BackendUnavailable
+from tests.backends.sqlite_stage import hold
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks.db"
+
+
+# Files of other programs
+
+
+def of_another_program(path: Path, journal: str, version: int) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA journal_mode = {journal}")
+        db.execute("CREATE TABLE customers (name TEXT)")
+        db.execute(f"PRAGMA user_version = {version}")
+    db.close()
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+@pytest.mark.parametrize("version", [0, 1, 2, 99])
+def test_another_programs_database_is_left_alone_to_the_byte(path: Path, journal: str, version: int) -> None:
+    of_another_program(path, journal, version)
+    before = path.read_bytes()
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="another program"):
+                hold(locks)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_what_another_program_left_half_done_is_not_rolled_back_by_us(path: Path) -> None:
+    of_another_program(path, "delete", 0)
+    torn, journal = path.read_bytes() + bytes(4096), path.with_name("locks.db-journal")
+    with sqlite3.connect(path, isolation_level=None) as db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT INTO customers VALUES ('x')")
+        unfinished = journal.read_bytes()
+        db.execute("ROLLBACK")
+    db.close()
+    path.write_bytes(torn)
+    journal.write_bytes(unfinished)
+    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
+        hold(locks)
+    assert (path.read_bytes(), journal.read_bytes()) == (torn, unfinished)
