@@ -12,7 +12,9 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, takewhile
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from holdfast._model import (
@@ -34,12 +36,14 @@ from holdfast._model import (
 )
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends import sqlite_values as values
-from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, Row, Scene, hand_over, line
-from holdfast.backends.sqlite_store import STORE, change_boot, check_boot, count, count_on, no_store
+from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, Row, Scene, hand_over
+from holdfast.backends.sqlite_store import STORE, check_boot, count, count_on, is_void, no_store
 from holdfast.drivers.sqlite import VERSION, SqliteDriver, Step, T, Transaction
 from holdfast.errors import LimitMismatch
 
 QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
+AT_A_TIME = 500  # keys that are listed in one transaction: some milliseconds
+_FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
 
 
 class _Own(NamedTuple):
@@ -73,7 +77,7 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     ).fetchone()
     boot, counter, taken = row or no_store()
     if boot != t.host.boot:
-        change_boot(t)
+        check_boot(t)
         return _acquire(t, claim, enqueue)
     if not taken:
         return _grant(t, claim, counter, None)
@@ -289,16 +293,26 @@ def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
 
 
 def _look(t: Transaction, key: str) -> LockInfo:
-    holders = tuple(
-        HolderInfo(holder, claim, fence, mode, acquired_at, time.time() + ends_at - t.now, _parsed(metadata))
-        for holder, claim, fence, mode, acquired_at, ends_at, metadata in t.execute(
-            "SELECT holder, claim, place, mode, acquired_at, ends_at, metadata FROM claims"
-            " WHERE key = ? AND waiting = 0 AND ends_at > ? ORDER BY place",
-            (key, t.now),
-        )
+    return next(_looks(t, "key = ?", key), LockInfo(key))
+
+
+def _looks(t: Transaction, which: str, value: str) -> Iterator[LockInfo]:
+    """Each of these keys that is held or waited for, in order, read as far as the caller goes."""
+    rows = t.execute(
+        "SELECT key, waiting, holder, claim, place, mode, acquired_at, ends_at, metadata FROM claims"
+        f" WHERE {which} AND waiting < 2 AND ends_at > ? ORDER BY key, waiting, place",
+        (value, t.now),
     )
-    queue = tuple(waiter.holder for waiter in line(t, key))
-    return LockInfo(key, holders, len(queue), queue)
+    booted_at = time.time() - t.now
+    for key, of_key in groupby(rows, itemgetter(0)):
+        holders, queue = [], []
+        for _, waiting, holder, claim, place, mode, acquired_at, ends_at, metadata in of_key:
+            if waiting:
+                queue.append(holder)
+            else:
+                facts = (holder, claim, place, mode, acquired_at, booted_at + ends_at)
+                holders.append(HolderInfo(*facts, _parsed(metadata)))
+        yield LockInfo(key, tuple(holders), len(queue), tuple(queue))
 
 
 def _parsed(metadata: str) -> Any:
@@ -306,18 +320,15 @@ def _parsed(metadata: str) -> Any:
 
 
 def _inspect(t: Transaction, key: str) -> LockInfo:
-    check_boot(t)
-    return _look(t, key)
+    return LockInfo(key) if is_void(t) else _look(t, key)
 
 
-def _list(t: Transaction, prefix: str) -> list[LockInfo]:
-    check_boot(t)
-    keys = t.execute(
-        "SELECT DISTINCT key FROM claims"
-        " WHERE key > '' AND waiting < 2 AND substr(key, 1, ?) = ? AND ends_at > ? ORDER BY key",
-        (len(prefix), prefix, t.now),
-    ).fetchall()
-    return [_look(t, key) for (key,) in keys]
+def _list_some(t: Transaction, prefix: str, start: str) -> list[LockInfo]:
+    """The first keys with that prefix from `start` on; fewer than `AT_A_TIME` are the last."""
+    if is_void(t):
+        return []
+    found = takewhile(lambda info: info.name.startswith(prefix), _looks(t, "key >= ?", start))
+    return list(islice(found, AT_A_TIME))
 
 
 def _break(t: Transaction, key: str) -> LockInfo:
@@ -332,6 +343,10 @@ def _break(t: Transaction, key: str) -> LockInfo:
     return before
 
 
+def _nothing(t: Transaction) -> None:
+    """To see that a transaction can begin."""
+
+
 class SqliteBackend:
     capabilities = Capabilities()
 
@@ -339,8 +354,10 @@ class SqliteBackend:
         self._driver = driver
         self._crowded: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
 
-    async def _run(self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None) -> T:
-        answer, unreached = await self._driver.transact(step, args, within, quick)
+    async def _run(
+        self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
+    ) -> T:
+        answer, unreached = await self._driver.transact(step, args, within, quick, reads)
         while unreached:  # the process of a waiter is gone: the next in line need not wait for its grace
             wake = unreached.pop()
             _, more = await self._driver.transact(_abandon, (wake.key, wake.claim), within)
@@ -377,10 +394,18 @@ class SqliteBackend:
         return await self._run(_observe, claim, after, within=within)
 
     async def inspect(self, key: str) -> LockInfo:
-        return await self._run(_inspect, key, within=QUICK)
+        return await self._run(_inspect, key, within=QUICK, reads=True)
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
-        return await self._run(_list, prefix, within=QUICK)
+        """Read in pieces, each one atomic: between them this process renews and releases what it holds."""
+        found: builtins.list[LockInfo] = []
+        start = prefix or _FIRST
+        while True:
+            some = await self._run(_list_some, prefix, start, within=QUICK, reads=True)
+            found += some
+            if len(some) < AT_A_TIME:
+                return found
+            start = some[-1].name + _FIRST
 
     async def break_(self, key: str) -> LockInfo:
         return await self._run(_break, key, within=QUICK)
@@ -392,7 +417,7 @@ class SqliteBackend:
         await self._run(values.unthrottle, key, rate, cost, until, within=within)
 
     async def read(self, key: str) -> Stored:
-        return await self._run(values.read, key, within=QUICK)
+        return await self._run(values.read, key, within=QUICK, reads=True)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         return await self._run(values.write, key, write, within=within)
@@ -411,6 +436,7 @@ class SqliteBackend:
         return self._driver.url
 
     async def identify(self, within: float) -> tuple[str, str]:
+        await self._run(_nothing, within=within)  # a file that can only be read grants no locks
         return VERSION, ""
 
     def __repr__(self) -> str:

@@ -118,22 +118,25 @@ def _make_tables(t: Transaction, version: int) -> None:
 
 
 def check_boot(t: Transaction) -> None:
-    """Every verb starts here: are the times in the store readings of our clock?"""
-    (boot,) = t.execute(f"SELECT holder FROM claims WHERE {STORE}").fetchone() or no_store()
-    if boot != t.host.boot:
-        change_boot(t)
-
-
-def no_store() -> NoReturn:
-    raise BackendUnavailable(
-        "the lock store is corrupt: its own row is gone, and with it its counter; move it away, and a new one is made",
-        transient=False,
+    """Every verb that writes starts here: are the times in the store readings of our clock? If not they are void."""
+    if not is_void(t):
+        return
+    for table in ("claims", "changes", "limiters"):  # cells know no time
+        t.execute(f"DELETE FROM {table} WHERE key > ''")
+    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out.
+    t.execute(
+        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter, ?) WHERE {STORE}",
+        (t.host.machine, t.host.boot, time.time(), first_fence()),
     )
 
 
-def change_boot(t: Transaction) -> None:
-    """After a reboot all leases are void. Refuses to do that to a host that still holds some."""
-    machine, touched_at = t.execute(f"SELECT claim, acquired_at FROM claims WHERE {STORE}").fetchone()
+def is_void(t: Transaction) -> bool:
+    """Whether all leases in the store are of an earlier boot. Raises BackendUnavailable if another host holds them."""
+    boot, machine, touched_at = (
+        t.execute(f"SELECT holder, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
+    )
+    if boot == t.host.boot:
+        return False
     (longest,) = t.execute("SELECT max(ttl) FROM claims WHERE key > '' AND waiting = 0").fetchone()
     rebooted = machine == t.host.machine and touched_at < t.host.booted_at
     if longest is not None and not rebooted and time.time() < touched_at + longest:
@@ -142,12 +145,13 @@ def change_boot(t: Transaction) -> None:
             "between the processes of one host only, so use a lock server between hosts",
             transient=False,
         )
-    for table in ("claims", "changes", "limiters"):  # cells know no time
-        t.execute(f"DELETE FROM {table} WHERE key > ''")
-    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out.
-    t.execute(
-        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter, ?) WHERE {STORE}",
-        (t.host.machine, t.host.boot, time.time(), first_fence()),
+    return True
+
+
+def no_store() -> NoReturn:
+    raise BackendUnavailable(
+        "the lock store is corrupt: its own row is gone, and with it its counter; move it away, and a new one is made",
+        transient=False,
     )
 
 

@@ -64,7 +64,7 @@ class Schema(NamedTuple):
     """What the backend does with a file that was just opened."""
 
     is_current: Callable[[Transaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
-    prepare: Callable[[Transaction], None]  # makes what is missing
+    prepare: Callable[[Transaction], None]  # before the first write: makes what is missing
 
 
 class SqliteDriver(Protocol):
@@ -73,11 +73,17 @@ class SqliteDriver(Protocol):
     @property
     def wakes(self) -> Wakes: ...
     async def transact(
-        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
     ) -> tuple[T, list[Wake]]:
         """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody.
 
         `quick`, a single statement, is tried first; if it has an answer other than None that is all.
+        A step that only `reads` sees one state of the file, keeps no writer waiting and waits for none.
         """
         ...
 
@@ -106,18 +112,25 @@ class BlockingSqlite:
         self._mutex = threading.RLock()  # one transaction at a time on the one connection
         self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
+        self._readable = False  # all tables are there
+        self._writable = False  # and it was prepared
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
         self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
 
     async def transact(
-        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
     ) -> tuple[T, list[Wake]]:
         until, tries = boot_now() + within, 0
         while True:
             try:
                 # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
                 with self._mutex:
-                    answer, wakes = self._answer(step, args, quick)
+                    answer, wakes = self._answer(step, args, quick, reads)
                 break
             except sqlite3.Error as error:
                 if not _is_busy(error) or boot_now() >= until:
@@ -128,9 +141,16 @@ class BlockingSqlite:
             _pause(tries)  # another process writes; our own mutex is free meanwhile
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
 
-    def _answer(self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None) -> tuple[T, list[Wake]]:
+    def _answer(
+        self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None, reads: bool
+    ) -> tuple[T, list[Wake]]:
         db = self._open()
         try:
+            if not self._writable and not (reads and self._readable):
+                self._transact(db, self._schema.prepare, ())
+                self._readable = self._writable = True
+            if reads:
+                return self._transact(db, step, args, "BEGIN")
             if quick is not None:
                 done = self._try(db, quick, args)
                 if done is not None:
@@ -238,7 +258,8 @@ class BlockingSqlite:
         if mode != "wal":
             raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
         db.execute("PRAGMA synchronous = NORMAL")
-        self._transact(db, self._schema.prepare, ())
+        self._readable, _ = self._transact(db, self._schema.is_current, (), "BEGIN")
+        self._writable = False
 
     def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

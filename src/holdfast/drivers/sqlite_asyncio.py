@@ -25,7 +25,7 @@ from holdfast.errors import BackendUnavailable
 T = TypeVar("T")
 
 # The loop and the future to answer to, and what to ask of the blocking driver; None is to end.
-_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any] | None]
+_Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any, bool] | None]
 
 
 class AsyncioSqlite:
@@ -36,11 +36,16 @@ class AsyncioSqlite:
         self._closed = False  # for good: a request that comes later must not start another thread
 
     async def transact(
-        self, step: Step[T], args: tuple[Any, ...], within: float, quick: Step[T | None] | None = None
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
     ) -> tuple[T, list[Wake]]:
         loop = self.wakes.read_in(asyncio.get_running_loop())
         answer: asyncio.Future[tuple[T, list[Wake]]] = loop.create_future()
-        self._queue().put((loop, answer, (step, args, within, quick)))
+        self._queue().put((loop, answer, (step, args, within, quick, reads)))
         too_late = loop.call_later(within + 0.05, self._give_up, answer, within)
         try:
             return await answer
