@@ -9,6 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast.drivers import sqlite as driver
 from tests.backends.sqlite_stage import hold
 
 
@@ -55,3 +56,41 @@ def test_what_another_program_left_half_done_is_not_rolled_back_by_us(path: Path
     with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
         hold(locks)
     assert (path.read_bytes(), journal.read_bytes()) == (torn, unfinished)
+
+
+# Older copies
+
+
+def put_back(copy: dict[str, bytes], folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    for name, content in copy.items():
+        (folder / name).write_bytes(content)
+
+
+def test_fences_keep_growing_when_an_older_copy_of_the_file_is_put_back(path: Path) -> None:
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+    copy = {path.name: path.read_bytes()}
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        for _ in range(3):
+            last = hold(locks)
+            last.release()
+    put_back(copy, path.parent)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        assert not locks.inspect("x").locked  # a question first: it prepares nothing
+        assert hold(locks).fence > last.fence
+
+
+def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+    copy = {path.name: path.read_bytes()}
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        last = hold(locks)
+        last.release()
+        put_back(copy, path.parent)
+        assert hold(locks).fence > last.fence

@@ -93,9 +93,13 @@ def _version(t: Transaction) -> int:
 
 
 def prepare(t: Transaction) -> None:
-    """Make the tables that a file lacks."""
+    """Make the tables that a file lacks, and go on above all fences that can have been given out.
+
+    The file may be an older copy that was put back, and what it counted since then is lost.
+    """
     if not is_current(t):
         _make_tables(t, _version(t))
+    t.execute(f"UPDATE claims SET counter = max(counter, ?) WHERE {STORE}", (first_fence(),))
 
 
 SCHEMA: Final = Schema(is_current, prepare)

@@ -64,7 +64,7 @@ class Schema(NamedTuple):
     """What the backend does with a file that was just opened."""
 
     is_current: Callable[[Transaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
-    prepare: Callable[[Transaction], None]  # before the first write: makes what is missing
+    prepare: Callable[[Transaction], None]  # before the first write through a connection
 
 
 class SqliteDriver(Protocol):
@@ -113,7 +113,7 @@ class BlockingSqlite:
         self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
         self._readable = False  # all tables are there
-        self._writable = False  # and it was prepared
+        self._writable = False  # and the counter is above all fences that can have been given out
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
         self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
 
