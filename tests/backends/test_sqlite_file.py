@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import holdfast
 from holdfast import BackendUnavailable
 from holdfast.drivers import sqlite as driver
 from tests.backends.sqlite_stage import hold
+
+ANOTHER_USER = 47_110  # a number that no user of this host has
 
 
 @pytest.fixture
@@ -94,3 +97,50 @@ def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
         last.release()
         put_back(copy, path.parent)
         assert hold(locks).fence > last.fence
+
+
+# Links
+
+
+@pytest.mark.parametrize("made", ["before the link", "through the link"])
+def test_a_link_leads_to_the_same_store_as_its_file(path: Path, made: str) -> None:
+    link = path.with_name("link.db")
+    link.symlink_to("sub/locks.db")
+    file = path.parent / "sub" / "locks.db"
+    names = [file, link] if made == "before the link" else [link, file]
+    first, second = (holdfast.connect(f"sqlite:///{name}") for name in names)
+    with first, second:
+        lease = hold(first)
+        assert second.lock("x", wait=0).acquire() is None
+        lease.release()
+        assert hold(second).fence > lease.fence
+        assert file.is_file()
+    assert link.is_symlink()
+
+
+def test_a_link_that_leads_elsewhere_now_means_a_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
+    path.symlink_to("one.db")
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        lease = hold(locks)
+        path.unlink()
+        path.symlink_to("two.db")
+        with pytest.raises(holdfast.LeaseLost):
+            lease.extend()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_a_link_of_another_user_in_a_folder_of_everybodys_is_not_followed(path: Path, mode: int) -> None:
+    folder, planted = path.parent / "tmp", path.parent / "planted.db"
+    folder.mkdir()
+    folder.chmod(mode)
+    link = folder / "locks.db"
+    link.symlink_to(planted)
+    os.lchown(link, ANOTHER_USER, ANOTHER_USER)
+    with holdfast.connect(f"sqlite:///{link}") as locks, pytest.raises(BackendUnavailable, match="another user"):
+        hold(locks)
+    assert not planted.exists()
+    os.lchown(link, os.geteuid(), os.getegid())
+    with holdfast.connect(f"sqlite:///{link}") as locks:
+        assert hold(locks).release()

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
+from holdfast.drivers import sqlite_file
 from holdfast.drivers.datagrams import Sender, open_mailbox
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.wakes import BlockingWakes, Wakes
@@ -114,6 +115,7 @@ class BlockingSqlite:
         self._db: sqlite3.Connection | None = None
         self._readable = False  # all tables are there
         self._writable = False  # and the counter is above all fences that can have been given out
+        self._log = ""  # where SQLite keeps the log of the file that is open
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
         self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
 
@@ -215,14 +217,17 @@ class BlockingSqlite:
             self._db = None
         if self._closed:
             raise self.is_closed()
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self.path.is_file() and self.path.stat().st_nlink > 1:
-            raise self._unavailable("has several names (hard links), so SQLite cannot keep it safe", transient=False)
-        _make_for_group(self.path)
-        self._refuse_foreign()
-        db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        file = sqlite_file.follow(self.path)
+        why_not = sqlite_file.refusal(self.path, file)
+        if why_not:
+            raise self._unavailable(why_not, transient=False)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_for_group(file)
+        self._refuse_foreign(file)
+        db = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             self._set_up(db)
+            self._log = f"{file}-wal"
             self._files = self._identify()
             self._looked_at = now
         except BaseException:
@@ -240,16 +245,16 @@ class BlockingSqlite:
         return same
 
     def _identify(self) -> tuple[object, ...]:
-        file, log = os.stat(self._name), os.stat(self._name + "-wal")
+        file, log = os.stat(self._name), os.stat(self._log)
         return file.st_dev, file.st_ino, log.st_ino
 
-    def _refuse_foreign(self) -> None:
+    def _refuse_foreign(self, file: Path) -> None:
         """A file of another program stays as it is: nothing is written, made beside it or rolled back.
 
         What this way of opening cannot see, such as the log, is seen later. So nothing but a refusal counts here.
         """
         with suppress(sqlite3.Error):
-            uri = f"file:{quote(os.fsencode(self.path))}?immutable=1"
+            uri = f"file:{quote(os.fsencode(file))}?immutable=1"
             with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
                 self._transact(db, self._schema.is_current, (), "BEGIN")
 
@@ -263,7 +268,8 @@ class BlockingSqlite:
 
     def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK):
+        folder = sqlite_file.follow(self.path).parent
+        if code == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK):
             code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
         text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
