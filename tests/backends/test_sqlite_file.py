@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,80 @@ def test_a_link_of_another_user_in_a_folder_of_everybodys_is_not_followed(path: 
     os.lchown(link, os.geteuid(), os.getegid())
     with holdfast.connect(f"sqlite:///{link}") as locks:
         assert hold(locks).release()
+
+
+# Who may read it
+
+
+def modes(path: Path) -> dict[str, int]:
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o777])
+def test_a_new_store_is_for_its_owner_alone(path: Path, mode: int) -> None:
+    path.parent.chmod(mode)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks)
+        assert modes(path) == {"locks.db": 0o600, "locks.db-wal": 0o600, "locks.db-shm": 0o600}
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o2770, 0o2777])
+def test_a_new_store_in_a_folder_for_a_group_is_for_that_group(path: Path, mode: int) -> None:
+    path.parent.chmod(mode)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks)
+        assert modes(path) == {"locks.db": 0o660, "locks.db-wal": 0o660, "locks.db-shm": 0o660}
+        assert {file.stat().st_gid for file in path.parent.iterdir()} == {path.parent.stat().st_gid}
+
+
+def test_a_new_store_is_not_shared_with_a_group_that_its_maker_is_not_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.parent.chmod(0o770)
+    monkeypatch.setattr("os.chown", _refuse)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks)
+        assert set(modes(path).values()) == {0o600}
+
+
+def _refuse(*args: object) -> None:
+    raise PermissionError
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666])
+def test_a_store_that_is_there_keeps_its_mode_and_works(path: Path, mode: int) -> None:
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+    path.chmod(mode)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks)
+        assert modes(path) == {"locks.db": mode, "locks.db-wal": mode, "locks.db-shm": mode}
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o770, 0o1777])
+def test_a_folder_in_which_others_cannot_replace_the_file_is_not_warned_of(
+    path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    path.parent.chmod(mode)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+    assert caplog.messages == []
+
+
+def test_a_folder_in_which_anybody_can_replace_the_file_is_warned_of_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.chmod(0o777)
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        for _ in range(2):
+            hold(locks).release()
+    [text] = caplog.messages
+    assert f"'{path}' is in a folder that every user of the host can write (mode 777)" in text

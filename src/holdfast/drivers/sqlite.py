@@ -6,10 +6,10 @@ Leaves to the backend: what is read and written. The asyncio driver beside this 
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sqlite3
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +33,8 @@ T = TypeVar("T")
 VERSION: Final = sqlite3.sqlite_version
 AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
+
+_logger = logging.getLogger("holdfast")
 
 Execute = Callable[..., sqlite3.Cursor]
 
@@ -118,6 +120,7 @@ class BlockingSqlite:
         self._log = ""  # where SQLite keeps the log of the file that is open
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
         self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
+        self._warning = ""  # to be logged as soon as the mutex is free
 
     async def transact(
         self,
@@ -141,6 +144,9 @@ class BlockingSqlite:
                 raise self._unavailable(f"cannot be used: {_reason(error)}", transient=False) from error
             tries += 1
             _pause(tries)  # another process writes; our own mutex is free meanwhile
+        if self._warning:
+            text, self._warning = self._warning, ""
+            _logger.warning(text)
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
 
     def _answer(
@@ -222,7 +228,7 @@ class BlockingSqlite:
         if why_not:
             raise self._unavailable(why_not, transient=False)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _make_for_group(file)
+        sqlite_file.make(file)
         self._refuse_foreign(file)
         db = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
         try:
@@ -234,6 +240,7 @@ class BlockingSqlite:
             db.close()
             raise
         self._db = db
+        self._warning = sqlite_file.warning(file)
         return db
 
     def _is_same(self) -> bool:
@@ -311,22 +318,6 @@ class BlockingSqlite:
 
     def __repr__(self) -> str:
         return f"sqlite:///{self.path}"
-
-
-def _make_for_group(path: Path) -> None:
-    """A new file in a folder that a group may write is for that group, whatever our umask says.
-
-    SQLite gives its other files the same mode. The file is not opened here: to close it again would end the locks
-    that another thread may have on it by then.
-    """
-    if not path.parent.stat().st_mode & stat.S_IWGRP or path.exists():
-        return
-    with suppress(FileExistsError):  # another process was faster
-        try:
-            os.mknod(path, stat.S_IFREG | 0o660)
-        except PermissionError:  # macOS lets nobody but root do that
-            path.touch(0o660, exist_ok=False)
-        path.chmod(0o660)
 
 
 def _pause(tries: int) -> None:
