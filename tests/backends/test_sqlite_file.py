@@ -223,3 +223,21 @@ def test_a_folder_in_which_anybody_can_replace_the_file_is_warned_of_once(
             hold(locks).release()
     [text] = caplog.messages
     assert f"'{path}' is in a folder that every user of the host can write (mode 777)" in text
+
+
+def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "LOG_LIMIT_BYTES", 1 << 16)
+    log = path.with_name("locks.db-wal")
+    with holdfast.connect(f"sqlite:///{path}") as locks:
+        hold(locks).release()
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM claims").fetchall()
+        while log.stat().st_size < 5 << 20:  # more than SQLite copies into the file by itself
+            hold(locks).release()
+        reader.close()
+        for _ in range(2):  # the first commit copies it into the file, the second starts it again
+            hold(locks).release()
+        assert log.stat().st_size <= 1 << 16

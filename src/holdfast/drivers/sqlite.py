@@ -33,6 +33,7 @@ T = TypeVar("T")
 VERSION: Final = sqlite3.sqlite_version
 AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
+LOG_LIMIT_BYTES = 4 << 20  # to which the log is cut when all of it is in the file: it seldom needs more
 
 _logger = logging.getLogger("holdfast")
 
@@ -270,6 +271,7 @@ class BlockingSqlite:
         if mode != "wal":
             raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
         db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         self._readable, _ = self._transact(db, self._schema.is_current, (), "BEGIN")
         self._writable = False
 
