@@ -66,6 +66,21 @@ def test_fences_keep_growing_when_a_power_loss_took_the_last_commits_with_it(loc
         assert hold(after).fence > before.fence
 
 
+def test_a_reboot_is_told_from_another_host_although_the_clock_is_behind_since(
+    locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without a clock that runs on a battery. Some fences went with the power."""
+    before = hold(locks)
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE claims SET counter = counter - 1000 WHERE {sqlite_store.STORE}")
+    db.close()
+    monkeypatch.setattr("time.time", lambda: before.acquired_at - 600)
+    rebooted = this_host()._replace(boot="the next boot", booted_at=before.acquired_at - 610)
+    with on_host(path, rebooted) as after:
+        assert not after.inspect("x").locked
+        assert hold(after).fence > before.fence
+
+
 def test_another_host_is_refused_while_leases_are_live(locks: Locks, path: Path) -> None:
     lease = hold(locks)
     other = this_host()._replace(machine="another machine", boot="its boot")

@@ -14,6 +14,8 @@ from holdfast._values import NANO
 from holdfast.drivers.sqlite import Schema, Transaction
 from holdfast.errors import BackendUnavailable
 
+CLOCKS_DIFFER_S: Final = 5.0  # by which the clocks of two hosts with one machine-id may differ, say two clones
+LOST_AT_MOST: Final = 1_000_000  # grants that a power cut can take with it: all that are in the log
 SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
 
 _FORMAT_1: Final = (
@@ -127,10 +129,11 @@ def check_boot(t: Transaction) -> None:
         return
     for table in ("claims", "changes", "limiters"):  # cells know no time
         t.execute(f"DELETE FROM {table} WHERE key > ''")
-    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out.
+    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out,
+    # also if the clock is behind since then.
     t.execute(
-        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter, ?) WHERE {STORE}",
-        (t.host.machine, t.host.boot, time.time(), first_fence()),
+        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
+        (t.host.machine, t.host.boot, time.time(), LOST_AT_MOST, first_fence()),
     )
 
 
@@ -142,14 +145,22 @@ def is_void(t: Transaction) -> bool:
     if boot == t.host.boot:
         return False
     (longest,) = t.execute("SELECT max(ttl) FROM claims WHERE key > '' AND waiting = 0").fetchone()
-    rebooted = machine == t.host.machine and touched_at < t.host.booted_at
-    if longest is not None and not rebooted and time.time() < touched_at + longest:
+    now = time.time()
+    if longest is not None and now < touched_at + longest and not _has_rebooted(t, machine, touched_at, now):
         raise BackendUnavailable(
             f"the lock store is in use by another host ({machine!r}), which holds leases in it; SQLite locks work "
             "between the processes of one host only, so use a lock server between hosts",
             transient=False,
         )
     return True
+
+
+def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -> bool:
+    """Whether it was this machine, before it started anew; else it is another one with the same id.
+
+    A clock that is far behind what it was is that of a machine that forgot the time when it was off.
+    """
+    return machine == t.host.machine and (touched_at < t.host.booted_at or now < touched_at - CLOCKS_DIFFER_S)
 
 
 def no_store() -> NoReturn:
