@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast._ids import new_claim_id
+from holdfast._model import Claim, Terms
 from holdfast._worlds.threads import ThreadWorld
 from holdfast.backends.sqlite import SqliteBackend
 from holdfast.backends.sqlite_store import SCHEMA
@@ -22,6 +24,10 @@ def backend_on(path: Path, host: Host) -> SqliteBackend:
 
 def on_host(path: Path, host: Host) -> Locks:
     return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "holdfast"))
+
+
+def claim_on(name: str) -> Claim:
+    return Claim(new_claim_id(), Terms(name, name, "us", 30.0))
 
 
 def hold(locks: Locks, name: str = "x", ttl: float = 30) -> Lease:

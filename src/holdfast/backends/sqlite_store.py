@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from holdfast._time import first_fence
 from holdfast._values import NANO
+from holdfast.drivers.host import fingerprint
 from holdfast.drivers.sqlite import Schema, Transaction
 from holdfast.errors import BackendUnavailable
 
@@ -70,7 +71,7 @@ FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # what each brought; a file's user_vers
 # writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
 #   counter      the last fence or place in a queue that was given out; only grows
 #   holder       the boot whose clock all times are read on
-#   claim        the machine of that boot
+#   claim        the fingerprint of that boot's machine
 #   acquired_at  wall clock of the last grant or renewal
 STORE: Final = "key = '' AND waiting = 0 AND place = 0"
 
@@ -102,9 +103,17 @@ def prepare(t: Transaction) -> None:
     if not is_current(t):
         _make_tables(t, _version(t))
     t.execute(f"UPDATE claims SET counter = max(counter, ?) WHERE {STORE}", (first_fence(),))
+    _hide_machine(t)
 
 
 SCHEMA: Final = Schema(is_current, prepare)
+
+
+def _hide_machine(t: Transaction) -> None:
+    """An older holdfast stored the machine's id itself."""
+    machine = t.host.machine
+    if t.execute(f"SELECT 1 FROM claims WHERE {STORE} AND claim = ?", (machine,)).fetchone():
+        t.execute(f"UPDATE claims SET claim = ? WHERE {STORE}", (fingerprint(machine),))
 
 
 def _make_tables(t: Transaction, version: int) -> None:
@@ -115,7 +124,7 @@ def _make_tables(t: Transaction, version: int) -> None:
         t.execute(
             "INSERT INTO claims (key, waiting, place, claim, holder, mode, acquired_at, ttl, ends_at, counter)"
             " VALUES ('', 0, 0, ?, ?, '', ?, 0, 9e999, ?)",
-            (t.host.machine, t.host.boot, time.time(), first_fence()),
+            (fingerprint(t.host.machine), t.host.boot, time.time(), first_fence()),
         )
     t.execute(f"PRAGMA user_version = {len(FORMATS)}")
 
@@ -133,7 +142,7 @@ def check_boot(t: Transaction) -> None:
     # also if the clock is behind since then.
     t.execute(
         f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
-        (t.host.machine, t.host.boot, time.time(), LOST_AT_MOST, first_fence()),
+        (fingerprint(t.host.machine), t.host.boot, time.time(), LOST_AT_MOST, first_fence()),
     )
 
 
@@ -148,8 +157,8 @@ def is_void(t: Transaction) -> bool:
     now = time.time()
     if longest is not None and now < touched_at + longest and not _has_rebooted(t, machine, touched_at, now):
         raise BackendUnavailable(
-            f"the lock store is in use by another host ({machine!r}), which holds leases in it; SQLite locks work "
-            "between the processes of one host only, so use a lock server between hosts",
+            "the lock store is in use by another host, which holds leases in it; SQLite locks work between the "
+            "processes of one host only, so use a lock server between hosts",
             transient=False,
         )
     return True
@@ -160,7 +169,8 @@ def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -
 
     A clock that is far behind what it was is that of a machine that forgot the time when it was off.
     """
-    return machine == t.host.machine and (touched_at < t.host.booted_at or now < touched_at - CLOCKS_DIFFER_S)
+    ours = (fingerprint(t.host.machine), t.host.machine)  # the second if an older holdfast wrote it
+    return machine in ours and (touched_at < t.host.booted_at or now < touched_at - CLOCKS_DIFFER_S)
 
 
 def no_store() -> NoReturn:

@@ -18,7 +18,7 @@ from holdfast.errors import Unsupported
 
 
 class Host(NamedTuple):
-    machine: str  # the same after a reboot
+    machine: str  # the same after a reboot; confidential, see `fingerprint`
     boot: str  # another after a reboot
     booted_at: float  # wall clock
     now: Callable[[], float]  # seconds since boot, the same in every process of the host
@@ -28,6 +28,13 @@ def this_host() -> Host:
     """Raises Unsupported on a platform that cannot tell one boot from the next."""
     now = _host_clock()
     return Host(_machine(), _boot_id(), time.time() - now(), now)
+
+
+def fingerprint(machine: str) -> str:
+    """What may be stored of a machine's id: systemd asks not to show the id itself, which other programs build on."""
+    from hashlib import sha256  # takes long to import, and is needed once for a file and a boot
+
+    return "sha256:" + sha256(f"holdfast {machine}".encode()).hexdigest()[:32]
 
 
 def _machine() -> str:
