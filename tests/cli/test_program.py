@@ -153,18 +153,24 @@ def test_unforeseen_errors_are_one_line_too(
     def fail(words: list[str]) -> int:
         raise RuntimeError("the sky\nfell")
 
-    monkeypatch.delenv("HOLDFAST_DEBUG", raising=False)
     monkeypatch.setattr("holdfast.cli.look.list_locks", fail)
-    assert main(["ls"]) == 70
-    assert capsys.readouterr().err == (
-        "holdfast: unexpected RuntimeError: the sky fell (HOLDFAST_DEBUG=1 shows where)\n"
-    )
+    for off in (None, "", "0"):
+        monkeypatch.delenv("HOLDFAST_DEBUG", raising=False)
+        if off is not None:
+            monkeypatch.setenv("HOLDFAST_DEBUG", off)
+        assert main(["ls"]) == 70
+        assert capsys.readouterr().err == (
+            "holdfast: unexpected RuntimeError: the sky fell (HOLDFAST_DEBUG=1 shows where)\n"
+        )
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["ls"])
 
 
-def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("debug", ["", "0"])
+def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, debug: str) -> None:
+    monkeypatch.setenv("HOLDFAST_DEBUG", debug)
+
     def fail(words: list[str]) -> int:
         raise KeyboardInterrupt
 

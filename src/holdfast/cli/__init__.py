@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from holdfast._text import shown
 
 try:
+    from holdfast._debug import debug_is_on
     from holdfast.cli import exits
 except KeyboardInterrupt:  # so early that nobody else can answer for it
     sys.exit(130)
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # wherever it fell, in the middle of an explanation too
-        if os.environ.get("HOLDFAST_DEBUG"):
+        if debug_is_on():
             raise
         return exits.INTERRUPTED
 
@@ -112,7 +113,7 @@ def _command(name: str) -> Callable[[list[str]], int]:
 
 def _explain(error: BaseException) -> int:
     """Say what happened, and choose the exit code that the documentation promises."""
-    if os.environ.get("HOLDFAST_DEBUG"):
+    if debug_is_on():
         raise error
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter tries to flush once more and complains

@@ -131,4 +131,4 @@ environment:
   HOLDFAST_URL         where the locks are, if --url is not given
   HOLDFAST_SYSTEM_URL  where they are with --system, in place of
                        /var/lib/holdfast
-  HOLDFAST_DEBUG       if set, an error shows where it came from"""
+  HOLDFAST_DEBUG       if set and not 0, an error shows where it came from"""

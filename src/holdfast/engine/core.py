@@ -6,7 +6,6 @@ forks or an interpreter ends.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast._debug import debug_is_on
 from holdfast._ids import default_holder
 from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
 from holdfast._reentry import Mutex, nothing, put_off, start_put_off
@@ -477,7 +477,7 @@ def held_here() -> Iterator[tuple[Engine, Lease]]:
 def lock_order(debug: bool | None) -> LockOrder | None:
     """What debug mode needs; None says `$HOLDFAST_DEBUG`."""
     if debug is None:
-        debug = os.environ.get("HOLDFAST_DEBUG", "") not in ("", "0")
+        debug = debug_is_on()
     if not debug:
         return None
     from holdfast.engine.order import ORDER
