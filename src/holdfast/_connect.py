@@ -61,7 +61,7 @@ def opener(url: object, wishes: Wishes) -> Make:
     if type(wishes.advisory) is not bool:
         raise ValueError(f"advisory must be True or False, not {shown(wishes.advisory)}")
     if url is None:
-        url = os.environ.get("HOLDFAST_URL") or default_url()
+        url = default_url()
     if isinstance(url, type) and _is_of_redis(url):
         raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own: a function from world and clock to a Backend
@@ -110,12 +110,32 @@ def _refuse_rejoin(wishes: Wishes, where: str) -> None:
 
 
 def default_url() -> str:
-    """SQLite in the user's state folder: the embedded default, shared by all processes of one user."""
-    if sys.platform == "darwin":
-        state = Path.home() / "Library" / "Application Support"
-    else:
-        state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return f"sqlite:///{quote(str(state / 'holdfast' / 'locks.db'))}"
+    """`$HOLDFAST_URL`, else SQLite in the user's state folder: the embedded default, shared by all processes of a user.
+
+    Raises Unsupported if this user has no such folder.
+    """
+    return os.environ.get("HOLDFAST_URL") or f"sqlite:///{quote(str(_state_folder() / 'holdfast' / 'locks.db'))}"
+
+
+def _state_folder() -> Path:
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Application Support"
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError as error:  # there is no HOME, and the user database does not have this user
+        raise Unsupported(
+            f"user {os.getuid()} has no home folder, where the default store would be; give a URL, or set HOLDFAST_URL "
+            "or HOME"
+        ) from error
+
+
+def _file(parts: SplitResult) -> Path:
+    path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
+    if parts.netloc or not path:
+        raise ValueError(
+            f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(shown_url(parts))}"
+        )
+    return Path(path).absolute()
 
 
 def _unknown(url: str, scheme: str) -> ValueError:
@@ -148,13 +168,8 @@ def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
     from holdfast.drivers.sqlite import open_driver
 
     _refuse_extras(parts, wishes.replicas)
-    path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
-    if parts.netloc or not path:
-        raise ValueError(
-            f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(shown_url(parts))}"
-        )
-    where = Path(path).absolute()
-    return lambda world, clock: SqliteBackend(open_driver(where, SCHEMA, world, clock))
+    file = _file(parts)
+    return lambda world, clock: SqliteBackend(open_driver(file, SCHEMA, world, clock))
 
 
 def _refuse_extras(parts: SplitResult, replicas: int) -> None:
@@ -287,7 +302,7 @@ def _refuse_other_databases(client: object) -> None:
         database = getattr(client, "vendor", "postgresql")
     if not isinstance(database, str) or not any(word in database for word in _POSTGRES_ENGINES):
         raise ValueError(
-            f"of Django's databases only PostgreSQL can keep locks (django.db.backends.postgresql), not {database!r}; "
+            f"of Django's databases only PostgreSQL can keep locks (django.db.backends.postgresql), not {shown(database)}; "
             f"known are {_known()}"
         )
 

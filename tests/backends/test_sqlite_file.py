@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import BackendUnavailable
+from holdfast import BackendUnavailable, Unsupported
+from holdfast.cli import main
 from holdfast.drivers import sqlite as driver
 from tests.backends.sqlite_stage import hold
 
@@ -241,3 +242,24 @@ def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone
         for _ in range(2):  # the first commit copies it into the file, the second starts it again
             hold(locks).release()
         assert log.stat().st_size <= 1 << 16
+
+
+# Where the default one is
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_user_without_a_home_learns_what_to_set(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    for name in ("HOLDFAST_URL", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", _unknown_user)
+    monkeypatch.setattr("sys.platform", platform)
+    with pytest.raises(Unsupported, match=r"no home folder.* set HOLDFAST_URL or HOME"):
+        holdfast.connect()
+    assert main(["ls"]) == 69
+    monkeypatch.setenv("HOLDFAST_URL", "memory://")
+    with holdfast.connect() as locks:
+        assert hold(locks).release()
+
+
+def _unknown_user(uid: int) -> None:
+    raise KeyError
