@@ -131,6 +131,8 @@ def _state_folder() -> Path:
 
 def _file(parts: SplitResult) -> Path:
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
+    if ":memory:" in (parts.netloc, path):
+        raise ValueError("SQLite's :memory: is a store of one connection alone; for locks of one process use memory://")
     if parts.netloc or not path:
         raise ValueError(
             f"a SQLite URL is sqlite:///relative.db or sqlite:////absolute.db, not {shown(shown_url(parts))}"

@@ -102,6 +102,19 @@ def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
         assert hold(locks).fence > last.fence
 
 
+# URLs
+
+
+@pytest.mark.parametrize("url", ["sqlite:///:memory:", "sqlite:///%3Amemory%3A", "sqlite://:memory:"])
+def test_a_database_in_memory_is_refused_and_no_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="use memory://"):
+        holdfast.connect(url)
+    assert list(tmp_path.iterdir()) == []
+
+
 # Links
 
 
