@@ -70,6 +70,7 @@ def test_python_m_holdfast_is_the_same_program(shell: Shell) -> None:
 
 BAD_STORES = {
     "unknown scheme": (64, "unknown scheme 'zookeeper'", "zookeeper://x"),
+    "no URL": (64, "this is no URL", ""),
     "no file": (64, "a SQLite URL is", "sqlite://"),
     "a folder": (69, "cannot be opened", "sqlite:///{folder}"),
     "not a database": (69, "not an SQLite file", "sqlite:///{folder}/text"),
@@ -90,6 +91,30 @@ def test_a_store_that_cannot_be_used_gives_one_line(shell: Shell, tmp_path: Path
     assert what in done.stderr
     assert done.stderr.startswith("holdfast: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls", "--url", ""],
+        ["show", "--url", "", "x"],
+        ["break", "--url", "", "x"],
+        ["doctor", "--url", ""],
+        ["doctor", ""],
+        ["migrate", ""],
+        ["demo", "--url", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_url_is_not_taken_for_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    """It is what a script gives whose variable is not set."""
+    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    assert main(words) == 64
+    [line] = capfd.readouterr().err.splitlines()
+    assert "URL" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 # Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.

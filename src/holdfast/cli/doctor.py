@@ -48,10 +48,12 @@ def doctor(words: list[str]) -> int:
     parser.add_argument("where", metavar="URL", nargs="?", help="the same as --url")
     add_store_options(parser)
     args = parser.parse_args(words)
-    if args.where and (args.url or args.system):
-        parser.error("say which store once: URL, --url or --system")
+    if args.where is not None:
+        if args.url is not None or args.system:
+            parser.error("say which store once: URL, --url or --system")
+        args.url = args.where
     keep_logs_quiet()
-    with connect(args.where or url_of(args), namespace=args.namespace) as locks, reports_silence():
+    with connect(url_of(args), namespace=args.namespace) as locks, reports_silence():
         found = locks.doctor()
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

@@ -32,7 +32,7 @@ def migrate(words: list[str]) -> int:
     parser.add_argument("--schema", help="where in the database (default: what the URL says, else public)")
     parser.add_argument("--print", action="store_true", dest="prints", help="print the SQL and connect to nothing")
     args = parser.parse_args(words)
-    url = args.url or os.environ.get("HOLDFAST_URL")
+    url = os.environ.get("HOLDFAST_URL") if args.url is None else args.url
     if not url:
         parser.error("which database? give a postgresql:// URL, or set HOLDFAST_URL")
     made = migration(url, args.schema)

@@ -46,7 +46,7 @@ def url_of(args: Namespace) -> str:
         if url.startswith(_SQLITE):
             _must_be_usable(Path(unquote(url.removeprefix(_SQLITE))))
         return url
-    return str(args.url or os.environ.get("HOLDFAST_URL") or default_url())
+    return default_url() if args.url is None else str(args.url)
 
 
 def system_url() -> str:

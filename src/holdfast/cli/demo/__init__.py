@@ -38,7 +38,7 @@ def demo(words: list[str]) -> int:
     keep_logs_quiet()
     interrupt_on_signals()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
-        url = args.url or f"sqlite:///{folder}/locks.db"
+        url = f"sqlite:///{folder}/locks.db" if args.url is None else args.url
         with connect(url) as locks, Story(locks, url, Path(folder), choose(args.plain)) as story:
             report_outages(locks)
             story.play()
