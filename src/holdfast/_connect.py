@@ -129,6 +129,12 @@ def _state_folder() -> Path:
         ) from error
 
 
+def file_of(url: str) -> Path | None:
+    """The file that a URL of SQLite names; None for any other URL. Raises ValueError if it names none."""
+    parts = _split(url)
+    return _file(parts) if parts.scheme == "sqlite" else None
+
+
 def _file(parts: SplitResult) -> Path:
     path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if ":memory:" in (parts.netloc, path):

@@ -111,6 +111,13 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.fixture
+def store(shell: Shell) -> None:
+    """The shell's store is there: the first lock has made it."""
+    with shell.locks() as locks, locks.lock("the first"):
+        pass
+
+
+@pytest.fixture
 def heart(tmp_path: Path) -> Iterator[Heart]:
     heart = Heart(tmp_path)
     yield heart

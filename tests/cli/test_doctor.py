@@ -13,6 +13,7 @@ from tests.cli.conftest import Shell
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.usefixtures("store")
 def test_a_store_that_answers_is_ok(shell: Shell) -> None:
     done = shell("doctor")
     head, row = done.stdout.splitlines()
@@ -49,6 +50,7 @@ def test_new_servers_of_a_quorum_are_kept_out_and_it_says_for_how_long_and_what_
         assert len(works.stdout.splitlines()) == 4
 
 
+@pytest.mark.usefixtures("store")
 def test_json_says_whether_it_works(shell: Shell) -> None:
     told = json.loads(shell("doctor", "--json").stdout)
     (server,) = told["servers"]

@@ -12,7 +12,7 @@ import holdfast
 from tests.cli.conftest import Shell
 from tests.servers.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
 
 LOCK_FIELDS = {"name", "locked", "waiters", "queue", "holders"}
 HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata", "session"}

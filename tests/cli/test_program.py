@@ -57,6 +57,7 @@ def test_an_unknown_command_gives_one_line(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("store")
 def test_python_m_holdfast_is_the_same_program(shell: Shell) -> None:
     for words in (["--help"], ["ls", "--json"], ["run"]):
         by_name = subprocess.run([HOLDFAST, *words], capture_output=True, text=True, env=shell.environment)
@@ -117,6 +118,32 @@ def test_an_empty_url_is_not_taken_for_the_default(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("where", ["--url", "HOLDFAST_URL", "--system", "the default"])
+@pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["doctor"]], ids=lambda w: w[0])
+def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    where: str,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    url = f"sqlite:///{tmp_path}/mistyped.db"
+    monkeypatch.setenv("HOLDFAST_URL", url if where == "HOLDFAST_URL" else "")
+    monkeypatch.setenv("HOLDFAST_SYSTEM_URL", url)
+    given = {"--url": ["--url", url], "--system": ["--system"]}.get(where, [])
+    file = tmp_path / ("holdfast/locks.db" if where == "the default" else "mistyped.db")
+    for _ in range(2):
+        assert main([words[0], *given, *words[1:]]) == 69
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err == (
+            f"holdfast: there is no lock store '{file}': no lock was ever acquired there, or its name is mistyped\n"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 # Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.
 AS_NOBODY = """
 import os, sys
@@ -131,6 +158,7 @@ sys.exit(main(["ls", "--url", sys.argv[2]]))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("store")
 def test_a_read_only_store_gives_one_line(shell: Shell) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "locks.db"
@@ -148,6 +176,7 @@ def test_a_read_only_store_gives_one_line(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("store")
 def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
     line = f"'{sys.executable}' -m holdfast ls --json; echo $? >&2"
     read, write = os.pipe()

@@ -63,6 +63,7 @@ def test_no_name_moves_the_cursor_or_looks_like_a_line_of_ours(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(look, "connect", HostileStore)
+    monkeypatch.setenv("HOLDFAST_URL", "memory://")
     assert main(words) == 0
     shown = capsys.readouterr().out
     lines = shown.split("\n")
@@ -78,6 +79,7 @@ def test_json_has_every_name_as_it_is(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(look, "connect", HostileStore)
+    monkeypatch.setenv("HOLDFAST_URL", "memory://")
     main([*words, "--json"])
     told: Any = json.loads(capsys.readouterr().out)
     lock = told[0] if words == ["ls"] else told
@@ -123,6 +125,7 @@ def test_an_output_that_lacks_a_letter_gets_an_escape(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("store")
 def test_pythons_own_setting_of_the_encoding_kills_no_command(shell: Shell) -> None:
     done = shell("show", "ü", env_extra={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"})
     assert (done.returncode, done.stdout.splitlines()[0], done.stderr) == (0, r"\xfc: free", "")

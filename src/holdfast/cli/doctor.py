@@ -12,7 +12,7 @@ from holdfast._model import Health
 from holdfast.cli import exits
 from holdfast.cli.look import span
 from holdfast.cli.options import Parser, keep_logs_quiet, visible
-from holdfast.cli.store import add_store_options, reports_silence, url_of
+from holdfast.cli.store import add_store_options, reports_silence, url_of_existing
 from holdfast.sync import connect
 
 _MORE = """STATE is
@@ -53,7 +53,7 @@ def doctor(words: list[str]) -> int:
             parser.error("say which store once: URL, --url or --system")
         args.url = args.where
     keep_logs_quiet()
-    with connect(url_of(args), namespace=args.namespace) as locks, reports_silence():
+    with connect(url_of_existing(args), namespace=args.namespace) as locks, reports_silence():
         found = locks.doctor()
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))

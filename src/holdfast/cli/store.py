@@ -17,16 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from urllib.parse import unquote
 
-from holdfast._connect import default_url
+from holdfast._connect import default_url, file_of
 from holdfast.cli import exits
 from holdfast.cli.options import complain
 from holdfast.engine.outage import REPORT_AFTER_S
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
-
-_SQLITE = "sqlite:///"
 
 
 def add_store_options(parser: ArgumentParser) -> None:
@@ -43,16 +40,32 @@ def url_of(args: Namespace) -> str:
     """The URL that the options mean. Raises Refused if it is the store of the host and this user cannot use it."""
     if args.system:
         url = system_url()
-        if url.startswith(_SQLITE):
-            _must_be_usable(Path(unquote(url.removeprefix(_SQLITE))))
+        file = file_of(url)
+        if file is not None:
+            _must_be_usable(file)
         return url
     return default_url() if args.url is None else str(args.url)
+
+
+def url_of_existing(args: Namespace) -> str:
+    """`url_of` for a command that only looks: raises Refused if there is no such file, and none is made."""
+    url = url_of(args)
+    file = file_of(url)
+    try:
+        if file is not None:
+            file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"there is no lock store {str(file)!r}: no lock was ever acquired there, or its name is mistyped"
+        raise exits.Refused(exits.UNAVAILABLE, text) from None
+    except OSError:  # it may be there; to open it tells what is wrong
+        return url
+    return url
 
 
 def system_url() -> str:
     """What `--system` means."""
     folder = "/Library/Application%20Support" if sys.platform == "darwin" else "/var/lib"
-    return os.environ.get("HOLDFAST_SYSTEM_URL") or f"{_SQLITE}{folder}/holdfast/locks.db"
+    return os.environ.get("HOLDFAST_SYSTEM_URL") or f"sqlite:///{folder}/holdfast/locks.db"
 
 
 def report_outages(locks: Locks) -> None:
