@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Shell
+from tests.servers.processes import children, has_ended
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -46,6 +47,31 @@ def test_a_signal_ends_the_wait_at_once_and_leaves_nothing_in_the_queue(shell: S
         out, err = waiting.communicate(timeout=LIMIT)
         assert (waiting.returncode, out, err) == (128 + signum, "", "")
         assert locks.inspect("x").waiters == 0
+
+
+def waiting_command(running: subprocess.Popen[str]) -> int:
+    """The process that will become the command: unlike the guardian it stays in the session of its parent."""
+
+    def alone() -> int:
+        found = [pid for pid in children(running.pid) if os.getsid(pid) == os.getsid(running.pid)]
+        return found[0] if len(found) == 1 else 0
+
+    return until(alone, "the guardian to leave the session")
+
+
+def test_a_command_that_was_killed_before_it_started_is_told(shell: Shell) -> None:
+    with shell.locks() as locks:
+        with locks.lock("x"):
+            waiting = shell.start("run", "x", "--", "echo", "ran")
+            until(lambda: locks.inspect("x").waiters == 1, "a waiter")
+            command = waiting_command(waiting)
+            os.kill(command, signal.SIGKILL)
+            until(lambda: has_ended(command), "the end of the command's process")
+        out, err = waiting.communicate(timeout=LIMIT)
+        assert (waiting.returncode, out) == (128 + signal.SIGKILL, "")
+        [line] = err.splitlines()
+        assert line.endswith("was killed by signal 9 before the lock was acquired; the command did not run")
+        assert not locks.inspect("x").locked
 
 
 def test_signals_ignored_by_whoever_started_us_stay_ignored(shell: Shell, tmp_path: Path) -> None:

@@ -45,13 +45,21 @@ class Child:
         self.pid = pid
         self._go = go
         self.status: int | None = None  # as waitpid gave it, once it has ended
+        self.started = False
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Let it become the command, with these variables added to our environment."""
+        """Let it become the command, with these variables added to our environment.
+
+        If it was killed while it waited for this, it is not `started`, and `look` tells how it ended.
+        """
         text = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
         message = memoryview(_LENGTH.pack(len(text)) + text)
-        while message:
-            message = message[os.write(self._go, message) :]
+        try:
+            while message:
+                message = message[os.write(self._go, message) :]
+        except BrokenPipeError:
+            return
+        self.started = True
 
     def look(self) -> int | None:
         """The signal that stopped it, if one did since the last look. Sets `status` if it has ended."""

@@ -203,6 +203,9 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
         return _lost(outcome, f"lease on {args.name!r} (fence {lease.fence}) could not be renewed in time", troubles)
     if "release_failed" in troubles:
         complain(troubles["release_failed"])
+    if not process.started:
+        how = "ended" if outcome.signal is None else f"killed by signal {outcome.signal}"
+        complain(f"the process for the command was {how} before the lock was acquired; the command did not run")
     _say(args, f"released {args.name!r}")
     _pass_on_interrupt(outcome)
     return outcome.code
