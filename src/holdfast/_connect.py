@@ -310,8 +310,8 @@ def _refuse_other_databases(client: object) -> None:
         database = getattr(client, "vendor", "postgresql")
     if not isinstance(database, str) or not any(word in database for word in _POSTGRES_ENGINES):
         raise ValueError(
-            f"of Django's databases only PostgreSQL can keep locks (django.db.backends.postgresql), not {shown(database)}; "
-            f"known are {_known()}"
+            "of Django's databases only PostgreSQL can keep locks (django.db.backends.postgresql), "
+            f"not {shown(database)}; known are {_known()}"
         )
 
 
