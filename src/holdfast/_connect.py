@@ -114,7 +114,7 @@ def default_url() -> str:
 
     Raises Unsupported if this user has no such folder.
     """
-    return os.environ.get("HOLDFAST_URL") or f"sqlite:///{quote(str(_state_folder() / 'holdfast' / 'locks.db'))}"
+    return os.environ.get("HOLDFAST_URL") or url_of_file(_state_folder() / "holdfast" / "locks.db")
 
 
 def _state_folder() -> Path:
@@ -135,8 +135,15 @@ def file_of(url: str) -> Path | None:
     return _file(parts) if parts.scheme == "sqlite" else None
 
 
+def url_of_file(file: Path) -> str:
+    """The URL of its store. The name of a file may be any bytes."""
+    return f"sqlite:///{quote(os.fsencode(file))}"
+
+
 def _file(parts: SplitResult) -> Path:
-    path = unquote(parts.path)[1:]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
+    path = unquote(parts.path, errors="surrogateescape")[
+        1:
+    ]  # sqlite:///relative.db and sqlite:////absolute.db, as SQLAlchemy has them
     if ":memory:" in (parts.netloc, path):
         raise ValueError("SQLite's :memory: is a store of one connection alone; for locks of one process use memory://")
     if parts.netloc or not path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
@@ -12,6 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable, Unsupported
+from holdfast._connect import file_of, url_of_file
 from holdfast.cli import main
 from holdfast.drivers import sqlite as driver
 from tests.backends.sqlite_stage import hold
@@ -276,3 +278,43 @@ def test_a_user_without_a_home_learns_what_to_set(monkeypatch: pytest.MonkeyPatc
 
 def _unknown_user(uid: int) -> None:
     raise KeyError
+
+
+def test_the_log_may_use_locks_when_it_is_warned_of_a_folder(path: Path) -> None:
+    path.parent.chmod(0o777)
+    taken: list[bool] = []
+
+    class Takes(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            with holdfast.connect("memory://log") as others, others.lock("log") as lease:
+                taken.append(lease.held)
+
+    handler, logger = Takes(), logging.getLogger("holdfast")
+    logger.addHandler(handler)
+    try:
+        with holdfast.connect(f"sqlite:///{path}") as locks, locks.lock("a"):
+            assert taken == [True]
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_a_link_to_a_store_hears_the_users_of_the_store(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores: list[Path] = []
+    monkeypatch.setattr(driver, "open_mailbox", stores.append)
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    with holdfast.connect(f"sqlite:///{link}") as locks:
+        locks.lock("a").acquire()
+        assert locks.lock("a").acquire(timeout=0.01) is None
+    assert stores == [path.resolve()]
+
+
+def test_a_store_whose_name_is_no_text_is_known_by_a_url(tmp_path: Path) -> None:
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xe4 %41.db"))
+    url = url_of_file(file)
+    assert url.isascii()
+    with holdfast.connect(url) as locks, locks.lock("a"):
+        assert file.exists()
+        assert file_of(url) == file

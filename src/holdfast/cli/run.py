@@ -12,9 +12,8 @@ import os
 import signal
 from argparse import Namespace
 from typing import Any
-from urllib.parse import quote
 
-from holdfast._connect import file_of
+from holdfast._connect import file_of, url_of_file
 from holdfast._time import length, say
 from holdfast.cli import child, exits, guardian
 from holdfast.cli.options import TIMES, Parser, code, complain, keep_logs_quiet, seconds
@@ -244,7 +243,7 @@ def _facts(lease: Lease, url: str) -> dict[str, str]:
 def _from_anywhere(url: str) -> str:
     """The same store if the command changes its folder: a relative path would silently mean another one."""
     file = file_of(url)
-    return url if file is None else f"sqlite:///{quote(str(file))}"
+    return url if file is None else url_of_file(file)
 
 
 def _say_who_is_first(args: Namespace, locks: Locks) -> None:

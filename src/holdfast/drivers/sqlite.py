@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from traceback import clear_frames
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
+from holdfast._reentry import outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers import sqlite_file
-from holdfast.drivers.datagrams import Sender, open_mailbox
+from holdfast.drivers.datagrams import Mailbox, Sender, open_mailbox
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.wakes import BlockingWakes, Wakes
 from holdfast.errors import BackendUnavailable
@@ -147,7 +148,8 @@ class BlockingSqlite:
             _pause(tries)  # another process writes; our own mutex is free meanwhile
         if self._warning:
             text, self._warning = self._warning, ""
-            _logger.warning(text)
+            with outside():
+                _logger.warning(text)
         return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
 
     def _answer(
@@ -356,7 +358,10 @@ _MEANINGS = {
 
 def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
-    mailbox = partial(open_mailbox, path)
+
+    def mailbox() -> Mailbox | None:
+        return open_mailbox(sqlite_file.follow(path))
+
     if world.blocking:
         return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox), clock)
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes

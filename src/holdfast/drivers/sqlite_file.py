@@ -3,7 +3,7 @@
 Decides: which file a path leads to, who may read a new one, and which one is refused or warned of.
 Leaves to `sqlite`: the connection. Leaves to SQLite: its other files, which get the mode of this one.
 
-No file is opened here: to close it again would end the locks that another thread may have on it by then.
+No file that may be in use is opened here: to close it again would end the locks that another thread has on it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def make(file: Path) -> None:
     with suppress(OSError):
         try:
             os.mknod(file, stat.S_IFREG | _OF_OWNER)
-        except PermissionError:  # macOS lets nobody but root do that
+        except FileExistsError:
+            return  # another process was faster
+        except OSError:  # macOS lets nobody but root do that, some file systems nobody. None has it open yet
             file.touch(_OF_OWNER, exist_ok=False)
         folder = file.parent.stat()
         if _is_for_a_group(folder.st_mode):
