@@ -97,7 +97,7 @@ def test_crashes():
 """
 
 
-@pytest.mark.parametrize("by", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+@pytest.mark.parametrize("by", by_scale(["SIGSEGV"], soak=["SIGSEGV", "SIGABRT", "SIGKILL"]))
 def test_a_run_on_workers_ends_with_how_one_crashed_and_where(tmp_path: Path, by: str) -> None:
     code, said = _run(tmp_path, {by: CRASHES.format(by), "others": OTHERS}, "-p", "xdist", "-n", "2")
     summary = said[said.rindex("a worker that crashed") :]
