@@ -283,6 +283,7 @@ def test_its_memory_is_bounded(url: str) -> None:
     assert len(order._after) <= 5
 
 
+@pytest.mark.slow
 def test_it_keeps_no_locks_alive(url: str) -> None:
     order = LockOrder()
     locks = holdfast.connect(url)

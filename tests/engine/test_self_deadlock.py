@@ -140,6 +140,7 @@ class Large:
     pass
 
 
+@pytest.mark.slow
 def test_a_stack_of_contexts_keeps_no_call_alive(locks: Locks) -> None:
     stack = ExitStack()
 
@@ -155,6 +156,7 @@ def test_a_stack_of_contexts_keeps_no_call_alive(locks: Locks) -> None:
     stack.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["released", "lost"])
 def test_a_lease_that_is_kept_keeps_no_call_alive(locks: Locks, ends: str) -> None:
     kept: list[Lease] = []

@@ -13,6 +13,8 @@ import holdfast
 from holdfast import aio, fencing
 from holdfast._text import LONGEST_SHOWN, encodable, shown
 
+pytestmark = pytest.mark.slow  # hundreds of them, each short
+
 
 class Unshowable:
     def __repr__(self) -> str:

@@ -140,6 +140,7 @@ asyncio.run(main())
         assert locks.list() == []
 
 
+@pytest.mark.slow
 def test_one_that_is_dropped_while_it_holds_something_says_so() -> None:
     manager = DistributedLock("memory://dropped")
     manager.acquire("a")
@@ -190,6 +191,7 @@ def test_each_event_loop_has_one() -> None:
     assert first is not other
 
 
+@pytest.mark.slow
 def test_the_one_of_a_closed_loop_is_forgotten() -> None:
     async def ask() -> None:
         assert await holdfast.aio.get_distributed_lock().acquire("a")
