@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,6 @@ from holdfast.sync import Lease, Locks
 from tests.backends.sqlite_stage import hold
 from tests.patience import impatient
 from tests.servers.waiting import LIMIT, join, until
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks.db"
-
-
-@pytest.fixture
-def locks(path: Path) -> Iterator[Locks]:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
-        yield locks
-
 
 # Files that are not what they should be
 

@@ -21,11 +21,6 @@ from tests.backends.sqlite_stage import hold
 ANOTHER_USER = 47_110  # a number that no user of this host has
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks.db"
-
-
 # Files of other programs
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,6 @@ from holdfast.drivers.host import this_host
 from holdfast.sync import Locks
 from tests.backends.sqlite_stage import backend_on, claim_on, hold, on_host
 from tests.servers.waiting import LIMIT
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks.db"
-
-
-@pytest.fixture
-def locks(path: Path) -> Iterator[Locks]:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
-        yield locks
 
 
 def test_a_reboot_voids_all_leases_and_fences_keep_growing(locks: Locks, path: Path) -> None:

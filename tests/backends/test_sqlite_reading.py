@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,6 @@ QUESTIONS: dict[str, Callable[[Locks], object]] = {
     "inspect": lambda locks: locks.inspect("x").locked,
     "read a cell": lambda locks: locks.cell("x").read(),
 }
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks.db"
-
-
-@pytest.fixture
-def locks(path: Path) -> Iterator[Locks]:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
-        yield locks
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -28,7 +28,7 @@ from holdfast.drivers.wakes import BlockingWakes
 from tests.servers.waiting import LIMIT, join, until
 
 BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells the sender of a datagram")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has sent a datagram")
 
 Wakes = BlockingWakes | AsyncioWakes
 Story = Callable[[Wakes], Coroutine[Any, Any, None]]
