@@ -166,8 +166,9 @@ def test_an_order_by_a_seed_is_the_same_each_time_and_another_by_another() -> No
 
     first = order(1)
     assert first == order(1)
-    assert first != order(2)
-    assert sorted(first) == sorted(order(2))
+    second = order(2)
+    assert first != second
+    assert sorted(first) == sorted(second)
 
 
 def test_a_proxy_that_is_closed_while_clients_come_leaves_no_connection_open() -> None:

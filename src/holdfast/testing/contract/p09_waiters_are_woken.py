@@ -86,7 +86,7 @@ class WaitersAreWoken(Promise, about="store"):
         assert (await waiter.result()).held
 
     @needs("wakes_once")
-    @pytest.mark.parametrize("waiters", [2, 8, 32])
+    @pytest.mark.parametrize("waiters", [2, 16])
     async def test_requests_per_hand_over_do_not_grow_with_the_waiters(self, stage: Stage, waiters: int) -> None:
         holder = await stage.locks().lock("gate").take()
         clients = [stage.locks() for _ in range(waiters)]
