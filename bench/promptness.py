@@ -41,6 +41,7 @@ def run(setting: Setting) -> list[Finding]:
         *_postgres(tries),
         *_quorum(tries),
         *_processes(f"sqlite:///{setting.folder}/locks.db", setting.folder, setting.scaled(5, 2)),
+        *_crowds(f"sqlite:///{setting.folder}/crowds.db", setting.scaled(5, 2)),
     ]
 
 
@@ -202,6 +203,36 @@ def _after_death(url: str) -> float:
             return taken
     finally:
         holder.close()
+
+
+def _crowds(sqlite: str, tries: int) -> list[Finding]:
+    what, at_most = "a holder and six waiters killed: the seventh has it after", 1.0 + 1.0
+    with Server() as redis, PostgresServer() as postgres:
+        empty_table(postgres.url)
+        stores = {"SQLite": sqlite, "Redis": redis.url, "PostgreSQL": postgres.url}
+        return [
+            _best(f"{name}: {what}", lambda url=url: _after_many_deaths(url), tries, at_most)  # type: ignore[misc]
+            for name, url in stores.items()
+        ]
+
+
+def _after_many_deaths(url: str) -> float:
+    """Seconds from SIGKILL until a waiter behind dead ones has it: its ttl of 1, and what they add to that."""
+    doomed, last = [Actor(url) for _ in range(7)], Actor(url)
+    try:
+        with holdfast.connect(url) as locks:
+            doomed[0].ask("acquire", name="x", ttl=1)
+            for number, waiter in enumerate((*doomed[1:], last), 1):
+                waiter.tell("acquire", name="x")
+                until(lambda number=number: locks.inspect("x").waiters == number, "one more to wait")  # type: ignore[misc]
+        for actor in doomed:
+            actor.signal(signal.SIGKILL)
+        started = boot_now()
+        last.expect()
+        return boot_now() - started
+    finally:
+        for actor in (*doomed, last):
+            actor.close()
 
 
 def _after_command(url: str, folder: Path) -> float:

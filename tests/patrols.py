@@ -17,6 +17,6 @@ def never_look(patch: pytest.MonkeyPatch) -> None:
     """From now on no waiter and no observer of this process looks by its timer. Holders need a ttl of `HOUR`."""
     for name in _BACKENDS:
         module = importlib.import_module(f"holdfast.backends.{name}")
-        for timer, value in (("patrol", lambda position: HOUR), ("PATROL", HOUR)):
+        for timer, value in (("patrol", lambda position, room_in=HOUR: HOUR), ("PATROL", HOUR)):
             if hasattr(module, timer):
                 patch.setattr(module, timer, value)

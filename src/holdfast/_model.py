@@ -18,6 +18,7 @@ GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was wo
 PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
 KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
 PATROL: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
+ROUND: Final = 0.5  # seconds within which all waiters look, once time has made room
 
 
 class Terms(NamedTuple):
@@ -246,11 +247,16 @@ def next_in_line(queue: Iterable[W], occupancy: Occupancy, heir: str = "") -> li
     return chosen
 
 
-def patrol(position: int) -> float:
+def patrol(position: int, room_in: float = inf) -> float:
     """How long a waiter sleeps before it looks for itself.
 
     The first looks within the grace for which the resource would be kept for it, should its wake-up be lost. The others
     look the more rarely the further back they stand, so that all waiters of a name together ask a number of times a
     second that hardly grows with the length of the queue.
+
+    `room_in` is when time makes room, unless holders renew: then every waiter looks, one after the other within half a
+    second, because all that stand before it may be dead. Renewals keep that away for at least two thirds of a ttl, so
+    this adds requests only where a ttl is shorter than a few seconds.
     """
-    return min(PATROL, GRACE * (0.75 + position))
+    by_turns = max(0.0, room_in) + ROUND * position / (position + 8)
+    return min(PATROL, GRACE * (0.75 + position), by_turns)

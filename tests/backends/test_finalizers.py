@@ -122,18 +122,21 @@ WORK: list[Callable[[holdfast.Locks], None]] = [lock, names, wait_in_line, share
 def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(
     url: str, collector: Collector
 ) -> None:
-    number = itertools.count()
+    number, by_turns = itertools.count(), itertools.cycle((True, False))
     with holdfast.connect(url) as locks, holdfast.connect(url) as others:
         over = others.lock("over").acquire()
         assert over is not None
         over.release()
 
         def make() -> Any:
-            body = holding(locks.lock(f"garbage {next(number)}", ttl=3600))
-            next(body)
-            lease = locks.lock(f"garbage {next(number)}", ttl=3600).acquire()
+            lock = locks.lock(f"garbage {next(number)}", ttl=3600)
+            if next(by_turns):
+                body = holding(lock)
+                next(body)
+                return body
+            lease = lock.acquire()
             assert lease is not None
-            return body, Releases(locks, lease, over)
+            return Releases(locks, lease, over)
 
         for work in WORK:
             while True:
@@ -232,16 +235,18 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
     url: str, collector: Collector
 ) -> None:
     async def main(others: holdfast.Locks) -> None:
-        number = itertools.count()
+        number, by_turns = itertools.count(), itertools.cycle((True, False))
         async with holdfast.aio.connect(url) as locks:
 
             async def all_free() -> bool:
                 return not any(info.locked for info in await locks.list("garbage"))
 
             async def make() -> Any:
+                if next(by_turns):
+                    return await _parked(locks.lock(f"garbage {next(number)}", ttl=3600))
                 in_threads = holding(others.lock(f"garbage {next(number)}", ttl=3600))
                 next(in_threads)
-                return in_threads, await _parked(locks.lock(f"garbage {next(number)}", ttl=3600))
+                return in_threads
 
             for work in IN_A_LOOP:
                 while True:

@@ -115,16 +115,12 @@ class MemoryBackend:
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
 
     def _busy(self, resource: Resource, claim: Claim, now: float) -> Busy:
-        ahead = unserved = 0
+        ahead = 0
         for waiter in resource.queue.values():
             if waiter.claim.id == claim.id:
                 break
-            if not waiter.lapsed:
-                ahead += 1
-                unserved += not waiter.reserved
-        retry_after = patrol(ahead)
-        if not unserved or not resource.holders:  # only the first in line watches for the moment when time makes room
-            retry_after = min(retry_after, max(0.0, min(resource.ends()) - now))
+            ahead += not waiter.lapsed
+        retry_after = patrol(ahead, min(resource.ends(), default=inf) - now)
         holder = next((holder.claim for holder in resource.holders.values()), None)
         if holder is None:
             return Busy(ahead, retry_after)

@@ -10,6 +10,7 @@ import json
 import re
 from contextlib import suppress
 from functools import lru_cache
+from math import inf
 from typing import Any, Final
 
 from holdfast._model import PATROL, Busy, Change, Grant, HolderInfo, LockInfo, Sight, Terms, patrol
@@ -125,7 +126,7 @@ def granted(answer: Any, since: float | None = None) -> Grant:
 
 def busy(answer: Any, *, deaf: bool) -> Busy:
     position, retry = answer["position"], answer["retry_after"]
-    retry_after = patrol(position) if retry is None else min(patrol(position), max(0.0, float(retry)))
+    retry_after = patrol(position, inf if retry is None else float(retry))
     if deaf:
         retry_after = min(retry_after, POLLED * (1 + position))
     return Busy(position, retry_after, answer["holder"])

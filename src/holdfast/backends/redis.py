@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -291,9 +292,7 @@ def _info(key: str, answer: Any) -> LockInfo:
 
 
 def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
-    retry_after = patrol(ahead)
-    if retry >= 0:
-        retry_after = min(retry_after, retry / MICRO)
+    retry_after = patrol(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
         return Busy(ahead, retry_after)
     return Busy(ahead, retry_after, unquote(holder.decode()), claim_id=claim_id.decode() if claim_id else None)

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice, takewhile
+from math import inf
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -188,10 +189,8 @@ def _insert(
 
 def _busy(t: Transaction, own: _Own, inside: list[Row]) -> Busy:
     holder = next((row.holder for row in inside if not row.waiting), None)
-    retry_after = patrol(own.ahead)
-    if inside and (not own.unserved or holder is None):  # only the first in line watches for when time makes room
-        retry_after = min(retry_after, max(0.0, min(row.until for row in inside) - t.now))
-    return Busy(own.ahead, retry_after, holder)
+    room_in = min((row.until for row in inside), default=inf) - t.now
+    return Busy(own.ahead, patrol(own.ahead, room_in), holder)
 
 
 def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:

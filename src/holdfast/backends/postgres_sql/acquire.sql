@@ -87,10 +87,10 @@ CREATE OR REPLACE FUNCTION @.holdfast_behind(p_ns text, p_name text, p_claim tex
 RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
-    v_holder text;
+    v_inside record;
     v_line record;
 BEGIN
-    SELECT holder_id INTO v_holder FROM @.distributed_locks
+    SELECT holder_id, expires_at INTO v_inside FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
           AND expires_at > p_now AND expires_at - ttl <= p_now;
     IF NOT FOUND THEN
@@ -103,7 +103,9 @@ BEGIN
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND place < p_place
             ORDER BY place LIMIT HEAD) AS head;
     IF v_line.wait THEN
-        RETURN json_build_object('position', v_line.ahead, 'retry_after', NULL, 'holder', v_holder);
+        RETURN json_build_object(
+            'position', v_line.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
+            'holder', v_inside.holder_id);
     END IF;
     RETURN NULL;
 END $$;
@@ -202,11 +204,10 @@ BEGIN
         PERFORM @.holdfast_line_up(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
     END IF;
-    -- How many go first, seconds until time may make room or null if others watch for that, who is in the way.
+    -- How many go first, seconds until time may make room, who is in the way.
     RETURN json_build_object(
         'position', v_line.ahead,
-        'retry_after', CASE WHEN v_line.unserved = 0 OR v_inside.holder IS NULL
-            THEN extract(epoch FROM least(v_inside.ends, v_line.ends) - p_now) END,
+        'retry_after', extract(epoch FROM least(v_inside.ends, v_line.ends) - p_now),
         'holder', v_inside.holder);
 END $$;
 

@@ -39,9 +39,8 @@ if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.fin
         redis.call('PEXPIRE', KEYS[2], LINGER_MS)
         redis.call('PEXPIRE', KEYS[3], LINGER_MS)
       end
-      local watches = ahead == 0 or not who
       local soonest = reserved and tonumber(reserved) or base + held_for
-      return { reserved and ahead + 1 or ahead, watches and soonest - now or -1, who or false, whose or false }
+      return { reserved and ahead + 1 or ahead, soonest - now, who or false, whose or false }
     end
   end
 end
@@ -142,7 +141,6 @@ if ARGV[7] ~= '' then
   if not crowded then crowded, changed = true, true end
 end
 local ahead = crowded and (redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2])) or 0
-local first = ahead == 0
 local soonest = soonest_end()
 for _, one in pairs(kept) do
   if not own or one.place < own.place then ahead = ahead + 1 end
@@ -151,6 +149,5 @@ end
 if ARGV[7] ~= '' then forget_the_dead() end
 local who, whose = false, false
 for other, hold in inside() do who, whose = hold.holder, other end
-local watches = soonest and (first or not who)  -- only the first in line watches for when time makes room
 save()
-return { ahead, watches and math.max(0, soonest - now) or -1, who, whose }
+return { ahead, soonest and math.max(0, soonest - now) or -1, who, whose }

@@ -178,6 +178,16 @@ class WaitersAreWoken(Promise, about="store"):
         await holder.release()
         assert await stage.sleep_through(waiter) <= 2 * GRACE
 
+    @needs("expires")
+    async def test_every_waiter_looks_soon_after_the_holder_s_time_is_up_because_those_before_it_may_be_dead(
+        self, stage: Stage
+    ) -> None:
+        await stage.locks().lock("gate", ttl=2, renew=False).take()
+        for _ in range(12):
+            answer = await stage.observer.faults.acquire(stage.claim("gate"), enqueue=True, within=5)
+            assert isinstance(answer, Busy)
+            assert answer.retry_after <= 2.5
+
     @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_once_and_not_at_every_hand_over(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
