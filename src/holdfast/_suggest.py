@@ -27,6 +27,8 @@ _PRODUCTS: Final = {  # and the scheme and address of its server on this host
     "sqlite": ("sqlite", "/locks.db"),
     "sqlite3": ("sqlite", "/locks.db"),
     "memory": ("memory", ""),
+    "redlock": ("redlock", "HOST1,HOST2,HOST3"),
+    "sentinel": ("redis+sentinel", "localhost:26379/SERVICE"),
 }
 _ALIASES: Final = {  # schemes of other programs, and second names of ours
     "postgres": "postgresql",
@@ -63,8 +65,10 @@ def _meant(text: str, schemes: tuple[str, ...]) -> list[str]:
         return [f"{scheme}://{address}"]
     if "@" not in text and (_FILE.search(text) or text.startswith(("/", "./", "../"))):
         return [f"sqlite:///{text.removeprefix('sqlite:')}"]
-    host = _HOST.match(text)
-    return [] if host is None else _at(host)
+    hosts = [host for host in map(_HOST.match, text.split(",")) if host is not None]
+    if len(hosts) < text.count(",") + 1:
+        return []
+    return _at(hosts[0]) if len(hosts) == 1 else _at_all(hosts)
 
 
 def _schemes_like(scheme: str, schemes: tuple[str, ...]) -> list[str]:
@@ -81,9 +85,23 @@ def _schemes_like(scheme: str, schemes: tuple[str, ...]) -> list[str]:
     return [_ALIASES.get(one, one) for one in near]
 
 
+def _at_all(hosts: list[re.Match[str]]) -> list[str]:
+    """Of servers that belong together: what usually listens at the first one's port."""
+    where = ",".join(_where(host) + (f":{host['port']}" if host["port"] else "") for host in hosts)
+    scheme = _PORTS.get(hosts[0]["port"] or "", "redis")
+    if scheme == "redis+sentinel":
+        return [f"{scheme}://{where}/SERVICE"]
+    return [f"redlock://{where}", f"redis+cluster://{where}"] if scheme == "redis" else [f"{scheme}://{where}"]
+
+
+def _where(host: re.Match[str]) -> str:
+    """The user's name, and no password."""
+    return f"{host['user']}@{host['host']}" if host["user"] else host["host"]
+
+
 def _at(host: re.Match[str]) -> list[str]:
     port, path = host["port"], host["path"] or ""
-    where = f"{host['user']}@{host['host']}" if host["user"] else host["host"]  # the user's name, and no password
+    where = _where(host)
     scheme = _PORTS.get(port or "")
     if scheme == "redis+sentinel":
         return [f"{scheme}://{where}:{port}/SERVICE"]
