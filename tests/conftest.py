@@ -15,7 +15,7 @@ import pytest
 from tests.scale import SCALE, SOAK
 from tests.servers import run
 
-pytest_plugins = ["tests.crashes", "tests.hard_limit", "tests.threads"]
+pytest_plugins = ["tests.crashes", "tests.hard_limit", "tests.signals", "tests.threads"]
 
 COMPUTING = ("tests/contract", "tests/engine", "tests/primitives", "tests/simulation")
 

@@ -107,6 +107,7 @@ def test_a_store_that_cannot_be_used_gives_one_line(shell: Shell, tmp_path: Path
     ],
     ids=" ".join,
 )
+@pytest.mark.usefixtures("sets_signals")
 def test_an_empty_url_is_not_taken_for_the_default(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
