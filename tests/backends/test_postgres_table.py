@@ -329,6 +329,18 @@ def test_who_may_not_replace_what_is_there_is_told_whose_it_is(
     database.connection.execute(f'DROP OWNED BY "{hired}"'.encode())
 
 
+def test_a_migration_that_is_refused_does_not_advise_to_migrate(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.connection.execute("DROP SCHEMA IF EXISTS taken CASCADE; CREATE SCHEMA taken")
+    database.connection.execute("CREATE TABLE taken.holdfast_queue (ours boolean)")
+    assert main(["migrate", "--schema", "taken", database.url]) == 69
+    error = capsys.readouterr().err
+    assert "does not exist" in error
+    assert "run:" not in error
+    assert "old one" not in error
+
+
 @pytest.mark.parametrize("schema", ["", "a b", 'x"y', "1x", "x" * 64, "x'y", "$$"])
 def test_a_schema_whose_name_needs_care_is_refused(schema: str) -> None:
     with pytest.raises(ValueError, match="a schema is letters"):

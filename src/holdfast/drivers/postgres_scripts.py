@@ -9,14 +9,16 @@ from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
 from holdfast.drivers.postgres_wire import (
+    NO_RIGHTS,
     Broken,
     NoRights,
+    Refused,
     Speaker,
     TryAgain,
     Waiting,
     connect,
-    how_to_grant,
     no_connection,
+    passes,
     unavailable,
 )
 
@@ -24,12 +26,22 @@ _CONNECTS = 10.0  # seconds, for each host
 _RUNS = 60.0
 
 
+class _Script(Speaker):
+    """A connection on which a refusal is about the script itself: no other command would mend it."""
+
+    def _refusal(self, code: str, text: str) -> Refused:
+        at = f"PostgreSQL at {self._place.name} refuses: {text}"
+        if code == NO_RIGHTS:
+            return NoRights(at, transient=False)
+        return Refused(f"{at} ({code})", transient=passes(code))
+
+
 def run_script(place: Place, text: str) -> None:
     """Raises BackendUnavailable."""
     reasons: list[Exception] = []
     for params in place.hosts:
         try:
-            speaker = Speaker(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
+            speaker = _Script(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
         except (Late, Broken) as reason:
             reasons.append(reason)
         else:
@@ -44,7 +56,9 @@ def _run(speaker: Speaker, place: Place, text: str) -> None:
     except Late:
         raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
     except TryAgain as again:
-        raise unavailable(place.name, f"has rolled it back, because of others: {again}; run it again") from again
+        raise unavailable(
+            place.name, f"has rolled it back, because of others: {again}; another try may succeed"
+        ) from again
     except Broken as broken:
         raise unavailable(place.name, f"{broken.told}; what was begun is rolled back") from broken
     finally:
@@ -58,8 +72,7 @@ def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
     except NoRights as error:
         yield from speaker.say_plainly(b"ROLLBACK")
         ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
-        reason = str(error).removesuffix(how_to_grant(place))
-        raise NoRights(f"{reason}{advice.decode()}. Nothing was changed", transient=False) from error
+        raise NoRights(f"{error}; {advice.decode()}. Nothing was changed", transient=False) from error
 
 
 def _advice(schema: str) -> bytes:
@@ -72,6 +85,10 @@ def _advice(schema: str) -> bytes:
             'whoever owns the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
         ELSE format(
             'what is there belongs to %s: run it as that role', coalesce((
-                SELECT quote_ident(pg_get_userbyid(relowner)) FROM pg_class
-                WHERE relnamespace = it.home AND relname = 'holdfast_schema'), 'another one'))
+                SELECT quote_ident(pg_get_userbyid(owner)) FROM (
+                    SELECT relowner FROM pg_class
+                        WHERE relnamespace = it.home AND relname IN ('holdfast_schema', 'distributed_locks')
+                    UNION ALL SELECT proowner FROM pg_proc
+                        WHERE pronamespace = it.home AND proname IN ('acquire_lock', 'release_lock', 'extend_lock')
+                ) AS made (owner) WHERE NOT pg_has_role(owner, 'USAGE') LIMIT 1), 'another one'))
         END FROM (SELECT to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()

@@ -34,7 +34,7 @@ _TRY_AGAIN: Final = ("40001", "40P01")  # serialization failure, deadlock: rolle
 _CHECKS: Final = 500  # milliseconds after which the server looks whether we are still there
 _LOCK_TIMEOUT: Final = "55P03"
 _NO_SCHEMA: Final = ("42P01", "42883", "3F000", "42703")  # no such table, function, schema, column
-_NO_RIGHTS: Final = "42501"
+NO_RIGHTS: Final = "42501"
 _GOES_AWAY: Final = "57P"  # ended by an operator
 _READ_ONLY: Final = "25006"  # not the primary any more, or told to be so
 _IN_PASSING: Final = ("08", "57", "53", "40")  # beginnings of codes: connection, operator, resources, rollback
@@ -248,7 +248,10 @@ class Speaker:
             raise ReadOnly(text)
         if self.pg.status == pq.ConnStatus.BAD or code.startswith(_GOES_AWAY) or not code:
             raise Broken(text or _of(self.pg))
-        raise refusal(self._place, code, text)
+        raise self._refusal(code, text)
+
+    def _refusal(self, code: str, text: str) -> Refused:
+        return refusal(self._place, code, text)
 
     def close(self) -> None:
         self.pg.finish()
@@ -283,7 +286,7 @@ def refusal(place: Place, code: str, text: str) -> Refused:
         return NameInUse(f"{at}: a transaction of somebody else's is at that lock, and does not end")
     if code in _NO_SCHEMA:
         return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place.url)}", transient=False)
-    if code == _NO_RIGHTS:
+    if code == NO_RIGHTS:
         return NoRights(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
     return Refused(f"{at} refuses: {text} ({code})", transient=passes(code))
 
