@@ -263,7 +263,7 @@ def _needs_postgres(what: str, error: ImportError) -> Unsupported:
 
 class Migration(NamedTuple):
     script: str
-    run: Callable[[], None]
+    run: Callable[[Callable[[str], None]], None]  # reports the messages of the script
     url: str  # where, without a password
 
 
@@ -284,7 +284,7 @@ def migration(url: str, schema: str | None = None) -> Migration:
 
     place = _in_schema(place_of_url(parts), schema)
     text = script(valid_schema(place.schema))
-    return Migration(text, lambda: run_script(place, text), place.url)
+    return Migration(text, partial(run_script, place, text), place.url)
 
 
 def _of_client(client: object, wishes: Wishes) -> Make | None:

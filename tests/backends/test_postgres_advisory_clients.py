@@ -254,7 +254,7 @@ def test_what_a_program_held_in_a_chosen_schema_is_released_at_its_end_though_it
     url: str, psql: psycopg.Connection
 ) -> None:
     """The same opener makes the backend that lets go, for both kinds of locks."""
-    migration(url, "locks").run()
+    migration(url, "locks").run(print)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ENDS_ELSEWHERE, url]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

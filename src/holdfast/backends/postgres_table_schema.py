@@ -3,7 +3,8 @@
 Decides: the order of its parts, its version, and what the constants in them mean.
 Leaves to the files in `postgres_sql/`: the tables, and each step as a function. Leaves to the driver: to run it.
 
-The script can be run again at any time: what is there stays, functions are put in place of older ones.
+The script can be run again at any time: what is there stays, functions are put in place of older ones. It looks by
+itself whether there is a lock table of the user's own to adopt, so that it is the same text everywhere.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
 LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
 
+_THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
-_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "portable")
+_FUNCTIONS: Final = ("theirs_moved", "steps", "acquire", "end", "many", "sight", "values", "portable")
 _CONSTANTS: Final = {
     "HOLDFAST": str(CLASS),
     "LISTENER": str(LISTENER),
@@ -36,13 +38,16 @@ _CONSTANTS: Final = {
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
     "HEAD": "50",  # of a line, as far as it matters how far back one stands
     "LAST": "9223372036854775807",  # after every place in a line
+    # Whether there is a distributed_locks, and not ours; null if there is none.
+    "THEIRS": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
+        WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
+    "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
+    "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
 }
 
-_BEFORE: Final = """-- The schema of holdfast's lock table, version {version}. It can be run again at any time.
-BEGIN;
-SELECT pg_advisory_xact_lock(HOLDFAST, 0);
-DO $$
+_HEADER: Final = "-- The schema of holdfast's lock table, version {version}. It can be run again at any time."
+_BEFORE: Final = """DO $$
 BEGIN
     IF to_regnamespace('@') IS NULL THEN
         CREATE SCHEMA @;
@@ -77,12 +82,14 @@ def valid_schema(name: Any) -> str:
 
 @cache
 def script(schema: str) -> str:
-    """All statements, in one transaction."""
+    """All statements, in one transaction, after another one that prepares for it if the user has a lock table."""
     folder = files("holdfast.backends") / "postgres_sql"
-    parts = [(folder / f"{name}.sql").read_text() for name in (*_TABLES, *_FUNCTIONS)]
+    first, then = (
+        [(folder / f"{name}.sql").read_text() for name in names] for names in (_THEIRS, (*_TABLES, *_FUNCTIONS))
+    )
     versions = ", ".join(f"({number})" for number in range(1, VERSION + 1))
-    before, after = _BEFORE.format(version=VERSION), _AFTER.format(versions=versions)
-    text = "\n".join([before, *parts, after])
+    header, before, after = (part.format(version=VERSION, versions=versions) for part in (_HEADER, _BEFORE, _AFTER))
+    text = "\n".join([header, *first, before, *then, after])
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", value, text)
     return re.sub(r"@(?=[.';])", f'"{schema}"', text)

@@ -7,6 +7,7 @@ Leaves to `_connect`: the script, and to run it.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from holdfast._connect import migration
 from holdfast.cli import exits
@@ -16,10 +17,11 @@ from holdfast.engine.outage import with_hint
 from holdfast.errors import BackendUnavailable
 
 _MORE = """It can be run again at any time, by several at once too: what is there stays,
-functions are put in place of older ones, all in one transaction. The user who
-runs it must be allowed to create tables in that schema. Users of the locks need
-no more than USAGE on the schema and the rights to read and write its tables and
-sequences.
+functions are put in place of older ones, all in one transaction. A lock table
+of your own that is called distributed_locks is adopted, with what it holds;
+calls of its functions go on. The user who runs it must be allowed to create
+tables in that schema. Users of the locks need no more than USAGE on the schema
+and the rights to read and write its tables and sequences.
 
   holdfast migrate postgresql://admin@db/app
   holdfast migrate --schema locks --print postgresql:// > locks.sql"""
@@ -41,7 +43,7 @@ def migrate(words: list[str]) -> int:
     else:
         try:
             with reports_silence():
-                made.run()
+                made.run(partial(print, flush=True))
         except BackendUnavailable as error:
             raise with_hint(error, made.url) from error.__cause__
         print("the lock table is there, and up to date")

@@ -1,9 +1,15 @@
 """Run a script on a PostgreSQL server, once and by whoever may: migrations.
 
-Decides: how long that may take, and what to advise whoever may not. Leaves to the script: its transaction.
+Decides: how long that may take, what to advise a role that may not, and which messages are reported.
+Leaves to the script: its transactions.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from psycopg import pq
 
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
@@ -24,6 +30,8 @@ from holdfast.drivers.postgres_wire import (
 
 _CONNECTS = 10.0  # seconds, for each host
 _RUNS = 60.0
+_INFO: Final = b"INFO"  # the severity of messages that the script means for its user
+Report = Callable[[str], None]
 
 
 class _Script(Speaker):
@@ -35,9 +43,18 @@ class _Script(Speaker):
             return NoRights(at, transient=False)
         return Refused(f"{at} ({code})", transient=passes(code))
 
+    def report_to(self, report: Report) -> None:
+        """Pass on the messages of the script while it runs."""
 
-def run_script(place: Place, text: str) -> None:
-    """Raises BackendUnavailable."""
+        def on_notice(notice: Any) -> None:
+            if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == _INFO:
+                report(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY).decode(errors="replace"))
+
+        self.pg.notice_handler = on_notice
+
+
+def run_script(place: Place, text: str, report: Report) -> None:
+    """Raises BackendUnavailable. Messages of the script are reported while it runs."""
     reasons: list[Exception] = []
     for params in place.hosts:
         try:
@@ -45,6 +62,7 @@ def run_script(place: Place, text: str) -> None:
         except (Late, Broken) as reason:
             reasons.append(reason)
         else:
+            speaker.report_to(report)
             _run(speaker, place, text)
             return
     raise no_connection(place, reasons)

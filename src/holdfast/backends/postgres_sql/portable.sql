@@ -4,8 +4,16 @@
 -- A no is an exception inside: it rolls back, and so lets go of, all that was locked to find out. Otherwise a caller who
 -- was told no, and leaves its transaction open, would keep the name from those who hold it or wait for it.
 
+-- Of a caller that names no ttl. Callers of a function that ours replaced keep the ttl that they had.
+DO $$
+BEGIN
+    IF to_regprocedure('@.holdfast_usual_ttl()') IS NULL THEN
+        CREATE FUNCTION @.holdfast_usual_ttl() RETURNS double precision LANGUAGE sql IMMUTABLE RETURN 30;
+    END IF;
+END $$;
+
 CREATE OR REPLACE FUNCTION @.acquire_lock(
-    p_lock_name text, p_holder_id text, p_ttl_seconds double precision DEFAULT 30, p_metadata jsonb DEFAULT '{}'
+    p_lock_name text, p_holder_id text, p_ttl_seconds double precision DEFAULT @.holdfast_usual_ttl(), p_metadata jsonb DEFAULT '{}'
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -26,7 +34,7 @@ BEGIN
 EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
-COMMENT ON FUNCTION @.acquire_lock IS
+COMMENT ON FUNCTION @.acquire_lock(text, text, double precision, jsonb) IS
     'Take a lock, or extend it if this holder has it; false if somebody else holds it, or waits for it. Never waits for a holder.';
 
 CREATE OR REPLACE FUNCTION @.release_lock(p_lock_name text, p_holder_id text) RETURNS boolean
@@ -39,7 +47,7 @@ BEGIN
 EXCEPTION WHEN no_data_found THEN
     RETURN false;
 END $$;
-COMMENT ON FUNCTION @.release_lock IS 'Give a lock back; false if this holder does not have it from acquire_lock.';
+COMMENT ON FUNCTION @.release_lock(text, text) IS 'Give a lock back; false if this holder does not have it from acquire_lock.';
 
 CREATE OR REPLACE FUNCTION @.extend_lock(p_lock_name text, p_holder_id text, p_ttl_seconds double precision)
 RETURNS boolean
@@ -62,5 +70,5 @@ BEGIN
 EXCEPTION WHEN no_data_found THEN
     RETURN false;
 END $$;
-COMMENT ON FUNCTION @.extend_lock IS
+COMMENT ON FUNCTION @.extend_lock(text, text, double precision) IS
     'Let a lock last for at least so many seconds from now; false if this holder does not have it, or no longer.';

@@ -1,0 +1,134 @@
+-- A lock table of the user's own: distributed_locks with a row for each lock, and functions acquire_lock and release_lock.
+-- This first transaction says what will be done, or refuses. Then it puts a gate before those functions: their callers
+-- share it, and the second transaction has it alone. So none of their functions is at its table while that is replaced,
+-- and a call that waits at the gate is answered by ours.
+BEGIN;
+DO $$
+DECLARE
+    v_theirs boolean := coalesce(THEIRS, false);
+    v_found text;
+    v_function record;
+    v_replaced text;
+BEGIN
+    IF NOT v_theirs AND to_regclass('@.distributed_locks') IS NOT NULL THEN
+        RETURN;  -- it is ours
+    END IF;
+    IF v_theirs THEN
+        SELECT string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum)
+            INTO v_found FROM pg_attribute
+            WHERE attrelid = '@.distributed_locks'::regclass AND attnum > 0 AND NOT attisdropped
+            HAVING (SELECT relkind <> 'r' OR relispartition OR relhassubclass FROM pg_class
+                    WHERE oid = '@.distributed_locks'::regclass)
+                OR count(*) FILTER (WHERE CASE
+                    WHEN attname IN ('lock_name', 'holder_id')
+                        THEN format_type(atttypid, NULL) IN ('text', 'character varying')
+                    WHEN attname = 'expires_at' THEN format_type(atttypid, NULL) ~ '^timestamp' END) <> 3
+                OR count(*) FILTER (WHERE CASE
+                    WHEN attname = 'acquired_at' THEN format_type(atttypid, NULL) !~ '^timestamp'
+                    WHEN attname = 'metadata' THEN format_type(atttypid, NULL) !~ '^jsonb?$' END) > 0
+                OR NOT EXISTS (
+                    SELECT FROM pg_index JOIN pg_attribute AS key ON key.attrelid = indrelid AND key.attnum = indkey[0]
+                    WHERE indrelid = '@.distributed_locks'::regclass AND key.attname = 'lock_name'
+                      AND indisunique AND indnkeyatts = 1 AND indpred IS NULL);
+        IF FOUND THEN
+            RAISE '@.distributed_locks is there, and is no lock table that can be adopted: found (%), expected a table '
+                'with lock_name and holder_id as text, expires_at as a timestamp, perhaps acquired_at as a timestamp '
+                'and metadata as jsonb, and lock_name unique. It stays as it is; choose another schema for the lock '
+                'table, such as --schema locks', v_found;
+        END IF;
+        SELECT string_agg(what, ', ' ORDER BY what) INTO v_found FROM (
+            SELECT 'view ' || ev_class::regclass FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
+                WHERE classid = 'pg_rewrite'::regclass AND refobjid = '@.distributed_locks'::regclass
+            UNION SELECT 'foreign key of ' || conrelid::regclass FROM pg_constraint
+                WHERE contype = 'f' AND confrelid = '@.distributed_locks'::regclass
+            UNION SELECT 'trigger ' || quote_ident(tgname) FROM pg_trigger
+                WHERE tgrelid = '@.distributed_locks'::regclass AND NOT tgisinternal
+            UNION SELECT 'policy ' || quote_ident(polname) FROM pg_policy
+                WHERE polrelid = '@.distributed_locks'::regclass
+        ) AS depends (what);
+        IF v_found IS NOT NULL THEN
+            RAISE '@.distributed_locks is a lock table of your own, and cannot be adopted while these depend on it: %. '
+                'Drop them first, or choose another schema for the lock table, such as --schema locks', v_found;
+        END IF;
+        IF (SELECT NOT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = '@.distributed_locks'::regclass) THEN
+            RAISE insufficient_privilege USING MESSAGE = 'must be owner of table distributed_locks';
+        END IF;
+    END IF;
+
+    FOR v_function IN
+        SELECT oid::regprocedure AS signature, pg_get_function_result(oid) AS result, prosecdef,
+               prokind = 'f' AND proallargtypes IS NULL AND pg_get_function_result(oid) ~ CASE proname
+                   WHEN 'acquire_lock' THEN '^boolean$' ELSE '^(boolean|void)$' END
+               AND kinds ~ CASE proname
+                   WHEN 'acquire_lock' THEN '^SSNJ?$' WHEN 'release_lock' THEN '^SS$' ELSE '^SSN$' END
+               AND coalesce(proargnames[1], '') !~* 'holder|owner'
+               AND coalesce(proargnames[3], '') !~* 'ms$|milli|minute' AS is_known
+        FROM pg_proc, LATERAL (
+            SELECT string_agg(CASE WHEN typname IN ('json', 'jsonb') THEN 'J' ELSE typcategory END, '' ORDER BY number)
+            FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number) JOIN pg_type ON pg_type.oid = type
+        ) AS arguments (kinds)
+        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS AND (v_theirs OR kinds ~ '^SS')
+        ORDER BY proname, pg_proc.oid
+    LOOP
+        IF NOT v_theirs THEN
+            RAISE 'the function % is there and not ours, and there is no @.distributed_locks for it. It stays as it is; '
+                'choose the schema where its table is, or another one, such as --schema locks', v_function.signature;
+        ELSIF NOT v_function.is_known THEN
+            RAISE 'the function % returns %, and cannot be replaced without its callers noticing: expected '
+                'acquire_lock(name, holder, seconds, metadata), release_lock(name, holder) or '
+                'extend_lock(name, holder, seconds), which return boolean. Rename it first, or choose another schema '
+                'for the lock table, such as --schema locks', v_function.signature, v_function.result;
+        ELSIF v_function.prosecdef THEN
+            RAISE 'the function % is SECURITY DEFINER, and ours are not. Grant its callers the rights that it uses and '
+                'make it SECURITY INVOKER first, or choose another schema for the lock table, such as --schema locks',
+                v_function.signature;
+        END IF;
+        v_replaced := concat_ws(', ', v_replaced, v_function.signature);
+    END LOOP;
+    IF NOT v_theirs THEN
+        RETURN;
+    END IF;
+    RAISE INFO '@.distributed_locks is a lock table of your own: rows that have not expired become holds of ours%',
+        coalesce('; our functions replace ' || v_replaced, '');
+
+    FOR attempt IN 1 .. 2 LOOP
+        IF THEIRS IS NOT TRUE OR EXISTS (
+            SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('@') AND starts_with(proname, 'holdfast_theirs_')
+        ) THEN
+            RETURN;  -- another migration made the gate, and goes on beside this one, or was interrupted
+        END IF;
+        PERFORM pg_advisory_xact_lock(HOLDFAST, 0);
+    END LOOP;
+    FOR v_function IN
+        SELECT oid::regprocedure AS signature, proname, pg_get_function_arguments(oid) AS header,
+               format_type(prorettype, NULL) AS result, types, passed, casted
+        FROM pg_proc, LATERAL (
+            SELECT string_agg(format_type(type, NULL), ', ' ORDER BY number),
+                   string_agg(format('$%s', number), ', ' ORDER BY number),
+                   string_agg(format('$%s::%s', number, OUR_TYPES[number]), ', ' ORDER BY number)
+            FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number)
+        ) AS arguments (types, passed, casted)
+        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS
+    LOOP
+        EXECUTE format('ALTER FUNCTION %s RENAME TO %I', v_function.signature, 'holdfast_theirs_' || v_function.proname);
+        EXECUTE format(
+            $function$
+            CREATE FUNCTION @.%1$I(%2$s) RETURNS %3$s LANGUAGE plpgsql AS $gate$
+            DECLARE
+                v_answer text;
+            BEGIN
+                PERFORM pg_advisory_xact_lock_shared(HOLDFAST, 0);
+                PERFORM FROM pg_proc WHERE oid = 0;  -- a look at any table shows what was replaced while this waited
+                IF to_regprocedure('@.holdfast_theirs_%1$s(%4$s)') IS NOT NULL THEN
+                    EXECUTE 'SELECT @.holdfast_theirs_%1$s(%5$s)' INTO v_answer USING %5$s;
+                ELSE
+                    EXECUTE 'SELECT @.%1$s(%6$s)' INTO v_answer USING %5$s;
+                END IF;
+                RETURN %7$s;
+            END $gate$
+            $function$,
+            v_function.proname, v_function.header, v_function.result, v_function.types, v_function.passed,
+            v_function.casted, CASE WHEN v_function.result = 'void' THEN '' ELSE 'v_answer' END);
+    END LOOP;
+END $$;
+COMMIT;
