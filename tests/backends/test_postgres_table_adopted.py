@@ -55,11 +55,12 @@ def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: Theirs) -> N
         beat = "UPDATE distributed_locks SET expires_at = now() + interval '2 hours' WHERE holder_id = 'old'"
         beats = threads.submit(lambda: beating.execute(beat.encode()).rowcount)
         until(lambda: theirs.waits(waiter) and theirs.waits(beating), "their callers to wait")
+        assert reader.execute(HOUR, ("more", "reader")).fetchone() == (True,), "it is waited for, and need not wait"
         reader.commit()
         assert migrated.result(LIMIT) == 0
         assert busy.result(LIMIT) == (False,)
         assert beats.result(LIMIT) == 1
-    assert waiter.execute(HOUR, ("free", "new")).fetchone() == (True,)
+    assert waiter.execute("SELECT acquire_lock('free', 'new'), acquire_lock('more', 'new')").fetchone() == (True, False)
     assert waiter.execute("SELECT release_lock('held', 'new'), release_lock('held', 'old')").fetchone() == (False, True)
     assert waiter.execute(HOUR, ("held", "new")).fetchone() == (True,)
 
@@ -154,6 +155,12 @@ def test_their_holder_extends_and_releases_by_hand(theirs: Theirs) -> None:
     assert main(["migrate", theirs.url]) == 0
     assert theirs.ask("SELECT acquire_lock('b', 'me', 60)")
     theirs.connection.execute("UPDATE distributed_locks SET expires_at = now() + interval '1 day'")
+    for otherwise in ("", "ON CONFLICT DO NOTHING", "ON CONFLICT (lock_name) DO NOTHING"):
+        insert = (
+            f"INSERT INTO distributed_locks (lock_name, holder_id, expires_at) VALUES ('c', 'me', now()) {otherwise}"
+        )
+        with pytest.raises(psycopg.Error):  # rather than a hold without a claim
+            theirs.make(insert)
     with holdfast.connect(theirs.url) as locks:
         for name in "ab":
             assert locks.semaphore(name, 2).acquire(blocking=False) is None  # which looks at everything

@@ -117,7 +117,13 @@ BEGIN
             DECLARE
                 v_answer text;
             BEGIN
-                PERFORM pg_advisory_xact_lock_shared(HOLDFAST, 0);
+                -- A transaction that has used the table must not wait: the migration waits for its end.
+                IF NOT pg_try_advisory_xact_lock_shared(HOLDFAST, 0) AND NOT EXISTS (
+                    SELECT FROM pg_locks
+                    WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass('@.distributed_locks')
+                ) THEN
+                    PERFORM pg_advisory_xact_lock_shared(HOLDFAST, 0);
+                END IF;
                 PERFORM FROM pg_proc WHERE oid = 0;  -- a look at any table shows what was replaced while this waited
                 IF to_regprocedure('@.holdfast_theirs_%1$s(%4$s)') IS NOT NULL THEN
                     EXECUTE 'SELECT @.holdfast_theirs_%1$s(%5$s)' INTO v_answer USING %5$s;
