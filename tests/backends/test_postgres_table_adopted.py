@@ -245,6 +245,19 @@ def test_tables_that_differ_a_little_are_adopted(empty: Theirs, what: str, inste
                 assert empty.ask("SELECT DISTINCT team, host FROM distributed_locks") == ("red", "")
 
 
+def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+    empty.make(TABLE.replace("holder_id varchar(255) NOT NULL", "holder_id text").replace("NOT NULL,", ","))
+    empty.make("INSERT INTO distributed_locks VALUES ('a'), ('b'), ('\t')")
+    empty.make("UPDATE distributed_locks SET expires_at = 'infinity' WHERE lock_name = 'b'")
+    assert main(["migrate", empty.url]) == 69
+    assert r"the lock '\t' is held, and cannot be kept" in capsys.readouterr().err
+    empty.make("DELETE FROM distributed_locks WHERE lock_name = '\t'")
+    assert main(["migrate", empty.url]) == 0
+    with holdfast.connect(empty.url) as locks:
+        assert [info.holders[0].holder for info in locks.list()] == ["unknown", "unknown"]
+        assert locks.lock("a").acquire(blocking=False) is None
+
+
 def test_it_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
     for what in (
         "CREATE SCHEMA app",

@@ -24,7 +24,7 @@ LISTENER: Final = 0x48454152  # of those that a connection holds as long as it l
 
 _THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
-_FUNCTIONS: Final = ("theirs_moved", "steps", "acquire", "end", "many", "sight", "values", "portable")
+_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable")
 _CONSTANTS: Final = {
     "HOLDFAST": str(CLASS),
     "LISTENER": str(LISTENER),

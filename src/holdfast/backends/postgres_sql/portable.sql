@@ -17,7 +17,7 @@ CREATE OR REPLACE FUNCTION @.acquire_lock(
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF coalesce(p_lock_name, '') = '' OR p_lock_name ~ '[\x01-\x1f\x7f]' OR length(p_lock_name) > 255 THEN
+    IF NOT @.holdfast_is_name(p_lock_name) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a lock name has 1 to 255 characters, and no control characters';
     END IF;
     IF coalesce(p_holder_id, '') = '' THEN

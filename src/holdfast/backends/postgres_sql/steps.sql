@@ -7,6 +7,10 @@
 CREATE OR REPLACE FUNCTION @.holdfast_hash(p_ns text, p_name text) RETURNS integer
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || E'\x1f' || p_name);
 
+CREATE OR REPLACE FUNCTION @.holdfast_is_name(p_name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(p_name <> '' AND length(p_name) <= 255 AND p_name !~ '[\x01-\x1f\x7f]', false);
+
 -- Whoever connects calls this before anything else. If numbers may have been handed out that nobody here knows of any
 -- more, those that follow begin at the clock, so that none of them comes twice.
 CREATE OR REPLACE FUNCTION @.holdfast_arrive() RETURNS boolean

@@ -36,8 +36,7 @@ BEGIN
     END LOOP;
 
     SELECT lock_name INTO v_name FROM @.holdfast_theirs
-        WHERE (expires_at > v_now OR expires_at IS NULL)
-          AND (lock_name = '' OR length(lock_name) > 255 OR lock_name ~ '[\x01-\x1f\x7f]') LIMIT 1;
+        WHERE (expires_at > v_now OR expires_at IS NULL) AND NOT @.holdfast_is_name(lock_name) LIMIT 1;
     IF FOUND THEN
         RAISE 'the lock % is held, and cannot be kept: a lock name has 1 to 255 characters, and no control characters. '
             'The locks are as they were', quote_literal(v_name);
