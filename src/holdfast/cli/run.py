@@ -194,7 +194,7 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
                 outcome = supervisor.supervise()
         except AcquireTimeout as error:
             if not args.quiet:
-                complain(_busy(args, error))
+                complain(str(error))
             return int(args.busy_code)
         except LeaseLost as error:
             return _lost(outcome, str(error), troubles)
@@ -261,12 +261,6 @@ def _say_who_is_first(args: Namespace, locks: Locks) -> None:
 def _say(args: Namespace, text: str) -> None:
     if args.verbose:
         complain(text)
-
-
-def _busy(args: Namespace, error: AcquireTimeout) -> str:
-    if args.wait or not error.holder:
-        return str(error)
-    return f"lock {args.name!r} is held by {error.holder!r}"
 
 
 def _lost(outcome: Outcome | None, what: str, troubles: dict[str, str]) -> int:

@@ -61,8 +61,8 @@ async def _ask_and_tell(
 
     answer = await _ask(engine, request, claim, wait, adopt_and_tell)
     if answer.__class__ is Busy:
-        gave_up = f"gave up, held by {answer.holder!r}"
-        engine.tell_claim("waited", claim, waited=engine.now() - started, detail=gave_up)
+        waited = engine.now() - started
+        engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
     return answer
 
 

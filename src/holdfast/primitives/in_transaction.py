@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast._ids import new_claim_id
-from holdfast._model import Claim, Terms
+from holdfast._model import Busy, Claim, Terms
 from holdfast._text import shown
-from holdfast._time import Seconds, length, say
+from holdfast._time import Seconds, length
 from holdfast.engine.core import Engine
-from holdfast.errors import AcquireTimeout, BackendUnavailable
+from holdfast.errors import BackendUnavailable
+from holdfast.primitives.lock import timed_out
 from holdfast.primitives.names import qualify, valid
 
 
@@ -41,16 +42,6 @@ async def in_transaction(
         raise engine.outage.final(error) from error.__cause__
     if missing is not None:
         name = dict(keys)[missing]
-        waited = engine.now() - started
-        raise AcquireTimeout(
-            f"lock {name!r} {_why(holder)} after {say(waited)}; none of what was asked for is held, and the "
-            "transaction can go on",
-            name=name,
-            waited=waited,
-            holder=holder,
-        )
+        then = "; none of what was asked for is held, and the transaction can go on"
+        raise timed_out(name, Busy(0, 0.0, holder), limit, engine.now() - started, then)
     return int(fence)
-
-
-def _why(holder: str | None) -> str:
-    return "was not to be had" if holder is None else f"is still held by {holder!r}"

@@ -39,6 +39,12 @@ def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> flo
     return length(timeout, "timeout", zero=True)
 
 
+def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: str = "") -> AcquireTimeout:
+    """What is raised in place of a lease; a try, with a `wait` of 0, did not wait for anything."""
+    why = busy.in_words if wait == 0 else f"still {busy.in_words} after {say(waited)}"
+    return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
+
+
 class _Entry:
     """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
 
@@ -117,13 +123,9 @@ class LockLogic:
         started = self.engine.now()
         answer = await self._take(self.request.wait, partial(self._adopt_to_enter, body))
         if answer.__class__ is Busy:
-            raise self._timed_out(answer, self.engine.now() - started)
+            request = self.request
+            raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
         return answer  # type: ignore[return-value]
-
-    def _timed_out(self, busy: Busy, waited: float) -> AcquireTimeout:
-        name = self.request.terms.name
-        text = f"lock {name!r} is still {busy.in_words} after {say(waited)}"
-        return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
     async def __aenter__(self) -> Lease:
         return await self.enter(sys._getframe(1))

@@ -20,12 +20,12 @@ from holdfast._model import Busy, HolderInfo, LockInfo
 from holdfast._reentry import outside
 from holdfast._secrets import shown_url
 from holdfast._text import shown
-from holdfast._time import Seconds, length, say
+from holdfast._time import Seconds, length
 from holdfast._worlds import Signal, World
 from holdfast.engine.acquire import acquire
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import BackendUnavailable, LeaseLost, NotHeld
-from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.lock import LockLogic, timed_out
 from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import valid
 
@@ -164,10 +164,8 @@ class ManagerLogic:
         info = await self.locks.inspect(name)
         if info.holders:
             busy = busy._replace(holder=info.holders[0].holder)
-        is_held = busy.in_words
-        if request.wait != 0:
-            is_held = f"still {is_held} after {say(self.locks.engine.now() - started)}"
-        return LockResult(False, info, f"lock {name!r} is {is_held}")
+        waited = self.locks.engine.now() - started
+        return LockResult(False, info, str(timed_out(name, busy, request.wait, waited)))
 
     async def extend(self, name: str, seconds: Seconds) -> bool:
         lease = self._held.get(valid(name))

@@ -15,13 +15,13 @@ from typing import Any
 
 from holdfast._model import Busy, Claim
 from holdfast._reentry import Mutex
-from holdfast._time import FOREVER, Seconds, say
+from holdfast._time import FOREVER, Seconds
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request, Unique
-from holdfast.errors import AcquireTimeout, LockError, NotHeld
-from holdfast.primitives.lock import wait_for
+from holdfast.errors import LockError, NotHeld
+from holdfast.primitives.lock import timed_out, wait_for
 
 Missed = tuple[str, Busy]  # the name that was not to be had, and who was in the way
 
@@ -200,12 +200,9 @@ class MultiLogic:
         started = self.engine.now()
         answer = await self._take(self._wait, body)
         if answer.__class__ is tuple:
-            raise self._timed_out(*answer, self.engine.now() - started)
+            then = f"; none of {self.names} is kept"
+            raise timed_out(*answer, self._wait, self.engine.now() - started, then)
         return answer  # type: ignore[return-value]
-
-    def _timed_out(self, name: str, busy: Busy, waited: float) -> AcquireTimeout:
-        text = f"lock {name!r} is still {busy.in_words} after {say(waited)}; none of {self.names} is kept"
-        return AcquireTimeout(text, name=name, waited=waited, holder=busy.holder)
 
     async def _take(self, wait: float | None, body: FrameType | None) -> MultiLease | Missed:
         engine = self.engine

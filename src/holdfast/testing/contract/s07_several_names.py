@@ -92,6 +92,11 @@ class SeveralNames(Promise, about="engine"):
         await holder.release()
         assert (await several.take()).held
 
+    async def test_a_try_that_is_refused_says_so_without_a_time(self, stage: Stage) -> None:
+        await stage.locks(holder="worker-7").lock("b").take()
+        with pytest.raises(AcquireTimeout, match=r"^lock 'b' is held by 'worker-7'; none of \('a', 'b'\) is kept$"):
+            await body(stage.locks().all("a", "b", wait=0), [])
+
     async def test_a_body_never_runs_without_all_its_names(self, stage: Stage) -> None:
         await stage.locks(holder="worker-7").lock("b", ttl=60).take()
         ran: list[str] = []
