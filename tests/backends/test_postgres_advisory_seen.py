@@ -56,10 +56,11 @@ def _ask(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
 
 def test_a_holder_elsewhere_is_shown_as_the_server_knows_it(url: str, psql: psycopg.Connection) -> None:
     key = key_of("order:42")
-    _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 1700000000)", key.number, key.tag)
+    _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 2000000000)", key.number, key.tag)
+    _ask(psql, "SELECT pg_advisory_lock_shared(%s, 2000000007)", key.tag ^ 1)  # of another lock, later
     with holdfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
-        assert (holder.holder, holder.acquired_at) == ("somebody", 1700000000)
+        assert (holder.holder, holder.acquired_at) == ("somebody", 2000000000)
         assert holder.claim_id == f"pid:{psql.info.backend_pid}"
         assert (holder.fence, holder.expires_at, holder.metadata) == (None, inf, None)  # which the server does not know
         assert holder.session is not None
@@ -70,6 +71,17 @@ def test_a_holder_elsewhere_is_shown_as_the_server_knows_it(url: str, psql: psyc
         assert 0 < holder.session["connected_at"] <= time.time() + 60
         assert [info.name for info in locks.list()] == ["order:42"]
         assert locks.list("nothing") == []
+
+
+def test_no_hold_is_shown_as_older_than_its_connection(url: str, psql: psycopg.Connection) -> None:
+    """The server keeps the second of the grant, without what follows the point."""
+    key = key_of("order:42")
+    began = "(SELECT floor(extract(epoch FROM backend_start))::int FROM pg_stat_activity WHERE pid = pg_backend_pid())"
+    _ask(psql, f"SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, {began})", key.number, key.tag)
+    with holdfast.connect(url) as locks:
+        (holder,) = locks.inspect("order:42").holders
+        assert holder.session is not None
+        assert holder.acquired_at == holder.session["connected_at"]
 
 
 def test_what_this_process_holds_is_shown_with_its_session_too(url: str) -> None:

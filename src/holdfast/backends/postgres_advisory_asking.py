@@ -122,6 +122,7 @@ class Asking:
         line = hold.line
         if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
             await self._ask(line, b"hf_ping", (), until)
+        hold.renewed(claim.terms.ttl)
         hold.answered = True
 
     async def _is_kept(self, hold: Hold, until: float) -> bool:

@@ -52,12 +52,12 @@ class Hold:
 
     __slots__ = (
         "answered",
+        "believed_until",
         "claim",
         "fence",
         "fences",
         "freeing",
         "granted_at",
-        "heard_at",
         "in_main",
         "key",
         "line",
@@ -66,7 +66,6 @@ class Hold:
         "read",
         "signal",
         "state",
-        "ttl",
         "unlock",
     )
 
@@ -81,8 +80,7 @@ class Hold:
         self.in_main = False  # that is the main one
         self.fence = self.read = 0  # `read` is what the server said
         self.granted_at = 0.0
-        self.ttl = claim.terms.ttl
-        self.heard_at = 0.0  # when its holder last had word from the server, on its own clock
+        self.believed_until = 0.0  # by its holder, unless renewed, on the holder's own clock
         self.freeing = False  # an unlock was sent, and its answer is not known
         self.unlock: Statement | None = None  # there is one while a release is under way
         self.looks = 0  # how often a waiter has looked up
@@ -94,7 +92,7 @@ class Hold:
         self.read = int(answer)
         self.fence = self.fences.mint(self.read)
         self.granted_at = self.read / 1e6
-        self.heard_at = boot_now()
+        self.renewed(self.claim.terms.ttl)
 
     def tried(self, statement: Statement) -> None:
         """What came of asking for it in the main session."""
@@ -115,12 +113,12 @@ class Hold:
             self.signal.set()
 
     def renewed(self, ttl: float) -> None:
-        self.ttl = ttl
-        self.heard_at = boot_now()
+        """The server has answered. Never shortens."""
+        self.believed_until = max(self.believed_until, boot_now() + ttl)
 
     def remaining(self) -> float:
         """Seconds for which its holder believes in it, unless renewed."""
-        return self.heard_at + self.ttl - boot_now()
+        return self.believed_until - boot_now()
 
     @property
     def unlock_sent(self) -> bool:

@@ -51,13 +51,14 @@ def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
 
 def _of_other(name: str, one: Seen) -> HolderInfo:
     tag = key_of(name).tag
-    since = [second for other, second in one.tags if other == tag or is_tag_of(other, one.number)]
+    since = [second for other, second in one.tags if other == tag]
+    since = since or [second for other, second in one.tags if is_tag_of(other, one.number)]
     return HolderInfo(
         holder=_called(one),
         claim_id=f"pid:{one.pid}",
         fence=None,
         mode=SHARED if one.shared else EXCLUSIVE,
-        acquired_at=float(max(since)) if since else one.began or one.connected,  # not before that, at least
+        acquired_at=max(float(max(since)), one.connected) if since else one.began or one.connected,  # or later
         expires_at=inf,
         session=one.session,
     )

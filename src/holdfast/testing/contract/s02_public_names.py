@@ -234,6 +234,14 @@ class PublicNames(Promise, about="engine"):
         await waiter.result()
 
     @about("store")
+    async def test_inspect_shows_no_less_time_after_a_shorter_extension(self, stage: Stage) -> None:
+        before = time.time()
+        lease = await stage.locks().lock("shop", ttl=60, renew=False).take()
+        assert await lease.extend(5)
+        (held,) = (await stage.info("shop")).holders
+        assert held.expires_at >= before + 59
+
+    @about("store")
     async def test_inspect_of_a_name_that_nobody_uses_is_empty(self, stage: Stage) -> None:
         assert await stage.info("shop") == LockInfo("shop")
 
