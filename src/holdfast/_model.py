@@ -175,6 +175,7 @@ class Capabilities(NamedTuple):
     reserves: bool = True  # a freed name is kept for the next waiter until it confirms; else the store grants it
     breaks_alone: bool = True  # a break ends the holds of one name; else every hold of the holder's session
     wakes_once: bool = True  # a waiter that is woken is granted at its first request; else it may have to repeat it
+    metadata: bool = True  # what a holder says of its hold is kept, for others to see
     observe: bool = True  # changes are told: elections
     limiter: bool = True
     cell: bool = True

@@ -298,6 +298,19 @@ def test_what_such_locks_cannot_do_is_refused_when_it_is_made() -> None:
         assert locks.rwlock("a").read() is not None
 
 
+def test_metadata_that_no_other_process_would_see_is_refused_when_the_lock_is_made() -> None:
+    url = f"postgresql+advisory://{HOST}:1/nowhere"
+    with holdfast.connect(url) as locks, holdfast.DistributedLock(url) as manager:
+        for make in (
+            lambda: locks.lock("a", metadata={"job": 7}),
+            lambda: locks.rwlock("a", metadata="m"),
+            lambda: locks.all("a", "b", metadata=False),
+            lambda: manager.acquire("a", metadata={}),
+        ):
+            with pytest.raises(Unsupported, match="no place for metadata, as postgresql:// has in its lock table"):
+                make()
+
+
 def test_a_pooler_is_refused_unless_it_is_said_to_pool_sessions(database: str) -> None:
     with Pooler(advisory().server) as pooler:
         url = f"postgresql+advisory://{USER}@{HOST}:{pooler.port}/{database}"

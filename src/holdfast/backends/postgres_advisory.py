@@ -45,6 +45,7 @@ QUICK: Final = 10.0  # seconds in which a question of an operator is answered, o
 class PostgresAdvisoryBackend(Asking):
     capabilities = Capabilities(
         max_ttl=LONGEST,
+        metadata=False,
         observe=False,
         limiter=False,
         cell=False,

@@ -7,7 +7,6 @@ and there is no time at which such a hold expires.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -44,7 +43,6 @@ def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
         mode=hold.mode,
         acquired_at=hold.granted_at,
         expires_at=time.time() + hold.remaining(),
-        metadata=json.loads(terms.metadata) if terms.metadata else None,
         session=one.session,
     )
 

@@ -56,6 +56,10 @@ class LocksLogic:
             self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
         if limit is not None:
             self.engine.must_be_able("semaphores", self.engine.backend.capabilities.limits)
+        told = metadata_text(metadata)
+        if told is not None:
+            able = self.engine.backend.capabilities.metadata
+            self.engine.must_be_able("place for metadata, as postgresql:// has in its lock table", able)
         name = valid(name)
         terms = Terms(
             key=qualify(self.namespace, name),
@@ -64,7 +68,7 @@ class LocksLogic:
             ttl=self.engine.valid_ttl(ttl),
             mode=mode,
             limit=limit,
-            metadata=metadata_text(metadata),
+            metadata=told,
         )
         if on_lost is not None and not callable(on_lost):
             raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")

@@ -20,8 +20,8 @@ class PublicNames(Promise, about="engine"):
     @about("store")
     async def test_a_lease_tells_what_was_granted(self, stage: Stage) -> None:
         before = time.time()
-        lease = await stage.locks(holder="worker-7").lock("shop", ttl=30, metadata={"job": [1, "a"]}).take()
-        assert (lease.name, lease.holder, lease.ttl, lease.metadata) == ("shop", "worker-7", 30.0, {"job": [1, "a"]})
+        lease = await stage.locks(holder="worker-7").lock("shop", ttl=30).take()
+        assert (lease.name, lease.holder, lease.ttl, lease.metadata) == ("shop", "worker-7", 30.0, None)
         assert before - 1 <= lease.acquired_at <= time.time() + 1
         assert before + 29 <= lease.expires_at <= time.time() + 31
         assert (lease.held, lease.lost, lease.remaining) == (True, False, pytest.approx(30))
@@ -219,19 +219,27 @@ class PublicNames(Promise, about="engine"):
     @about("store")
     async def test_inspect_tells_who_holds_and_how_many_wait(self, stage: Stage) -> None:
         before = time.time()
-        lease = await stage.locks(holder="worker-7").lock("shop", ttl=30, metadata={"job": 1}).take()
+        lease = await stage.locks(holder="worker-7").lock("shop", ttl=30).take()
         waiter = stage.start(stage.locks().lock("shop").take())
         await stage.queue("shop", 1)
         info = await stage.info("shop")
         assert (info.name, info.waiters, info.locked) == ("shop", 1, True)
         (held,) = info.holders
         facts = (held.holder, held.claim_id, held.fence, held.mode, held.metadata)
-        assert facts == ("worker-7", lease.claim_id, lease.fence, "exclusive", {"job": 1})
+        assert facts == ("worker-7", lease.claim_id, lease.fence, "exclusive", None)
         assert held.acquired_at == pytest.approx(lease.acquired_at)
         assert before + 29 <= held.expires_at <= time.time() + 31
         assert info.as_dict()["holders"][0]["fence"] == lease.fence
         await lease.release()
         await waiter.result()
+
+    @about("store")
+    @needs("metadata")
+    async def test_metadata_is_shown_to_others_as_it_was_given(self, stage: Stage) -> None:
+        lease = await stage.locks().lock("shop", metadata={"job": [1, "a"]}).take()
+        (seen,), (listed,) = (await stage.info("shop")).holders, (await stage.observer.list())[0].holders
+        (broken,) = (await stage.observer.break_lock("shop")).holders
+        assert [one.metadata for one in (lease, seen, listed, broken)] == [{"job": [1, "a"]}] * 4
 
     @about("store")
     async def test_inspect_shows_no_less_time_after_a_shorter_extension(self, stage: Stage) -> None:
@@ -281,12 +289,12 @@ class PublicNames(Promise, about="engine"):
 
     @about("store")
     async def test_break_lock_tells_what_was_there(self, stage: Stage) -> None:
-        lease = await stage.locks(holder="stuck").lock("shop", metadata="m").take()
+        lease = await stage.locks(holder="stuck").lock("shop").take()
         breaker = stage.locks()
         heard = stage.record(breaker)
         before = await breaker.break_lock("shop")
         assert before.name == "shop"
-        assert [(h.holder, h.fence, h.metadata) for h in before.holders] == [("stuck", lease.fence, "m")]
+        assert [(h.holder, h.fence) for h in before.holders] == [("stuck", lease.fence)]
         assert [(event.kind, event.name, event.fence) for event in heard] == [("broken", "shop", lease.fence)]
         assert await breaker.break_lock("shop") == LockInfo("shop")
 
