@@ -74,10 +74,12 @@ def _refusal(way: str, url: str) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["redlock", "redlocks"])
-@pytest.mark.parametrize("option", ["password", "ssl_password", "sentinel_password"])
+@pytest.mark.parametrize("option", ["password", "sentinel_password"])
 def test_the_url_of_a_quorum_shows_no_secret_option(scheme: str, option: str) -> None:
     with holdfast.connect(f"{scheme}://h1,h2,h3/1?{option}={SECRET}&rejoin=60") as locks:
         assert locks._logic.engine.backend.url == f"{scheme}://h1,h2,h3/1?rejoin=60"  # type: ignore[attr-defined]
+    with holdfast.connect(f"redlocks://h1,h2,h3/1?ssl_password={SECRET}") as locks:
+        assert locks._logic.engine.backend.url == "redlocks://h1,h2,h3/1"  # type: ignore[attr-defined]
 
 
 def test_no_secret_of_libpq_is_shown() -> None:

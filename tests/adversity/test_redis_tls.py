@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+import redis
 
+import holdfast
 from holdfast import BackendUnavailable
-from holdfast.drivers.redis_places import Address, place_of_url
+from holdfast.drivers.redis_places import Address, place_of_client, place_of_url
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere
 from tests.patrols import HOUR, never_look
@@ -98,6 +104,35 @@ class TestTls(Anywhere):
         await stage.locks().cell("large").write("x" * 200_000)
         assert (await stage.locks().cell("large").read()).value == "x" * 200_000
 
+    async def test_all_connections_with_the_same_options_share_one_context(
+        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """To build one takes longer than all the rest of a connection."""
+        self.certificates, built = Certificates(tmp_path), list[ssl.SSLContext]()
+        front = self.front()
+        self.where = front.url(**self.certificates.trusting)
+
+        def build() -> ssl.SSLContext:
+            built.append(make())
+            return built[-1]
+
+        make = ssl.create_default_context
+        monkeypatch.setattr(ssl, "create_default_context", build)
+        await self.works(stage)
+        await self.works(stage)
+        assert len(built) == 1
+        assert front.trusted_by > 3
+
+    async def test_a_file_that_is_replaced_counts_for_the_next_connection(self, stage: Stage, tmp_path: Path) -> None:
+        trusted, newer = tmp_path / "trusted.pem", tmp_path / "renewed.pem"
+        trusted.write_bytes(self.certificates.stranger.read_bytes())
+        newer.write_bytes(self.certificates.authority.read_bytes())
+        self.where = self.front().url(ssl_ca_certs=str(trusted))
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+            await stage.locks().lock("x").take()
+        newer.replace(trusted)
+        assert (await stage.locks().lock("x").take()).held
+
     async def test_a_server_that_asks_for_certificates_gets_ours(self, stage: Stage) -> None:
         front = self.front(asks_clients=True)
         self.where = front.url(**self.certificates.known)
@@ -161,6 +196,19 @@ class TestTls(Anywhere):
         await self.works(stage)
 
 
+def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates, server: Server) -> None:
+    """OCSP, in both of its ways at once, which redis-py refuses; in asyncio it knows neither."""
+    with TlsFront(server, certificates) as front:
+        ocsp = {"ssl_validate_ocsp": True, "ssl_validate_ocsp_stapled": True}
+        client: Any = redis.Redis
+        place = place_of_client(client(host=HOST, port=front.port, ssl=True, **ocsp, **certificates.trusting))
+        assert place is not None
+        with pytest.raises(BackendUnavailable, match="OCSP"):
+            place.dial(None, LIMIT)
+        with pytest.raises(BackendUnavailable, match="ssl_validate_ocsp"):
+            asyncio.run(place.dial_async(None, LIMIT))
+
+
 def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Server) -> None:
     with Server(sentinel=True) as sentinel, TlsFront(sentinel, certificates) as front:
         sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
@@ -174,6 +222,25 @@ def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Se
 def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"option|unix|service"):
         place_of_url(urlsplit(url))
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("ssl_cert_reqs=always", "ssl_cert_reqs cannot be 'always'; known are none, optional, required"),
+        ("ssl_min_version=5", "ssl_min_version cannot be '?5"),
+        ("ssl_ciphers=nonsense", "ssl_ciphers cannot be 'nonsense'"),
+        ("ssl_ca_cert=x", "no option 'ssl_ca_cert'; known are .* ssl_ca_certs"),
+        ("ssl_keyfile=x", "ssl_keyfile is the key of a certificate"),
+    ],
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: str, option: str, told: str) -> None:
+    hosts = "h,i,j/locks" if "sentinel" in scheme else "h,i,j" if scheme in ("redlocks", "rediss+cluster") else "h"
+    with pytest.raises(ValueError, match=told):
+        holdfast.connect(f"{scheme}://{hosts}?{option}")
+    with pytest.raises(ValueError, match=r"has no option 'ssl_ca_certs'; known are .*, and with rediss://"):
+        holdfast.connect("redis://h?ssl_ca_certs=x")
 
 
 def test_host_names_cannot_be_checked_without_certificates() -> None:

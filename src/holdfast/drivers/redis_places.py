@@ -1,8 +1,9 @@
 """Where the servers of Redis' kind are, and how redis-py connects to them.
 
 Decides: what a URL or a ready client says about that.
-Leaves to redis-py: URLs, TLS, passwords, the handshake, what Sentinels answer. Leaves to the drivers: everything
-that is said on a connection afterwards. redis-py repeats nothing here: its retries are switched off.
+Leaves to redis-py: URLs, passwords, the handshake, what Sentinels answer. Leaves to `redis_tls`: what TLS needs. Leaves
+to the drivers: everything that is said on a connection afterwards. redis-py repeats nothing here: its retries are
+switched off.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from redis.retry import Retry
 
 from holdfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
 from holdfast._time import boot_now
+from holdfast.drivers.redis_connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
+from holdfast.drivers.redis_tls import OPTIONS, checks_host_names, context_of, is_tls, tls_of
 from holdfast.drivers.redis_wire import no_connection
 from holdfast.errors import BackendUnavailable
 
@@ -51,7 +54,7 @@ _SEEN_AS: dict[str, Any] = {}
 with suppress(ImportError):  # older ones have it ready
     from redis.driver_info import DriverInfo
 
-    _SEEN_AS["driver_info"] = DriverInfo()
+    _SEEN_AS["driver_info"] = DriverInfo(lib_version=redis.__version__)
 
 
 class Address(NamedTuple):
@@ -76,7 +79,8 @@ class Place:
 
     def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
         self._kind = kind  # "tcp", "tls" or "unix"
-        wanted = {name: value for name, value in settings.items() if _is_wanted(name, value)}
+        wanted = {name: value for name, value in settings.items() if _is_wanted(name, value, kind)}
+        self._tls = tls_of(wanted) if kind == "tls" else None
         if kind != "unix":
             wanted = {"socket_keepalive": True, **wanted}
         wanted = {**_SEEN_AS, **wanted}
@@ -134,7 +138,7 @@ class Place:
         try:
             where = address or self.find(within)
             settings = self._all(where, max(0.01, until - boot_now()))
-            connection = _KINDS[self._kind](**settings, retry=Retry(NoBackoff(), 0))
+            connection = KINDS[self._kind_of_connection](**settings, retry=Retry(NoBackoff(), 0))
             connection.until = until
             connection.connect()
         except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
@@ -146,7 +150,7 @@ class Place:
         try:
             where = address or await self.find_async(within)
             settings = self._all(where, max(0.01, until - boot_now()))
-            connection = _ASYNC_KINDS[self._kind](**settings, retry=AsyncRetry(NoBackoff(), 0))
+            connection = ASYNC_KINDS[self._kind_of_connection](**settings, retry=AsyncRetry(NoBackoff(), 0))
             try:
                 await connection.connect()
             except BaseException:
@@ -160,9 +164,17 @@ class Place:
             raise self.unreachable(address, error) from error
         return connection
 
+    @property
+    def _kind_of_connection(self) -> str:
+        return "tls of redis-py" if self._kind == "tls" and self._tls is None else self._kind
+
     def _all(self, address: Address, within: float) -> dict[str, Any]:
         where = {"path": address.host} if self._kind == "unix" else {"host": address.host, "port": address.port}
-        return {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
+        settings = {**self._settings, **where, "socket_connect_timeout": within, "socket_timeout": within}
+        if self._tls is None:
+            return settings
+        plain = {name: value for name, value in settings.items() if not is_tls(name)}
+        return {**plain, "context": context_of(self._tls)}
 
     def _without_secrets(self, text: str) -> str:
         """Some releases of redis-py, and some servers, repeat how they were logged in to."""
@@ -185,10 +197,10 @@ class Place:
         return self.url if address is None else f"{'rediss' if self._kind == 'tls' else 'redis'}://{address.netloc}"
 
 
-def _is_wanted(name: str, value: Any) -> bool:
+def _is_wanted(name: str, value: Any, kind: str) -> bool:
     """What a client of the one world leaves out, one of the other may never have heard of."""
     left_out = value is None or (name.startswith("ssl_validate_ocsp") and not value)
-    return name in _WANTED or (name.startswith("ssl_") and not left_out)
+    return name in _WANTED or (kind == "tls" and is_tls(name) and not left_out)
 
 
 def _root(error: Exception) -> BaseException:
@@ -217,19 +229,6 @@ def _reason(root: BaseException) -> str:
     return text
 
 
-def is_of_a_closed_connection(error: RuntimeError) -> bool:
-    """What uvloop says to whoever writes between the end of a connection and being told of it."""
-    return "handler is closed" in str(error)
-
-
-def hang_up(connection: Any) -> None:
-    """Close it without a word; redis-py has nothing to close later."""
-    writer = connection._writer
-    connection._reader = connection._writer = None
-    if writer is not None:
-        writer.transport.abort()
-
-
 class Sentinels(Place):
     """The primary of a service that Sentinels watch: asked for anew with each connection."""
 
@@ -242,7 +241,7 @@ class Sentinels(Place):
         self._name = f"{service} (by Sentinels {', '.join(map(str, sentinels))})"
         given = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
         if kind == "tls":
-            given |= {name: value for name, value in self._settings.items() if name.startswith("ssl_")} | {"ssl": True}
+            given |= {name: value for name, value in self._settings.items() if is_tls(name)} | {"ssl": True}
         self._to_sentinels = given
 
     @property
@@ -318,55 +317,6 @@ class Cluster(Place):
         return ""
 
 
-class _Timed:
-    """redis-py limits each answer of the handshake; this limits all of them together."""
-
-    until = 0.0
-
-    def read_response(self, *args: Any, **options: Any) -> Any:
-        connection: Any = super()
-        self._sock: Any
-        self._sock.settimeout(max(0.001, self.until - boot_now()))
-        return connection.read_response(*args, **options)
-
-
-class _Tcp(_Timed, redis.Connection):
-    pass
-
-
-class _Tls(_Timed, redis.SSLConnection):
-    pass
-
-
-class _Unix(_Timed, redis.UnixDomainSocketConnection):
-    pass
-
-
-_KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "unix": _Unix}
-
-
-class _Abrupt:
-    """redis-py takes its leave of a server that has refused it, which in TLS takes longer than some loop lives."""
-
-    async def disconnect(self, *args: Any, **options: Any) -> None:
-        hang_up(self)
-
-
-class _AsyncTcp(_Abrupt, redis.asyncio.Connection):
-    pass
-
-
-class _AsyncTls(_Abrupt, redis.asyncio.SSLConnection):
-    pass
-
-
-class _AsyncUnix(_Abrupt, redis.asyncio.UnixDomainSocketConnection):
-    pass
-
-
-_ASYNC_KINDS: dict[str, Any] = {"tcp": _AsyncTcp, "tls": _AsyncTls, "unix": _AsyncUnix}
-
-
 # From a URL
 
 
@@ -378,7 +328,7 @@ def place_of_url(parts: SplitResult) -> Place:
     kind = "unix" if base == "unix" else "tls" if tls else "tcp"
     settings = dict(_parse(parts, base))
     if tls:
-        settings["ssl_check_hostname"] = _checks_host_name(settings)
+        settings["ssl_check_hostname"] = checks_host_names(settings)
     if "," in parts.netloc and not variant:
         raise ValueError(f"{parts.scheme}:// names one server; for more there are +sentinel and +cluster")
     if not variant:
@@ -395,16 +345,6 @@ def place_of_url(parts: SplitResult) -> Place:
     if not service:
         raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
     return Sentinels(kind, {**settings, **({"db": _number(db, parts)} if db else {})}, service, hosts)
-
-
-def _checks_host_name(settings: dict[str, Any]) -> bool:
-    """Yes, unless the URL says otherwise. redis-py 5 does not by default, and would send the password to any server
-    with a certificate of a trusted authority."""
-    verified = settings.get("ssl_cert_reqs") != "none"
-    asked = settings.get("ssl_check_hostname")
-    if asked and not verified:
-        raise ValueError("ssl_check_hostname=true has no certificate to look at: ssl_cert_reqs is none")
-    return verified if asked is None else bool(asked)
 
 
 def _number(db: str, parts: SplitResult) -> int:
@@ -427,11 +367,14 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
         settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
     except ValueError:  # which may show a part of the password
         raise _makes_no_sense(parts) from None
-    known = (*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN))
+    known = {*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN)}
+    if base == "rediss":
+        known |= OPTIONS
     for option in parse_qs(parts.query):
-        if option not in known and not option.startswith("ssl_"):
+        if option not in known:
             name = shown_option(option, parts.query)
-            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_WANTED)} and ssl_…")
+            others = f"with rediss:// {', '.join(sorted(OPTIONS)) if is_tls(option) else 'ssl_…'}"
+            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_WANTED)}, and {others}")
     return settings
 
 

@@ -16,7 +16,8 @@ import redis
 
 from holdfast._model import Health
 from holdfast._time import boot_now
-from holdfast.drivers.redis_places import Address, Place, hang_up, is_of_a_closed_connection
+from holdfast.drivers.redis_connections import hang_up, is_of_a_closed_connection
+from holdfast.drivers.redis_places import Address, Place
 from holdfast.drivers.redis_routes import EVICTS
 from holdfast.drivers.redis_wire import command, facts_in, unavailable, version_and_role
 from holdfast.errors import BackendUnavailable

@@ -1,0 +1,146 @@
+"""TLS to servers of Redis' kind: what the options that begin with `ssl_` mean, and one context for all connections.
+
+Decides: which options there are, and when a context is built. To build one takes longer than all the rest of a
+connection, so connections with the same options share it, until one of the files that it was built from changes.
+Leaves to `redis_places`: to connect. Leaves to redis-py's own connections: options that are not known here, as OCSP.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from inspect import signature
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from holdfast._text import shown
+
+_PREFIX: Final = "ssl_"
+_MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_OF_REDIS_PY: Final = signature(redis.SSLConnection).parameters
+_CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not, unless asked to
+_CONTEXTS: Final = 16  # that are kept
+
+
+class Tls(NamedTuple):
+    """What the options say; each field is one of them, without its prefix."""
+
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | None = None
+    ca_certs: str | None = None
+    ca_path: str | None = None
+    ca_data: str | bytes | None = None
+    cert_reqs: ssl.VerifyMode = ssl.CERT_REQUIRED
+    check_hostname: bool = _CHECKS_HOST_NAMES
+    include_verify_flags: tuple[ssl.VerifyFlags, ...] = ()
+    exclude_verify_flags: tuple[ssl.VerifyFlags, ...] = ()
+    min_version: ssl.TLSVersion | None = None
+    ciphers: str | None = None
+
+
+OPTIONS: Final = frozenset(
+    {_PREFIX + field for field in Tls._fields} | {name for name in _OF_REDIS_PY if name.startswith(_PREFIX)}
+)
+
+
+def is_tls(option: str) -> bool:
+    return option.startswith(_PREFIX)
+
+
+def tls_of(settings: Mapping[str, Any]) -> Tls | None:
+    """None if redis-py has to see to it. Raises ValueError for options that mean nothing."""
+    given = {name.removeprefix(_PREFIX): value for name, value in settings.items() if is_tls(name)}
+    known = {name: _read(name, value) for name, value in given.items() if name in Tls._fields}
+    tls = Tls(**known)
+    if tls.keyfile and not tls.certfile:
+        raise ValueError("ssl_keyfile is the key of a certificate: ssl_certfile says where that is")
+    if tls.cert_reqs == ssl.CERT_NONE:
+        tls = tls._replace(check_hostname=False)
+    return tls if len(known) == len(given) else None
+
+
+def checks_host_names(settings: Mapping[str, Any]) -> bool:
+    """Yes, unless the URL says otherwise. redis-py 5 does not by default, and would send the password to any server
+    with a certificate of a trusted authority."""
+    verified = settings.get("ssl_cert_reqs") != "none"
+    asked = settings.get("ssl_check_hostname")
+    if asked and not verified:
+        raise ValueError("ssl_check_hostname=true has no certificate to look at: ssl_cert_reqs is none")
+    return verified if asked is None else bool(asked)
+
+
+def _read(name: str, value: Any) -> Any:
+    try:
+        return _READ[name](value) if name in _READ else value
+    except (KeyError, ValueError, TypeError, ssl.SSLError):
+        known = f"; known are {', '.join(_MODES)}" if name == "cert_reqs" else ""
+        raise ValueError(f"{_PREFIX}{name} cannot be {shown(value)}{known}") from None
+
+
+def _mode(value: Any) -> ssl.VerifyMode:
+    return _MODES[value] if isinstance(value, str) else ssl.VerifyMode(value)
+
+
+def _flags(value: Any) -> tuple[ssl.VerifyFlags, ...]:
+    """A list, or its text as a URL has it."""
+    if isinstance(value, str):
+        return tuple(ssl.VerifyFlags[name.strip()] for name in value.strip("[]").split(","))
+    return tuple(map(ssl.VerifyFlags, value))
+
+
+def _version(value: Any) -> ssl.TLSVersion:
+    return ssl.TLSVersion(int(value))
+
+
+def _ciphers(value: Any) -> str:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).set_ciphers(value)
+    return str(value)
+
+
+_READ: Final[dict[str, Callable[[Any], Any]]] = {
+    "cert_reqs": _mode,
+    "include_verify_flags": _flags,
+    "exclude_verify_flags": _flags,
+    "min_version": _version,
+    "ciphers": _ciphers,
+}
+
+
+def context_of(tls: Tls) -> ssl.SSLContext:
+    """Raises OSError, ssl.SSLError among them, for files that are missing or hold no certificates."""
+    usual = ssl.get_default_verify_paths()
+    files = (tls.certfile, tls.keyfile, tls.ca_certs, tls.ca_path, usual.cafile, usual.capath)
+    return _build(tls, tuple(map(_state, files)))
+
+
+def _state(file: str | None) -> tuple[int, ...]:
+    """It differs once the file has been written or replaced."""
+    try:
+        found = os.stat(file) if file else None
+    except OSError:
+        found = None
+    return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+@lru_cache(maxsize=_CONTEXTS)
+def _build(tls: Tls, states: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = tls.check_hostname
+    context.verify_mode = tls.cert_reqs
+    for flag in tls.include_verify_flags:
+        context.verify_flags |= flag
+    for flag in tls.exclude_verify_flags:
+        context.verify_flags &= ~flag
+    if tls.certfile:
+        context.load_cert_chain(tls.certfile, tls.keyfile, tls.password)
+    if tls.ca_certs or tls.ca_path or tls.ca_data:
+        context.load_verify_locations(tls.ca_certs, tls.ca_path, tls.ca_data)
+    if tls.min_version is not None:
+        context.minimum_version = tls.min_version
+    if tls.ciphers:
+        context.set_ciphers(tls.ciphers)
+    return context
