@@ -8,8 +8,6 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
-import redis
-import redis.asyncio
 
 import holdfast
 from holdfast import BackendUnavailable, _connect, aio
@@ -109,17 +107,13 @@ def test_a_url_is_shown_only_as_far_as_it_is_understood(url: str) -> None:
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
-def test_the_cause_shows_no_password_where_redis_py_shows_the_settings_of_a_sentinel(
-    world: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pool in (redis.ConnectionPool, redis.asyncio.ConnectionPool):
-        monkeypatch.setattr(pool, "__repr__", lambda pool: str(pool.connection_kwargs))  # as of redis-py 6.4 and 7.0
+def test_the_cause_shows_no_password_of_a_sentinel(world: str) -> None:
     url = f"rediss+sentinel://127.0.0.1:1/main?sentinel_password={SECRET}&ssl_password={SECRET}'2&password={SECRET}3"
     place = place_of_url(urlsplit(url))
     with pytest.raises(BackendUnavailable) as caught:
         place.dial(None, LIMIT) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT))
     told = "".join(traceback.format_exception(caught.value))
-    assert "MasterNotFoundError" in told
+    assert "no primary of 'main' was found" in told
     assert SECRET not in told
 
 

@@ -85,6 +85,21 @@ class TestFound(Anywhere):
         with pytest.raises(BackendUnavailable, match="nobody"):
             await stage.locks(patience=0.3).lock("x").take()
 
+    async def test_a_login_that_all_sentinels_refuse_stays_refused(self, stage: Stage) -> None:
+        self.where = f"{self.calm.url}?sentinel_username=nobody&sentinel_password=wrong"
+        with pytest.raises(BackendUnavailable, match="invalid username-password pair") as told:
+            await stage.locks().lock("x").take()
+        assert not told.value.transient
+        assert "wrong" not in str(told.value)
+
+    async def test_no_connection_to_a_sentinel_looks_up_the_version_of_its_library(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked_up: list[str] = []
+        monkeypatch.setattr("importlib.metadata.version", looked_up.append)
+        await self.works(stage)
+        assert looked_up == []
+
     @pytest.mark.parametrize("kind", [redis.sentinel.Sentinel, redis.asyncio.sentinel.Sentinel])
     async def test_a_client_of_sentinels_leads_to_the_same_locks(self, stage: Stage, kind: Any) -> None:
         sentinels = kind([(HOST, sentinel.port) for sentinel in self.calm.sentinels], socket_timeout=LIMIT)

@@ -104,13 +104,16 @@ class TestTls(Anywhere):
         await stage.locks().cell("large").write("x" * 200_000)
         assert (await stage.locks().cell("large").read()).value == "x" * 200_000
 
+    @pytest.mark.parametrize("scheme", ["rediss", "rediss+sentinel"])
     async def test_all_connections_with_the_same_options_share_one_context(
-        self, stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, stage: Stage, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """To build one takes longer than all the rest of a connection."""
         self.certificates, built = Certificates(tmp_path), list[ssl.SSLContext]()
         front = self.front()
-        self.where = front.url(**self.certificates.trusting)
+        self.where = front.url(scheme, **self.certificates.trusting)
+        if "sentinel" in scheme:
+            self.where = self._by_sentinel(front)
 
         def build() -> ssl.SSLContext:
             built.append(make())
@@ -122,6 +125,12 @@ class TestTls(Anywhere):
         await self.works(stage)
         assert len(built) == 1
         assert front.trusted_by > 3
+
+    def _by_sentinel(self, front: TlsFront) -> str:
+        sentinel = self.stack.enter_context(Server(sentinel=True))
+        sentinel.command("SENTINEL", "MONITOR", "locks", HOST, front.port, 1)
+        there = self.stack.enter_context(TlsFront(sentinel, self.certificates))
+        return there.url("rediss+sentinel", **self.certificates.trusting).replace("/?", "/locks?")
 
     async def test_a_file_that_is_replaced_counts_for_the_next_connection(self, stage: Stage, tmp_path: Path) -> None:
         trusted, newer = tmp_path / "trusted.pem", tmp_path / "renewed.pem"
@@ -143,6 +152,13 @@ class TestTls(Anywhere):
 
     async def test_a_server_that_nobody_vouches_for_is_not_trusted(self, stage: Stage) -> None:
         self.where = self.front().url(ssl_ca_certs=str(self.certificates.stranger))
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as told:
+            await stage.locks().lock("x").take()
+        assert not told.value.transient
+
+    async def test_a_sentinel_that_nobody_vouches_for_is_not_trusted(self, stage: Stage) -> None:
+        stranger = {"ssl_ca_certs": str(self.certificates.stranger)}
+        self.where = self.front().url("rediss+sentinel", **stranger).replace("/?", "/locks?")
         with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as told:
             await stage.locks().lock("x").take()
         assert not told.value.transient

@@ -1,13 +1,13 @@
 """Where the servers of Redis' kind are, and how redis-py connects to them.
 
-Decides: what a URL or a ready client says about that.
-Leaves to redis-py: URLs, passwords, the handshake, what Sentinels answer. Leaves to `redis_tls`: what TLS needs. Leaves
-to the drivers: everything that is said on a connection afterwards. redis-py repeats nothing here: its retries are
-switched off.
+Decides: what a URL or a ready client says about that, and which of several Sentinels is believed.
+Leaves to redis-py: URLs, passwords, the handshake. Leaves to `redis_tls`: what TLS needs. Leaves to the drivers:
+everything that is said on a connection afterwards. redis-py repeats nothing here: its retries are switched off.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import ssl
@@ -18,8 +18,6 @@ from urllib.parse import SplitResult, parse_qs, quote, urlencode
 
 import redis
 import redis.asyncio
-import redis.asyncio.sentinel
-import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -28,13 +26,14 @@ from holdfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
 from holdfast._time import boot_now
 from holdfast.drivers.redis_connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
 from holdfast.drivers.redis_tls import OPTIONS, checks_host_names, context_of, is_tls, tls_of
-from holdfast.drivers.redis_wire import no_connection
+from holdfast.drivers.redis_wire import command, no_connection
 from holdfast.errors import BackendUnavailable
 
 PORT = 6379
 _LOGIN = ("username", "password")
 SENTINEL_PORT = 26379
 SENTINEL_WITHIN = 1.0  # seconds that each Sentinel may take: there are others to ask
+_MASTERS = command("SENTINEL", "MASTERS")
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
 _WANTED = (
@@ -176,6 +175,31 @@ class Place:
         plain = {name: value for name, value in settings.items() if not is_tls(name)}
         return {**plain, "context": context_of(self._tls)}
 
+    def _ask(self, request: bytes, within: float) -> Any:
+        """On a connection of its own. Raises BackendUnavailable."""
+        connection = self.dial(self.address, within)
+        try:
+            connection.send_packed_command([request])
+            return connection.read_response()
+        except (redis.RedisError, OSError) as error:
+            raise self.unreachable(self.address, error) from self.cause(error)
+        finally:
+            connection.disconnect()
+
+    async def _ask_async(self, request: bytes, within: float) -> Any:
+        try:
+            async with asyncio.timeout(within):
+                connection = await self.dial_async(self.address, within)
+                try:
+                    await connection.send_packed_command([request])
+                    return await connection.read_response()
+                finally:
+                    hang_up(connection)
+        except (redis.RedisError, OSError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
+                raise
+            raise self.unreachable(self.address, error) from self.cause(error)
+
     def _without_secrets(self, text: str) -> str:
         """Some releases of redis-py, and some servers, repeat how they were logged in to."""
         return hide(text, secrets_in(self._settings, self._to_sentinels))
@@ -234,15 +258,24 @@ class Sentinels(Place):
 
     variant = "+sentinel"
 
-    def __init__(self, kind: str, settings: dict[str, Any], service: str, sentinels: Sequence[Address]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        settings: dict[str, Any],
+        service: str,
+        sentinels: Sequence[Address],
+        to_sentinels: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(kind, settings, Address(service))
         self._service = service
-        self._sentinels = tuple(sentinels)
         self._name = f"{service} (by Sentinels {', '.join(map(str, sentinels))})"
-        given = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
-        if kind == "tls":
-            given |= {name: value for name, value in self._settings.items() if is_tls(name)} | {"ssl": True}
-        self._to_sentinels = given
+        if to_sentinels is None:
+            to_sentinels = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
+            to_sentinels |= {name: value for name, value in self._settings.items() if is_tls(name)}
+            to_sentinels["ssl"] = kind == "tls"
+        self._to_sentinels = to_sentinels
+        its_kind = "tls" if to_sentinels.get("ssl") else "tcp"
+        self._sentinels = tuple(Place(its_kind, to_sentinels, address) for address in sentinels)
 
     @property
     def name(self) -> str:
@@ -250,7 +283,7 @@ class Sentinels(Place):
 
     @property
     def url(self) -> str:
-        return self._url(*self._sentinels)
+        return self._url(*(sentinel.address for sentinel in self._sentinels))
 
     def _path(self) -> str:
         return f"/{quote(self._service, safe='')}" + (f"/{self.db}" if self.db else "")
@@ -259,39 +292,49 @@ class Sentinels(Place):
         user = self._to_sentinels.get("username")
         return {**super()._options(), **({"sentinel_username": str(user)} if user else {})}
 
-    def _arguments(self, within: float) -> dict[str, Any]:
-        each = min(SENTINEL_WITHIN, within / len(self._sentinels))
-        return {**self._to_sentinels, "socket_timeout": each, "socket_connect_timeout": each}
-
     def find(self, within: float) -> Address:
-        settings = {**self._arguments(within), "retry": Retry(NoBackoff(), 0)}
-        sentinel: Any = redis.sentinel.Sentinel(self._sentinels, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
-        try:
-            found = Address(*sentinel.discover_master(self._service))
-            self._prefer(sentinel.sentinels[0])
-            return found
-        finally:
-            for client in sentinel.sentinels:
-                client.close()
+        refusals: list[BackendUnavailable] = []
+        for sentinel in self._sentinels:
+            try:
+                masters = sentinel._ask(_MASTERS, self._each(within))
+            except BackendUnavailable as error:
+                refusals.append(error)
+            else:
+                if found := self._primary_in(masters, sentinel):
+                    return found
+        raise self._not_found(refusals)
 
     async def find_async(self, within: float) -> Address:
-        settings = {**self._arguments(within), "retry": AsyncRetry(NoBackoff(), 0)}
-        sentinel: Any = redis.asyncio.sentinel.Sentinel(  # type: ignore[no-untyped-call]
-            self._sentinels, sentinel_kwargs=settings
-        )
-        try:
-            found = Address(*await sentinel.discover_master(self._service))
-            self._prefer(sentinel.sentinels[0])
-            return found
-        finally:
-            for client in sentinel.sentinels:
-                await client.connection_pool.disconnect()
+        refusals: list[BackendUnavailable] = []
+        for sentinel in self._sentinels:
+            try:
+                masters = await sentinel._ask_async(_MASTERS, self._each(within))
+            except BackendUnavailable as error:
+                refusals.append(error)
+            else:
+                if found := self._primary_in(masters, sentinel):
+                    return found
+        raise self._not_found(refusals)
 
-    def _prefer(self, answered: Any) -> None:
-        """Ask this one first from now on: redis-py has put it there. One that hangs then costs time only once."""
-        settings = answered.connection_pool.connection_kwargs
-        first = Address(settings["host"], int(settings["port"]))
-        self._sentinels = (first, *(one for one in self._sentinels if one != first))
+    def _each(self, within: float) -> float:
+        return min(SENTINEL_WITHIN, within / len(self._sentinels))
+
+    def _primary_in(self, masters: Any, told_by: Place) -> Address | None:
+        """Whom that Sentinel takes for the primary, if it is up. That Sentinel is asked first from now on: one that
+        hangs then costs time only once."""
+        for fields in masters:
+            told = {fields[at]: fields[at + 1].decode() for at in range(0, len(fields), 2)}
+            flags = told[b"flags"].split(",")
+            if told[b"name"] == self._service and "master" in flags and not {"s_down", "o_down"} & {*flags}:
+                self._sentinels = (told_by, *(one for one in self._sentinels if one is not told_by))
+                return Address(told[b"ip"], int(told[b"port"]))
+        return None
+
+    def _not_found(self, refusals: Sequence[BackendUnavailable]) -> BackendUnavailable:
+        """It stays so if each of the Sentinels has refused us for good."""
+        final = len(refusals) == len(self._sentinels) and not any(refusal.transient for refusal in refusals)
+        reasons = "; ".join(map(str, refusals)) or "each of its Sentinels has answered"
+        return no_connection(self.url, f"no primary of {self._service!r} was found: {reasons}", transient=not final)
 
 
 class Cluster(Place):
@@ -411,9 +454,7 @@ def place_of_client(client: Any) -> Place | None:
     if manager is not None:
         sentinels = [one.connection_pool.connection_kwargs for one in manager.sentinels]
         addresses = [Address(one["host"], int(one["port"])) for one in sentinels]
-        place = Sentinels(kind, settings, pool.service_name, addresses)
-        place._to_sentinels = dict(manager.sentinel_kwargs)
-        return place
+        return Sentinels(kind, settings, pool.service_name, addresses, dict(manager.sentinel_kwargs))
     if kind == "unix":
         return Place(kind, settings, Address(settings["path"]))
     return Place(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))
