@@ -162,6 +162,11 @@ def test_the_class_of_a_client_is_no_client(kind: type) -> None:
     ("url", "told"),
     [
         ("redis://localhost:0", "port 0"),
+        ("redis://:pw@localhost:port", "the port of a redis:// URL is a number from 1 to 65535$"),
+        ("redis+sentinel://:pw@one,two:port/locks", "the port of a redis.sentinel:// URL is a number from 1 to 65535$"),
+        ("redis://localhost:65536", "is a number from 1 to 65535$"),
+        ("redis://:p/w@localhost:port", "is a number from 1 to 65535; is something in its password not percent-enc"),
+        ("redis://:pw@localhost?db=two", "whose option 'db' has no sensible value$"),
         ("redis+cluster://one:7000,two:0", "port 0"),
         ("redis+cluster://one,two/3", "no database to choose"),
         ("redis://one,two", "names one server"),

@@ -405,11 +405,14 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
         raise ValueError(f"nobody can be reached at port 0 of a {parts.scheme}:// URL")
     if base == "unix" and (not path or hosts):
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
+    _hosts(parts, PORT)
     url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
     try:
         settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
-    except ValueError:  # which may show a part of the password
-        raise _makes_no_sense(parts) from None
+    except ValueError as error:  # which may show a part of the password
+        bad = re.search(r"value for ['`](\w+)", str(error))
+        what = f"whose option {shown_option(bad[1], parts.query)} has no sensible value" if bad else "without sense"
+        raise ValueError(f"a {parts.scheme}:// URL {what}{_about_password(parts)}") from None
     known = {*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN)}
     if base == "rediss":
         known |= OPTIONS
@@ -421,8 +424,10 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
     return settings
 
 
-def _makes_no_sense(parts: SplitResult) -> ValueError:
-    return ValueError(f"a {parts.scheme}:// URL that makes no sense; is its password percent-encoded?")
+def _about_password(parts: SplitResult) -> str:
+    """A `/`, `?` or `#` in it ends what is read as host and port, and leaves an `@` behind."""
+    behind = f"{parts.path}{parts.query}{parts.fragment}"
+    return "; is something in its password not percent-encoded?" if "@" in behind else ""
 
 
 def _hosts(parts: SplitResult, port: int) -> list[Address]:
@@ -430,7 +435,8 @@ def _hosts(parts: SplitResult, port: int) -> list[Address]:
     try:
         found = [Address(host.hostname or "localhost", host.port or port) for host in hosts]
     except ValueError:  # as above
-        raise _makes_no_sense(parts) from None
+        what = f"the port of a {parts.scheme}:// URL is a number from 1 to 65535"
+        raise ValueError(f"{what}{_about_password(parts)}") from None
     return found or [Address("localhost", port)]
 
 
