@@ -119,7 +119,7 @@ def test_an_empty_url_is_not_taken_for_the_default(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("where", ["--url", "HOLDFAST_URL", "--system", "the default"])
+@pytest.mark.parametrize("where", ["--url", "HOLDFAST_URL", "--system"])
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["doctor"]], ids=lambda w: w[0])
 def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +134,7 @@ def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
     monkeypatch.setenv("HOLDFAST_URL", url if where == "HOLDFAST_URL" else "")
     monkeypatch.setenv("HOLDFAST_SYSTEM_URL", url)
     given = {"--url": ["--url", url], "--system": ["--system"]}.get(where, [])
-    file = tmp_path / ("holdfast/locks.db" if where == "the default" else "mistyped.db")
+    file = tmp_path / "mistyped.db"
     for _ in range(2):
         assert main([words[0], *given, *words[1:]]) == 69
         out, err = capsys.readouterr()
@@ -143,6 +143,46 @@ def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
             f"holdfast: there is no lock store '{file}': no lock was ever acquired there, or its name is mistyped\n"
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["ls"], 0, ("", "holdfast: no lock is held or waited for\n")),
+        (["ls", "--json"], 0, ("[]\n", "")),
+        (["show", "x"], 0, ("x: free\n  waiters   0\n", "")),
+        (["show", "--check", "x"], 1, ("x: free\n  waiters   0\n", "")),
+        (["break", "x"], 1, ("", "holdfast: nobody held 'x'; nothing was broken\n")),
+    ],
+    ids=lambda it: " ".join(it) if isinstance(it, list) else "",
+)
+def test_a_default_store_that_was_never_used_has_no_locks(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    told: tuple[str, str],
+) -> None:
+    """Nobody can have mistyped its name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert main(words) == code
+    assert tuple(capsys.readouterr()) == told
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["ls"], ["doctor"]], ids=lambda w: w[0])
+def test_a_store_that_cannot_be_made_is_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*words, "--url", f"sqlite:///{tmp_path}/file/locks.db"]) == 69
+    assert capsys.readouterr().err.endswith(f"mistyped; {tmp_path}/file is no folder\n")
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write everywhere
+    assert main([*words, "--url", f"sqlite:///{tmp_path}/new/locks.db"]) == 69
+    assert f" may not write {tmp_path}: it belongs to " in capsys.readouterr().err
 
 
 # Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.

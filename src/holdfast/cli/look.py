@@ -15,7 +15,7 @@ from typing import Any
 from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import exits
 from holdfast.cli.options import Parser, complain, keep_logs_quiet, unmistakable, visible
-from holdfast.cli.store import add_store_options, report_outages, url_of_existing
+from holdfast.cli.store import add_store_options, report_outages, url_to_look_at
 from holdfast.sync import Locks, connect
 
 _JSON = """--json prints one document. A lock is an object with
@@ -104,7 +104,7 @@ def _parser(command: str, about: str, more: str) -> Parser:
 
 def _connect(args: Namespace) -> Locks:
     keep_logs_quiet()
-    locks = connect(url_of_existing(args), namespace=args.namespace)
+    locks = connect(url_to_look_at(args), namespace=args.namespace)
     report_outages(locks)
     return locks
 

@@ -56,10 +56,35 @@ def url_of_existing(args: Namespace) -> str:
             file.stat()
     except (FileNotFoundError, NotADirectoryError):
         text = f"there is no lock store {str(file)!r}: no lock was ever acquired there, or its name is mistyped"
-        raise exits.Refused(exits.UNAVAILABLE, text) from None
+        assert file is not None
+        raise _NoStore(exits.UNAVAILABLE, text + _why_none_is_made(file)) from None
     except OSError:  # it may be there; to open it tells what is wrong
         return url
     return url
+
+
+def url_to_look_at(args: Namespace) -> str:
+    """`url_of_existing`, or that of an empty store in place of a default one that was never used: no user wrote the
+    name of that, so it is not mistyped."""
+    try:
+        return url_of_existing(args)
+    except _NoStore:
+        chosen = os.environ.get("HOLDFAST_SYSTEM_URL" if args.system else "HOLDFAST_URL")
+        if args.url is not None or chosen:
+            raise
+        return "memory://never-used"
+
+
+class _NoStore(exits.Refused):
+    """There is no such file."""
+
+
+def _why_none_is_made(file: Path) -> str:
+    """The reason why no lock can be acquired there; empty if there is none."""
+    there = next(folder for folder in file.parents if os.path.exists(folder))
+    if not there.is_dir():
+        return f"; {there} is no folder"
+    return "" if _may_write(there) else f"; {_belongs_to_others(there)}"
 
 
 def system_url() -> str:
@@ -106,7 +131,7 @@ def _must_be_usable(file: Path) -> None:
         raise exits.Refused(
             exits.UNAVAILABLE, f"anybody could put another file into {folder}: {share} && chmod o-rwx {folder}"
         )
-    if not os.access(file.parent, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE):
+    if not _may_write(file.parent):
         how = f"root can add a user: usermod -aG {_group(file.parent)} {_user()}" if mode & stat.S_IWGRP else share
         raise _not_yours(file.parent, how)
     for one in (file, Path(f"{file}-wal"), Path(f"{file}-shm")):
@@ -118,10 +143,18 @@ def _must_be_usable(file: Path) -> None:
 _EFFECTIVE = os.access in os.supports_effective_ids
 
 
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE)
+
+
 def _not_yours(path: Path, how: str) -> exits.Refused:
+    return exits.Refused(exits.UNAVAILABLE, f"{_belongs_to_others(path)}; {how}")
+
+
+def _belongs_to_others(path: Path) -> str:
     found = path.stat()
     whose = f"it belongs to {_name_of(found.st_uid)}:{_group(path)} with mode {stat.S_IMODE(found.st_mode):o}"
-    return exits.Refused(exits.UNAVAILABLE, f"user {_user()} may not write {path}: {whose}; {how}")
+    return f"user {_user()} may not write {path}: {whose}"
 
 
 def _group(path: Path) -> str:
