@@ -185,6 +185,16 @@ def test_a_store_that_cannot_be_made_is_told_with_the_reason(
     assert f" may not write {tmp_path}: it belongs to " in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_store_that_every_user_can_replace_is_warned_of(shell: Shell) -> None:
+    shell.folder.chmod(0o777)
+    for words in (["run", "x", "--", "true"], ["ls"], ["doctor"]):
+        done = shell(*words)
+        warning, *more = done.stderr.splitlines()
+        assert warning.startswith(f"holdfast: the lock store '{shell.folder}/locks.db' is in a folder that every user")
+        assert (done.returncode, more) == (0, ["holdfast: no lock is held or waited for"] if words == ["ls"] else [])
+
+
 # Root may write everywhere, so it becomes nobody for this, after everything has been imported by a first use.
 AS_NOBODY = """
 import os, sys

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from holdfast._model import Health
 from holdfast.cli import exits
 from holdfast.cli.look import span
-from holdfast.cli.options import Parser, keep_logs_quiet, visible
+from holdfast.cli.options import Parser, report_warnings, visible
 from holdfast.cli.store import add_store_options, reports_silence, url_of_existing
 from holdfast.sync import connect
 
@@ -52,7 +52,7 @@ def doctor(words: list[str]) -> int:
         if args.url is not None or args.system:
             parser.error("say which store once: URL, --url or --system")
         args.url = args.where
-    keep_logs_quiet()
+    report_warnings()
     with connect(url_of_existing(args), namespace=args.namespace) as locks, reports_silence():
         found = locks.doctor()
     if args.json:

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import exits
-from holdfast.cli.options import Parser, complain, keep_logs_quiet, unmistakable, visible
+from holdfast.cli.options import Parser, complain, report_warnings, unmistakable, visible
 from holdfast.cli.store import add_store_options, report_outages, url_to_look_at
 from holdfast.sync import Locks, connect
 
@@ -103,7 +103,7 @@ def _parser(command: str, about: str, more: str) -> Parser:
 
 
 def _connect(args: Namespace) -> Locks:
-    keep_logs_quiet()
+    report_warnings()
     locks = connect(url_to_look_at(args), namespace=args.namespace)
     report_outages(locks)
     return locks

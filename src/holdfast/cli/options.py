@@ -96,8 +96,24 @@ def unmistakable(text: str) -> str:
     return visible(text.replace("\\", "\\\\"))
 
 
+class _Warnings(logging.Handler):
+    """What no event tells of: that a store is unsafe, or its server badly set up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not hasattr(record, "lock_kind"):
+            complain(record.getMessage())
+
+
+_WARNINGS = _Warnings(logging.WARNING)
+
+
+def report_warnings() -> None:
+    """Say on stderr what the log warns of. Losses are told in our own words, so they are not told again."""
+    logging.getLogger("holdfast").addHandler(_WARNINGS)
+
+
 def keep_logs_quiet() -> None:
-    """Losses are told in our own words, so the logger's last resort must not tell them again."""
+    """Everything is told in our own words, so the logger's last resort must not tell it again."""
     logging.getLogger("holdfast").addHandler(logging.NullHandler())
 
 

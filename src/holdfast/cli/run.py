@@ -16,7 +16,7 @@ from typing import Any
 from holdfast._connect import file_of, url_of_file
 from holdfast._time import length, say
 from holdfast.cli import child, exits, guardian
-from holdfast.cli.options import TIMES, Parser, code, complain, keep_logs_quiet, seconds
+from holdfast.cli.options import TIMES, Parser, code, complain, report_warnings, seconds
 from holdfast.cli.signals import Inbox, interrupt_on_signals
 from holdfast.cli.store import add_store_options, report_outages, url_of
 from holdfast.cli.supervisor import Grace, Outcome, Supervisor
@@ -119,7 +119,7 @@ def run(words: list[str]) -> int:
     grace = _grace(args)
     args.url = url_of(args)
     path = child.find(command[0])
-    keep_logs_quiet()
+    report_warnings()
     return _run(args, path, command, grace)
 
 
