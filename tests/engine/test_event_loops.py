@@ -469,13 +469,15 @@ def test_closing_that_is_cancelled_and_called_again_frees_what_it_took_from_a_bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["redis", "postgresql", "postgresql+advisory"])
+@pytest.mark.parametrize("scheme", ["redis", "redlock", "postgresql", "postgresql+advisory"])
 def test_closing_while_a_connection_is_made_leaves_nothing_of_it(scheme: str) -> None:
     """Python would warn of what is open when the loop is closed, and that fails a test."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
 
         async def main() -> None:
-            locks = holdfast.aio.connect(f"{scheme}://127.0.0.1:{mute.getsockname()[1]}/0", patience=0.5)
+            others = ",127.0.0.1:1,127.0.0.1:2" if scheme == "redlock" else ""
+            url = f"{scheme}://127.0.0.1:{mute.getsockname()[1]}{others}/0"
+            locks = holdfast.aio.connect(url, patience=0.5)
             asking = asyncio.create_task(locks.lock("x").acquire())
             await until_async(background_tasks, "connecting")
             client, _ = await asyncio.to_thread(mute.accept)

@@ -16,9 +16,9 @@ from typing import Any
 from holdfast._model import Claim, Health
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
-from holdfast._worlds.asyncio_ import background_task
+from holdfast._worlds.asyncio_ import background_task, end_tasks
 from holdfast.drivers.datagrams import LOOK_ALL
-from holdfast.drivers.redis_asyncio import _GONE, _Line, _WakeLine
+from holdfast.drivers.redis_asyncio import _Line, _WakeLine
 from holdfast.drivers.redis_quorum import Ask, Asks, Enough, NodeWires, Turn
 from holdfast.drivers.redis_quorum_members import SOONEST, Member, refuse_wrong
 from holdfast.drivers.redis_quorum_rounds import Round, Shout
@@ -117,7 +117,6 @@ class AsyncioCrew:
         self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._ending: set[asyncio.Task[None]] = set()  # what was still being made when all was closed
         self._forget()
 
     def _forget(self) -> None:
@@ -367,17 +366,13 @@ class AsyncioCrew:
         self._closed = True
         self.wakes.close()
         lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
-        loop = asyncio.get_running_loop()
-        self._ending = {task for task in self._making.values() if task.get_loop() is loop}
-        for task in self._ending:
-            task.cancel()
+        making = list(self._making.values())
         for look in self._looks.values():
             look.cancel()
         self._forget()
         for line in lines:
             line.close()
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=_GONE)
+        await end_tasks(making)
         for line in lines:
             await line.gone()
 
