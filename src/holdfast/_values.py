@@ -6,6 +6,7 @@ Leaves to the backends: where it is kept, and how a step is made atomic.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final, Literal, NamedTuple
 
 NANO: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
@@ -51,6 +52,21 @@ def book(until: int, now: float, rate: Rate, cost: int, patience: float) -> Book
         return Booked(Allowance(False, left, early / NANO), until)
     left = max(0, full - (after - now_ns)) // rate.interval
     return Booked(Allowance(True, left, max(0, early) / NANO), after)
+
+
+class Pacer:
+    """A limiter inside this process, for work that is put off and never refused."""
+
+    __slots__ = ("_rate", "_until")
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._until = 0
+
+    def pause(self, now: float, cost: int = 1) -> float:
+        """Take the permits; seconds until the work that they are for may begin."""
+        allowance, self._until = book(self._until, now, self._rate, cost, inf)
+        return allowance.retry_after
 
 
 class Stored(NamedTuple):

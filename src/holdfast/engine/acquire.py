@@ -14,6 +14,7 @@ from holdfast._ids import new_claim_id
 from holdfast._model import Busy, Claim, Grant
 from holdfast._time import FOREVER, pause_before_retry, say
 from holdfast.engine.lease import Lease, Request
+from holdfast.engine.waking import Waking
 from holdfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     failures = 0
     checked = False  # that it does not wait for itself
     answer: Grant | Busy | None = None  # the last one
+    waking: Waking | None = None  # once it waits
     outage = engine.outage if engine.outage.watches else None
     try:
         engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
@@ -125,8 +127,9 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
                 checked = True
-            woken = answered_at < give_up_at and await engine.backend.wait(
-                claim, min(give_up_at - answered_at, answer.retry_after)
+            waking = waking or Waking(engine, claim)
+            woken = answered_at < give_up_at and await waking.wait(
+                min(give_up_at - answered_at, answer.retry_after), give_up_at
             )
             asked_at = engine.now()
             if not woken and asked_at >= give_up_at:

@@ -20,6 +20,7 @@ from holdfast._time import Seconds
 from holdfast._worlds import settled
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
+from holdfast.engine.waking import Waking
 from holdfast.errors import LeaseLost, LockError, NotHeld
 from holdfast.primitives.lock import LockLogic
 
@@ -137,7 +138,7 @@ class ElectionLogic:
 class Observer:
     """Tells each change once, in order, and sleeps in between."""
 
-    __slots__ = ("_after", "_claim", "_engine", "_last", "_process", "_untold")
+    __slots__ = ("_after", "_claim", "_engine", "_last", "_process", "_untold", "_waking")
 
     def __init__(self, engine: Engine, claim: Claim) -> None:
         engine.must_be_open()
@@ -146,6 +147,7 @@ class Observer:
 
     def _begin(self, claim: Claim) -> None:
         self._claim = claim
+        self._waking = Waking(self._engine, claim)
         self._after = 0  # the number of the last change that we know of
         self._untold: deque[Leadership] = deque()
         self._last: Leadership | None = None
@@ -164,8 +166,10 @@ class Observer:
                     self._last = told
                     return told
             sight = await self._look()
-            if not sight.changes and not engine.closed:
-                await engine.backend.wait(self._claim, sight.retry_after)
+            if sight.changes:
+                self._waking.found()
+            elif not engine.closed:
+                await self._waking.wait(sight.retry_after)
         return None
 
     def _is_news(self, told: Leadership) -> bool:
