@@ -1,4 +1,4 @@
-"""Wake-ups between the processes of a host: whose datagrams count, and where they are sent."""
+"""Wake-ups between the processes of a host: whose datagrams count, where they are sent, and what a flood may cost."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 import holdfast
 from holdfast._ids import new_claim_id
-from holdfast._model import Claim, Terms
-from holdfast._worlds import drive
+from holdfast._model import Claim, Terms, patrol
+from holdfast._values import NANO, Pacer
+from holdfast._worlds import World, drive
+from holdfast._worlds.asyncio_ import AsyncioWorld
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.backends.sqlite_store import SCHEMA
 from holdfast.drivers import datagrams
-from holdfast.drivers.datagrams import Mailbox, Sender, open_mailbox
+from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender, open_mailbox
+from holdfast.drivers.floods import COST_OF_LOOK_ALL, IN_VAIN, FloodGuard
+from holdfast.drivers.sqlite import open_driver
 from holdfast.drivers.sqlite_asyncio import AsyncioWakes
 from holdfast.drivers.wakes import BlockingWakes
+from holdfast.testing import FakeClock
+from tests.patrols import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
 BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
@@ -32,7 +40,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who
 
 Wakes = BlockingWakes | AsyncioWakes
 Story = Callable[[Wakes], Coroutine[Any, Any, None]]
-Play = Callable[[Story], None]
+
+
+class Play(Protocol):
+    def __call__(self, story: Story, guard: FloodGuard | None = None) -> None: ...
 
 
 @pytest.fixture
@@ -48,16 +59,16 @@ def store(tmp_path: Path) -> Path:
 def play(request: pytest.FixtureRequest, store: Path) -> Play:
     """Tell a story to the waiters of one `Locks`."""
 
-    def in_threads(story: Story) -> None:
-        wakes = BlockingWakes(None, partial(open_mailbox, store))
+    def in_threads(story: Story, guard: FloodGuard | None = None) -> None:
+        wakes = BlockingWakes(None, partial(open_mailbox, store), guard or FloodGuard())
         try:
             drive(story(wakes))
         finally:
             wakes.close()
 
-    def in_asyncio(story: Story) -> None:
+    def in_asyncio(story: Story, guard: FloodGuard | None = None) -> None:
         async def main() -> None:
-            wakes = AsyncioWakes(None, partial(open_mailbox, store))
+            wakes = AsyncioWakes(None, partial(open_mailbox, store), guard or FloodGuard())
             wakes.read_in(asyncio.get_running_loop())
             try:
                 await story(wakes)
@@ -111,7 +122,7 @@ def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: s
         assert others.inspect("x").locked
 
 
-@pytest.mark.parametrize("text", [b"*", datagrams.LOOK_ALL.encode(errors="surrogatepass")])
+@pytest.mark.parametrize("text", [b"*", LOOK_ALL.encode(errors="surrogatepass")])
 def test_no_datagram_makes_all_waiters_look(play: Play, any_socket: socket.socket, text: bytes) -> None:
     async def story(wakes: Wakes) -> None:
         named, other = a_claim(), a_claim()
@@ -246,7 +257,7 @@ def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
     assert list(deep.iterdir()) == []
 
 
-# More than fit
+# Floods
 
 
 def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None:
@@ -266,7 +277,7 @@ def test_a_sender_that_is_quicker_than_the_reader_does_not_keep_it(
     real = mailbox.socket
     reads = iter(range(1000))
     monkeypatch.setattr(mailbox, "socket", _Endless(reads))
-    assert mailbox.read()[-1] == datagrams.LOOK_ALL
+    assert mailbox.read()[-1] == LOOK_ALL
     assert next(reads) == datagrams._QUEUE_LENGTH
     monkeypatch.setattr(mailbox, "socket", real)
     mailbox.close()
@@ -279,3 +290,121 @@ class _Endless:
     def recvmsg(self, size: int, room: int) -> tuple[bytes, list[Any], int, None]:
         next(self._reads)
         return b"x", [], 0, None
+
+
+class _Strict(Pacer):
+    """After one reading in vain the mailbox is left unread for that long."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(IN_VAIN)
+        self._seconds = seconds
+
+    def pause(self, now: float, cost: int = 1) -> float:
+        return self._seconds
+
+
+def strict(seconds: float) -> FloodGuard:
+    guard = FloodGuard()
+    guard._pacer = _Strict(seconds)
+    return guard
+
+
+@pytest.mark.parametrize("text", [b"\xff", new_claim_id().encode()], ids=["junk", "a claim that does not wait"])
+def test_a_mailbox_that_brings_nothing_but_wake_ups_in_vain_is_left_unread(
+    play: Play, any_socket: socket.socket, text: bytes
+) -> None:
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        address = wakes.expect(claim)
+        any_socket.sendto(text, where(address))
+        assert not await wakes.wait(claim, BRIEFLY)
+        send(address, claim.id)
+        assert not await wakes.wait(claim, BRIEFLY), "that lies there unread"
+
+    play(story, strict(HOUR))
+
+
+def test_what_lies_unread_is_read_later(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        address = wakes.expect(claim)
+        for _ in range(5):
+            send(address, new_claim_id())
+            assert not await wakes.wait(claim, 0.001)
+            send(address, claim.id)
+            assert await wakes.wait(claim, LIMIT)
+
+    play(story, strict(0.002))
+
+
+def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        named, other = a_claim(), a_claim()
+        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        for _ in range(2):
+            send(address, named.id)
+            assert not await wakes.wait(other, BRIEFLY)
+        send(address, other.id)
+        assert not await wakes.wait(other, BRIEFLY), "that lies there unread"
+        assert await wakes.wait(named, LIMIT)
+
+    play(story, strict(HOUR))
+
+
+def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claims = [a_claim() for _ in range(2 * datagrams._QUEUE_LENGTH)]
+        address = {wakes.expect(claim) for claim in claims}.pop()
+        for _ in range(3):  # more than fit
+            send(address, *(claim.id for claim in claims))
+            assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True] * len(claims)
+        for claim in claims:
+            send(address, claim.id, new_claim_id())
+            assert await wakes.wait(claim, LIMIT)
+
+    play(story, strict(HOUR))
+
+
+@pytest.mark.parametrize("reason", ["wake", "forget", "close"])
+def test_a_waiter_at_a_mailbox_that_is_left_unread_is_woken_from_inside(store: Path, reason: str) -> None:
+    guard = strict(HOUR)
+    guard.has_read(["x"], [False])
+    wakes, claim = BlockingWakes(None, partial(open_mailbox, store), guard), a_claim()
+    wakes.expect(claim)
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(drive(wakes.wait(claim, HOUR))), daemon=True)
+    waiter.start()
+    until(lambda: wakes._leader == claim.id, "it to sleep")
+    {"wake": lambda: wakes.wake(claim.id), "forget": lambda: wakes.forget(claim), "close": wakes.close}[reason]()
+    join(waiter)
+    assert answers == [True]
+    wakes.close()
+
+
+@pytest.mark.parametrize("texts", [["x"], ["x", LOOK_ALL]], ids=["few", "more than fit"])
+def test_a_flood_is_read_so_many_times_a_second_and_a_rest_is_shorter_than_the_patrol_of_the_first_in_line(
+    texts: list[str],
+) -> None:
+    now = 1000.0
+    guard, readings, cost = FloodGuard(lambda: now), 0, COST_OF_LOOK_ALL if LOOK_ALL in texts else 1
+    while now < 1010.0:
+        guard.has_read(texts, [False] * len(texts))
+        readings += 1
+        assert guard.rest() < patrol(0)
+        now += guard.rest() + 1e-6
+    assert readings * cost <= IN_VAIN.burst + 10 * NANO / IN_VAIN.interval + 2 * cost
+    now += 1.0
+    guard.has_read(texts, [False] * len(texts))
+    assert not guard.rest(), "the flood is over"
+
+
+@pytest.mark.parametrize("world", [ThreadWorld, AsyncioWorld])
+def test_the_mailbox_of_a_store_is_guarded_unless_a_test_moves_the_clock(
+    store: Path, world: Callable[[], World]
+) -> None:
+    for clock in (None, FakeClock()):
+        wakes = open_driver(store, SCHEMA, world(), clock).wakes
+        assert isinstance(wakes, BlockingWakes | AsyncioWakes)
+        assert (wakes._flood_guard is None) is (clock is not None)

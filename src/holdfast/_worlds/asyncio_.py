@@ -33,6 +33,10 @@ class AsyncioSignal:
         else:
             call_in(self._loop, self._raise)
 
+    def is_set(self) -> bool:
+        """Whether the next `wait` will not sleep."""
+        return self._up
+
     def _raise(self) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(True)

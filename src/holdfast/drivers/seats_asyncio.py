@@ -48,10 +48,20 @@ class AsyncioSeats:
             seat.set()  # should it still wait, it looks up
 
     def wake(self, claim: str) -> None:
-        chosen = list(self._seats.values()) if claim == LOOK_ALL else [self._seats.get(claim)]
-        for seat in chosen:
-            if seat is not None:
+        self._mark(claim)
+
+    def _mark(self, claim: str) -> bool:
+        """True if it names a waiter, for which no wake-up was kept yet."""
+        if claim == LOOK_ALL:
+            for seat in list(self._seats.values()):
                 seat.set()
+            return False
+        named = self._seats.get(claim)
+        if named is None:
+            return False
+        news = not named.is_set()
+        named.set()
+        return news
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         seat = self._seats.get(claim.id)

@@ -25,6 +25,7 @@ from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers import sqlite_file
 from holdfast.drivers.datagrams import Mailbox, Sender, open_mailbox
+from holdfast.drivers.floods import FloodGuard
 from holdfast.drivers.host import Host, this_host
 from holdfast.drivers.wakes import BlockingWakes, Wakes
 from holdfast.errors import BackendUnavailable
@@ -362,9 +363,10 @@ def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -
     def mailbox() -> Mailbox | None:
         return open_mailbox(sqlite_file.follow(path))
 
+    guard = FloodGuard() if clock is None else None  # a clock that a test moves may stand still
     if world.blocking:
-        return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox), clock)
+        return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox, guard), clock)
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
 
-    wakes = AsyncioWakes(clock, mailbox)
+    wakes = AsyncioWakes(clock, mailbox, guard)
     return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock), wakes)

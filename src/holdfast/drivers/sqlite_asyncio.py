@@ -18,6 +18,7 @@ from holdfast._time import say
 from holdfast._worlds import Clock
 from holdfast._worlds.asyncio_ import call_in
 from holdfast.drivers.datagrams import LOOK_ALL, Mailbox
+from holdfast.drivers.floods import FloodGuard
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.drivers.sqlite import BlockingSqlite, Step, Wake
 from holdfast.errors import BackendUnavailable
@@ -134,9 +135,15 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
 class AsyncioWakes(AsyncioSeats):
     """The loop itself reads the mailbox."""
 
-    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Mailbox | None]) -> None:
+    def __init__(
+        self,
+        clock: Clock | None,
+        open_mailbox: Callable[[], Mailbox | None],
+        flood_guard: FloodGuard | None = None,
+    ) -> None:
         super().__init__(clock)
         self._open = open_mailbox
+        self._flood_guard = flood_guard
         self._mailbox: Mailbox | None = None
 
     @property
@@ -157,9 +164,25 @@ class AsyncioWakes(AsyncioSeats):
         return self.address
 
     def _read(self) -> None:
-        if self._mailbox is not None:
-            for claim in self._mailbox.read():
-                self.wake(claim)
+        mailbox, guard = self._mailbox, self._flood_guard
+        if mailbox is None:
+            return
+        claims = mailbox.read()
+        woken = [self._mark(claim) for claim in claims]
+        if guard is not None:
+            guard.has_read(claims, woken)
+            if guard.rest():
+                self._leave_unread(mailbox, guard.rest())
+
+    def _leave_unread(self, mailbox: Mailbox, seconds: float) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.remove_reader(mailbox.socket)
+            loop.call_later(seconds, self._read_on, loop, mailbox)
+
+    def _read_on(self, loop: asyncio.AbstractEventLoop, mailbox: Mailbox) -> None:
+        if self._mailbox is mailbox and self._loop is loop:  # neither closed nor forked meanwhile
+            loop.add_reader(mailbox.socket, self._read)
 
     def close(self) -> None:
         mailbox, self._mailbox = self._mailbox, None

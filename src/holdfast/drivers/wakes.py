@@ -17,6 +17,7 @@ from holdfast._reentry import outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock
 from holdfast.drivers.datagrams import LOOK_ALL
+from holdfast.drivers.floods import FloodGuard
 
 
 class Wakes(Protocol):
@@ -83,6 +84,10 @@ class _Seat:
         self.gate.acquire()
         self.woken = False
 
+    def wake(self) -> None:
+        self.woken = True
+        self.open()
+
     def open(self) -> None:
         if self.gate.locked():
             self.gate.release()
@@ -93,9 +98,18 @@ class BlockingWakes:
     takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
     """
 
-    def __init__(self, clock: Clock | None, open_mailbox: Callable[[], Postbox | None] | None = None) -> None:
-        """`open_mailbox` is called when the first waiter is expected; without one, somebody has to `move_in`."""
+    def __init__(
+        self,
+        clock: Clock | None,
+        open_mailbox: Callable[[], Postbox | None] | None = None,
+        flood_guard: FloodGuard | None = None,
+    ) -> None:
+        """`open_mailbox` is called when the first waiter is expected; without one, somebody has to `move_in`.
+
+        A `flood_guard` is for a mailbox that strangers can write to.
+        """
         self._clock = clock
+        self._flood_guard = flood_guard
         self._now: Callable[[], float] = clock.now if clock is not None else boot_now
         self._open = open_mailbox
         self._reset()
@@ -137,11 +151,18 @@ class BlockingWakes:
             if self._leader is not None:
                 self._ring()  # the seat may be the leader's
 
-    def _mark(self, claim: str) -> None:
-        chosen = self._seats.values() if claim == LOOK_ALL else filter(None, [self._seats.get(claim)])
-        for seat in chosen:
-            seat.woken = True
-            seat.open()
+    def _mark(self, claim: str) -> bool:
+        """True if it names a waiter, for which no wake-up was kept yet."""
+        if claim == LOOK_ALL:
+            for seat in self._seats.values():
+                seat.wake()
+            return False
+        named = self._seats.get(claim)
+        if named is None:
+            return False
+        news = not named.woken
+        named.wake()
+        return news
 
     def _ring(self) -> None:
         mailbox = self._mailbox
@@ -186,14 +207,19 @@ class BlockingWakes:
         mailbox = self._mailbox
         if mailbox is None:
             return
-        poll = mailbox.poll
+        poll, guard = mailbox.poll, self._flood_guard
         while not seat.woken:
-            claims = mailbox.read(self._sleep_at(poll, until - self._now()))
-            with self._mutex:
-                for claim in claims:
-                    self._mark(claim)
-                if mailbox.broken:
-                    self._put_away()
+            rest = guard.rest() if guard is not None else 0.0
+            if rest:
+                self._sleep(seat, min(rest, until - self._now()))
+            else:
+                claims = mailbox.read(self._sleep_at(poll, until - self._now()))
+                with self._mutex:
+                    woken = [self._mark(claim) for claim in claims]
+                    if guard is not None:
+                        guard.has_read(claims, woken)
+                    if mailbox.broken:
+                        self._put_away()
             if mailbox.broken or self._now() >= until:
                 return
 
