@@ -35,6 +35,25 @@ _workers: list[None] = []  # as many as there are threads that do what was put o
 MAX_WORKERS: Final = 4  # more than one: a server that hangs must not keep the locks of another
 
 
+class NoThread(BackendUnavailable, RuntimeError):
+    """The system has no thread left just now. What was to run in one does not run."""
+
+
+def starting(start: Callable[..., T], *args: Any) -> T:
+    """What `start(*args)` gives, or NoThread: then the next call may work again."""
+    try:
+        return start(*args)
+    except RuntimeError as error:
+        if not is_no_thread(error):
+            raise
+        raise NoThread(f"no thread could be started: {error}") from error
+
+
+def is_no_thread(error: RuntimeError) -> bool:
+    """Python has no type for it: "can't start new thread", or at the end "can't create new thread at …"."""
+    return "new thread" in str(error)
+
+
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run what never suspends, here and now."""
     try:
@@ -142,23 +161,23 @@ class Job:
         self._over.acquire()
 
     def start(self) -> None:
-        """Raises RuntimeError if no thread can be started."""
+        """Raises NoThread."""
         if get_ident() == threading.main_thread().ident:
             # `Thread.start` waits for the new thread, in Python. An interrupt in the middle of that can leave a lock
             # of its own locked, or come out as another error. Interrupts fall into the main thread only.
-            _thread.start_new_thread(self._launch, ())
+            starting(_thread.start_new_thread, self._launch, ())
         else:
             self._start_named()
 
     def _launch(self) -> None:
         try:
             self._start_named()
-        except RuntimeError:  # the system has no other thread left; this is one
+        except NoThread:  # this is one
             self._run()
 
     def _start_named(self) -> None:
         """As a thread that people can find by its name."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        starting(threading.Thread(target=self._run, name=self._name, daemon=True).start)
 
     def _run(self) -> None:
         if self._untaken.acquire(blocking=False):
@@ -182,8 +201,8 @@ class Job:
 def run_behind(work: Coroutine[Any, Any, None], name: str) -> Job:
     """Run it in a daemon of that name, inside an operation from its start to its end unless it says `outside`.
 
-    Raises RuntimeError if the system has no thread left; then it does not run, and is closed. An interrupt that comes
-    meanwhile is raised, and it runs all the same.
+    Raises NoThread; then it does not run, and is closed. An interrupt that comes meanwhile is raised, and it runs all
+    the same.
     """
     job = Job(work, name)
     try:
@@ -192,7 +211,7 @@ def run_behind(work: Coroutine[Any, Any, None], name: str) -> Job:
         job.give_up()
         raise
     except BaseException:  # an interrupt: a thread may have been started for it, or not
-        with suppress(RuntimeError):
+        with suppress(NoThread):
             job.start()
         raise
     return job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import logging
 import sys
@@ -14,10 +13,13 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast import BackendUnavailable
 from holdfast._worlds.asyncio_ import AsyncioGuard
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
+from tests.no_threads import no_thread_left
+from tests.patience import impatient
 from tests.patrols import HOUR, never_look
 from tests.renewals import renew, renew_async, renew_soon
 from tests.servers.waiting import happens, join, pause, until, until_async
@@ -146,20 +148,23 @@ def test_a_loss_is_told_before_the_body_is_ended(url: str, monkeypatch: pytest.M
 # The keeper
 
 
-def test_a_thread_that_could_not_be_started_is_started_for_the_next_lease(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_thread(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
+def test_a_lock_that_no_thread_can_be_started_to_renew_is_not_held(url: str) -> None:
     with holdfast.connect(url) as locks:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_thread)
-            patch.setattr(_thread, "start_new_thread", no_thread)
-            with pytest.raises(RuntimeError, match="can't start"):
+        with no_thread_left(), impatient(locks, 0.0):
+            with pytest.raises(BackendUnavailable, match="no thread could be started") as raised:
                 locks.lock("x").acquire()
+        assert raised.value.transient
         assert not locks.inspect("x").locked
         lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        renew(lease)
+
+
+def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_try(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        with no_thread_left(times=2) as refused:
+            lease = locks.lock("x", ttl=60).acquire()
+        assert len(refused) == 2
         assert lease is not None
         renew(lease)
 

@@ -10,6 +10,7 @@ import asyncio
 import queue
 import weakref
 from collections.abc import Callable
+from enum import Enum
 from typing import Any, TypeVar
 
 from holdfast._model import Claim
@@ -25,15 +26,22 @@ from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
-# The loop and the future to answer to, and what to ask of the blocking driver; None is to end.
+# The loop and the future to answer to, and what to ask of the blocking driver; None is to close it, and to end.
 _Job = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", tuple[Any, tuple[Any, ...], float, Any, bool] | None]
+
+
+class _End(Enum):
+    """What else a thread is sent."""
+
+    DROPPED = "close the file, and end"
+    UNWANTED = "end: the thread was not to be started"
 
 
 class AsyncioSqlite:
     def __init__(self, blocking: BlockingSqlite, wakes: AsyncioWakes) -> None:
         self.wakes = wakes
         self._blocking = blocking
-        self._jobs: queue.SimpleQueue[_Job | None] | None = None  # there is one while the thread runs
+        self._jobs: queue.SimpleQueue[_Job | _End] | None = None  # there is one while the thread runs
         self._closed = False  # for good: a request that comes later must not start another thread
 
     async def transact(
@@ -58,18 +66,18 @@ class AsyncioSqlite:
             text = f"the lock store {str(self._blocking.path)!r} did not answer for {say(within)}"
             answer.set_exception(BackendUnavailable(text))
 
-    def _queue(self) -> queue.SimpleQueue[_Job | None]:
+    def _queue(self) -> queue.SimpleQueue[_Job | _End]:
         if self._jobs is None:
             if self._closed:
                 raise self._blocking.is_closed()
-            jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+            jobs: queue.SimpleQueue[_Job | _End] = queue.SimpleQueue()
             try:
                 start_thread("holdfast-sqlite", _work, jobs, self._blocking)
             except BaseException:
-                jobs.put(None)  # an interrupt: should the thread run all the same, it ends at once
+                jobs.put(_End.UNWANTED)  # an interrupt: should the thread run all the same, it ends at once
                 raise
             self._jobs = jobs
-            weakref.finalize(self, self._jobs.put, None)  # dropped without close(): the thread must not stay
+            weakref.finalize(self, jobs.put, _End.DROPPED)  # without close(): the thread must not stay
         return self._jobs
 
     async def close(self) -> None:
@@ -101,12 +109,13 @@ class AsyncioSqlite:
         return repr(self._blocking)
 
 
-def _work(jobs: queue.SimpleQueue[_Job | None], blocking: BlockingSqlite) -> None:
+def _work(jobs: queue.SimpleQueue[_Job | _End], blocking: BlockingSqlite) -> None:
     while True:
         with outside():
             job = jobs.get()
-        if job is None:
-            blocking.shut()
+        if isinstance(job, _End):
+            if job is _End.DROPPED:
+                blocking.shut()
             return
         loop, answer, asked = job
         if asked is None:

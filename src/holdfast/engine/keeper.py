@@ -76,7 +76,11 @@ class Keeper:
             return
         due = lease._renew_at if lease._request.renew else lease._deadline
         if due < self._next_look or self._signal is None:  # as in `look_by`, which costs a call
-            self.look_by(due)
+            try:
+                self.look_by(due)
+            except RuntimeError:
+                self.forget(lease)  # the caller does not get it
+                raise
 
     def look_by(self, at: float) -> None:
         """Look no later than that. Raises RuntimeError if no thread or task can be started for it."""
