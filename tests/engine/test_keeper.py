@@ -258,6 +258,30 @@ def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stag
     assert told == ["a"]
 
 
+def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, late = stage.engine.keeper, stage.take("a", ttl=600)
+    keeper.forget(late)  # as if it had not come yet
+    retire = keeper._retire
+
+    def retire_and_keep() -> bool:
+        over = retire()
+        monkeypatch.setattr(keeper, "_retire", retire)
+        keeper.leases[late._claim.id] = keeper._fresh[late._claim.id] = late
+        return over
+
+    def spawn(work: Any, name: str) -> None:
+        assert name != "holdfast-keeper"
+        usual(work, name)
+
+    monkeypatch.setattr(keeper, "_retire", retire_and_keep)
+    usual, stage.world.spawn = stage.world.spawn, spawn  # type: ignore[method-assign]
+    stage.pass_time(1000)
+    assert late.held
+    assert stage.backend.renewals
+
+
 # Losses that the backend notices by itself
 
 

@@ -174,9 +174,9 @@ class Keeper:
                 woken = await signal.wait(min(busy_at + IDLE, self._next_look) - self._engine.now())
                 if woken:
                     busy_at = self._engine.now()
-                elif self._engine.now() >= busy_at + IDLE and not self.leases and self._retire():
-                    if self._fresh or self._engine.outage.unanswered:
-                        self._wake()  # it came while the loop ended, and counted on it
+                    continue
+                idle = self._engine.now() >= busy_at + IDLE and not self.leases
+                if idle and self._retire() and not self._take_up(signal):
                     return
         except Exception as error:
             if self._signal is signal:
@@ -187,7 +187,10 @@ class Keeper:
             if self._signal is signal:
                 self._end_loop()
             if error.__class__ is not GeneratorExit:  # else its event loop is gone, see `begin_again`
-                self._go_on()
+                try:
+                    self._go_on()
+                except RuntimeError as reason:
+                    self._give_up(reason)
             raise
 
     def _go_on(self) -> None:
@@ -231,6 +234,14 @@ class Keeper:
                 self._forget_heap()  # it may still name leases that were released long before they were due
                 self._end_loop()
             return self._signal is None
+
+    def _take_up(self, signal: Signal) -> bool:
+        """Whether the loop goes on: something came while it ended, and counted on it, and no other has begun."""
+        with self._engine.mutex:
+            wanted = self._signal is None and bool(self._fresh or self._engine.outage.unanswered)
+            if wanted:
+                self._signal = self._running = signal
+            return wanted
 
     def _look(self, now: float) -> None:
         """Look at every lease whose time has come."""
