@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast._reentry import drive
 from holdfast._worlds.asyncio_ import AsyncioGuard
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
@@ -167,6 +168,35 @@ def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_t
         assert len(refused) == 2
         assert lease is not None
         renew(lease)
+
+
+def test_what_no_thread_can_be_started_for_is_done_when_there_is_one(url: str) -> None:
+    with holdfast.connect(url) as locks:
+        lease = locks.lock("x").acquire()
+        assert lease is not None
+        engine = locks._logic.engine
+        with no_thread_left() as refused:
+            engine.behind(engine.abandon, lease._claim)
+        assert refused
+        until(lambda: not locks.inspect("x").locked)
+
+
+def test_a_claim_that_could_not_be_abandoned_is_abandoned_when_there_is_a_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise BackendUnavailable("no answer")
+
+    with holdfast.connect(url) as locks:
+        lease = locks.lock("x").acquire()
+        assert lease is not None
+        engine = locks._logic.engine
+        with monkeypatch.context() as patch, no_thread_left():
+            patch.setattr(engine.backend, "abandon", fail)
+            drive(engine.abandon(lease._claim))
+        assert engine.unfinished
+        until(lambda: not locks.inspect("x").locked)
+        until(lambda: not engine.unfinished)
 
 
 async def _waiters(locks: AsyncLocks) -> int:

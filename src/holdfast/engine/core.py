@@ -171,8 +171,7 @@ class Engine:
 
     def _finish_behind(self, claim: Claim) -> None:
         self.unfinished[claim.id] = claim
-        with suppress(RuntimeError):  # no thread to be had; then `close` does it, or its ttl
-            self.world.spawn(self._abandon_later(claim), "holdfast-abandon")
+        self._spawn(lambda: self._abandon_later(claim), "holdfast-abandon")  # else `close` does it, or its ttl
 
     async def _abandon_later(self, claim: Claim) -> None:
         """Time clears it away at the latest; until then, try."""
@@ -272,11 +271,15 @@ class Engine:
 
     def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
         """Do it in the background, where there still is one; else the ttl does. Takes no mutex."""
+        self._spawn(lambda: _quietly(verb, subject), "holdfast-behind")
+
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Soon, or as soon as a thread can be started for it; never, if it needs an event loop and none runs."""
         try:
-            self.world.spawn(_quietly(verb, subject), "holdfast-behind")
-        except RuntimeError:  # no loop runs any more
-            if self.backend.capabilities.instant:
-                put_off(_quietly(verb, subject), nothing)  # it needs none
+            self.world.spawn(work(), name)
+        except RuntimeError:
+            if self.world.blocking or self.backend.capabilities.instant:
+                put_off(work(), nothing)
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
         await self._release_again(lease, linger, heir, None)
