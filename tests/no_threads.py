@@ -12,15 +12,16 @@ import pytest
 
 
 @contextmanager
-def no_thread_left(times: int | None = None) -> Iterator[list[object]]:
-    """Meanwhile no thread can be started, or not the first so many times; the answer is what was refused."""
-    refused: list[object] = []
+def no_thread_left(*, once: bool = False) -> Iterator[list[str]]:
+    """Meanwhile no thread can be started, or not at the first try; the answer is the names of those refused."""
+    refused: list[str] = []
 
     def refusing(start: Any) -> Any:
         def refuse(*args: Any) -> Any:
-            if times is not None and len(refused) >= times:
+            name = _name(args[0])
+            if once and name in refused:
                 return start(*args)
-            refused.append(args[0])
+            refused.append(name)
             raise RuntimeError("can't start new thread")
 
         return refuse
@@ -29,3 +30,8 @@ def no_thread_left(times: int | None = None) -> Iterator[list[object]]:
         patch.setattr(_thread, "start_new_thread", refusing(_thread.start_new_thread))
         patch.setattr(threading.Thread, "start", refusing(threading.Thread.start))
         yield refused
+
+
+def _name(thread: Any) -> str:
+    """Of a thread, or of the job that one is to be started for."""
+    return str(thread.name if isinstance(thread, threading.Thread) else getattr(thread.__self__, "_name", thread))

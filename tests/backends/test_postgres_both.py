@@ -20,6 +20,8 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast import BackendUnavailable
+from tests.no_threads import no_thread_left
+from tests.renewals import renew
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
@@ -228,3 +230,38 @@ def test_a_child_that_is_forked_while_a_connection_is_in_use_keeps_nothing_of_it
         parent.stdin.write("now\n")
         parent.stdin.flush()
         _ends_with_its_parent(psql, parent)
+
+
+# Threads
+
+_OURS = _SESSIONS.replace("forks", "me")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_thread_that_could_not_be_started_costs_one_try(url: str, scheme: str, psql: psycopg.Connection) -> None:
+    with no_thread_left(once=True) as refused, holdfast.connect(_by_name(url, scheme), holder="me") as locks:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        renew(lease)
+    assert {"holdfast-lookup", "holdfast-keeper"} <= set(refused)
+    until(lambda: _count(psql, _OURS) == 0)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_each_thread_of_an_event_loop_that_could_not_be_started_costs_one_try(
+    url: str, scheme: str, psql: psycopg.Connection
+) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(_by_name(url, scheme), holder="me") as locks:
+            with no_thread_left(once=True) as refused:
+                lease = await locks.lock("x").acquire()
+            assert lease is not None
+            assert refused
+
+    asyncio.run(main())
+    until(lambda: _count(psql, _OURS) == 0)
+
+
+def _by_name(url: str, scheme: str) -> str:
+    """The name of the host is looked up in a thread."""
+    return url.replace("postgresql", scheme, 1).replace(HOST, "localhost", 1)

@@ -163,9 +163,9 @@ def test_a_lock_that_no_thread_can_be_started_to_renew_is_not_held(url: str) -> 
 
 def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_try(url: str) -> None:
     with holdfast.connect(url) as locks:
-        with no_thread_left(times=2) as refused:
+        with no_thread_left(once=True) as refused:
             lease = locks.lock("x", ttl=60).acquire()
-        assert len(refused) == 2
+        assert "holdfast-keeper" in refused
         assert lease is not None
         renew(lease)
 

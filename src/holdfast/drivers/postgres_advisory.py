@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol
 
-from holdfast._reentry import outside
+from holdfast._reentry import NoThread, outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
@@ -117,7 +117,11 @@ class BlockingSessions:
             if self._watch is None:
                 self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
                 weakref.finalize(self, self._watch.close)
-        line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
+        try:
+            line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
+        except NoThread:
+            dialled.pgconn.finish()
+            raise
         with self._mutex:
             self._lines.add(line)
             closed = self._closed

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
+from holdfast._reentry import starting
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
 from holdfast._worlds.asyncio_ import background_task, end_tasks, wait_for_task
@@ -105,7 +106,7 @@ class AsyncioSessions:
         if self._closed:
             raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
         loop = self._belong_here()
-        dialling = loop.run_in_executor(None, dial, self.place, self.holder, self._prepare, within)
+        dialling = starting(loop.run_in_executor, None, dial, self.place, self.holder, self._prepare, within)
         try:
             dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
         except asyncio.CancelledError:

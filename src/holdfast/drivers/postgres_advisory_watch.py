@@ -91,11 +91,12 @@ class Watch:
         self._tidy = tidy
 
     def add(self, line: WatchedLine) -> None:
+        """Raises NoThread."""
         with self._mutex:
-            self._lines[line.socket] = weakref.ref(line)
             if not self._started:
                 start_thread("holdfast-watch", self._run)
                 self._started = True  # not before: an interrupt may come in between, and better two watch than none
+            self._lines[line.socket] = weakref.ref(line)
         self._ring()
 
     def remove(self, line: WatchedLine) -> None:
