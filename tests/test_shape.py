@@ -31,7 +31,7 @@ from holdfast._faces import aio_manager, aio_primitives, sync_manager, sync_prim
 SOURCE = Path(holdfast.__file__).parent
 LONGEST_FILE = 500
 
-_WORDS = {"errors", "_model", "_text", "_time", "_ids", "_values", "_reentry", "_secrets", "_debug"}
+_WORDS = {"errors", "_model", "_text", "_time", "_ids", "_records", "_values", "_reentry", "_secrets", "_debug"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_faces", ""}
@@ -45,7 +45,8 @@ ROOMS: dict[str, set[str]] = {
     "_time": {"_text"},
     "_ids": set(),
     "_secrets": {"_text"},
-    "_values": set(),
+    "_records": {"errors", "_model", "_text"},
+    "_values": {"_records"},
     "_debug": set(),
     "_reentry": {"errors"},
     "_worlds": _WORDS,

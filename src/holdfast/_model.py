@@ -17,6 +17,7 @@ SHARED: Final = "shared"
 GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was woken and has not come yet
 PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
 KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
+LONGEST_TTL: Final = 10 * 365 * 86400.0  # seconds
 PATROL: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
 ROUND: Final = 0.5  # seconds within which all waiters look, once time has made room
 
@@ -112,6 +113,7 @@ class LockInfo(NamedTuple):
     holders: tuple[HolderInfo, ...] = ()
     waiters: int = 0
     queue: tuple[str, ...] = ()  # the holder ids of those who wait, first in line first
+    damage: str = ""  # what of its record cannot be read: that is held by "(damaged)", and break_lock frees it
 
     @property
     def locked(self) -> bool:
@@ -125,6 +127,7 @@ class LockInfo(NamedTuple):
             "holders": [holder.as_dict() for holder in self.holders],
             "waiters": self.waiters,
             "queue": list(self.queue),
+            "damage": self.damage or None,
         }
 
 
@@ -165,7 +168,7 @@ class Capabilities(NamedTuple):
     """What a backend can do, known before anything is sent."""
 
     min_ttl: float = 0.01
-    max_ttl: float = 10 * 365 * 86400.0
+    max_ttl: float = LONGEST_TTL
     drift: float = 0.0  # how far its clock's rate may differ from ours; 0 where both are one clock
     instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
     renew_batch: int = 500  # leases renewed in one request

@@ -7,9 +7,12 @@ Leaves to the backends: where it is kept, and how a step is made atomic.
 from __future__ import annotations
 
 from math import inf
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+from holdfast._records import is_count
 
 NANO: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
+FURTHEST: Final = 2**62  # nanoseconds ahead: nothing is booked as far as that
 
 
 class Rate(NamedTuple):
@@ -35,6 +38,16 @@ class Booked(NamedTuple):
 
     allowance: Allowance
     until: int  # nanoseconds on the store's clock; what gives the permit back if nobody booked after it
+
+
+def can_be_booked(until: Any, now: float) -> bool:
+    """Whether a limiter can be booked up to then; if not, its record is damaged."""
+    return until.__class__ is int and until - now * NANO < FURTHEST
+
+
+def used_up(now: float, rate: Rate) -> int:
+    """What takes the place of a damaged booking: as if all permits had just been used, so that none is given twice."""
+    return round(now * NANO) + rate.interval * rate.burst
 
 
 def book(until: int, now: float, rate: Rate, cost: int, patience: float) -> Booked:
@@ -76,9 +89,17 @@ class Stored(NamedTuple):
     version: int = 0  # 0 for none
     fence: int = 0  # the highest that a write has shown
     writer: str = ""  # the id of the write that made it so
+    damage: str = ""  # what of it cannot be read: then only an unconditional delete goes through
 
 
 NOTHING: Final = Stored()
+
+
+def as_stored(value: Any, version: Any, fence: Any, writer: Any) -> Stored:
+    """What a store gives back, or that it is damaged."""
+    if not (is_count(version) and is_count(fence) and isinstance(writer, str)):
+        return Stored(damage="its version, its fence or its writer cannot be read")
+    return Stored(value, version, fence, writer) if isinstance(value, str | None) else Stored(damage="it is not text")
 
 
 class Write(NamedTuple):
@@ -93,7 +114,7 @@ class Write(NamedTuple):
 class Written(NamedTuple):
     """What became of a write."""
 
-    outcome: Literal["written", "conflict", "stale"]
+    outcome: Literal["written", "conflict", "stale", "damaged"]
     version: int  # as it is now
     fence: int
 
@@ -108,6 +129,9 @@ def after(stored: Stored, write: Write, last_deleted: int) -> Stored:
 
 def decide(stored: Stored, write: Write) -> Written | None:
     """Why the write does not go through, or that it already has; None if it is to be done."""
+    if stored.damage:
+        plain = write.value is None and write.if_version is None and write.fence is None
+        return None if plain else Written("damaged", 0, 0)
     if stored.writer == write.id:
         return Written("written", stored.version, stored.fence)
     if write.fence is not None and write.fence < stored.fence:

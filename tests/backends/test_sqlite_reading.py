@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast._model import LockInfo
+from holdfast._records import lock_info
 from holdfast.backends import sqlite
 from holdfast.drivers.host import this_host
 from holdfast.sync import Locks
@@ -45,13 +47,12 @@ def test_in_the_middle_of_an_answer_others_can_write(
     assert locks.lock("x", metadata={"job": 7}).acquire()
     writer = sqlite3.connect(path, isolation_level=None, timeout=0)
     written: list[int] = []
-    parse = sqlite._parsed
 
-    def write_and_parse(metadata: str) -> Any:
+    def write_and_make(*facts: Any) -> LockInfo:
         written.append(writer.execute("UPDATE claims SET mode = mode").rowcount)
-        return parse(metadata)
+        return lock_info(*facts)
 
-    monkeypatch.setattr(sqlite, "_parsed", write_and_parse)
+    monkeypatch.setattr(sqlite, "lock_info", write_and_make)
     assert QUESTIONS[question](locks)
     writer.close()
     assert written == [2]  # the hold, and the store's own row

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
@@ -14,7 +16,7 @@ from tests.servers.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
 
-LOCK_FIELDS = {"name", "locked", "waiters", "queue", "holders"}
+LOCK_FIELDS = {"name", "locked", "waiters", "queue", "holders", "damage"}
 HOLDER_FIELDS = {"holder", "claim_id", "fence", "mode", "acquired_at", "expires_at", "metadata", "session"}
 
 
@@ -94,7 +96,7 @@ def test_show_of_a_free_lock_says_free(shell: Shell) -> None:
     assert (done.returncode, done.stdout) == (0, "x: free\n  waiters   0\n")
     assert shell("show", "x", "--check").returncode == 1
     free = json.loads(shell("show", "x", "--json").stdout)
-    assert free == {"name": "x", "locked": False, "waiters": 0, "queue": [], "holders": []}
+    assert free == {"name": "x", "locked": False, "waiters": 0, "queue": [], "holders": [], "damage": None}
 
 
 def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:
@@ -133,3 +135,40 @@ def test_namespaces_are_apart(shell: Shell) -> None:
     with shell.locks() as locks, locks.lock("x"):
         assert json.loads(shell("ls", "--json", "--namespace", "other").stdout) == []
         assert shell("show", "x", "--check", "--namespace", "other").returncode == 1
+
+
+def damage(shell: Shell, change: str) -> None:
+    with closing(sqlite3.connect(shell.url.removeprefix("sqlite:///"))) as db, db:
+        assert db.execute(f"UPDATE claims SET {change} WHERE key = 'x'").rowcount
+
+
+def test_a_hold_that_cannot_be_read_is_shown_as_damaged_and_break_frees_it(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("mail"):
+        assert locks.lock("x").acquire()
+        damage(shell, "ends_at = zeroblob(8)")
+        head, mail, row = shell("ls").stdout.splitlines()
+        assert mail.split()[:2] == ["mail", locks.holder]
+        assert re.match(r"x +\(damaged\) +- +- +when it is broken +0 +damaged: a hold cannot be read$", row)
+        assert row.index("damaged:") == head.index("METADATA")
+        told = shell("show", "x", "--check")
+        assert told.stdout.splitlines() == [
+            "x: held",
+            "  damaged   a hold cannot be read; `holdfast break` frees it",
+            "  holder    (damaged)",
+            "  waiters   0",
+        ]
+        shown = json.loads(shell("show", "x", "--json").stdout)
+        assert (shown["damage"], shown["locked"]) == ("a hold cannot be read", True)
+        refused = shell("run", "--wait", "0", "x", "true")
+        assert (refused.returncode, "break_lock('x')" in refused.stderr) == (69, True)
+        assert shell("break", "x").stdout.startswith("broke x, held by (damaged)\n")
+        assert shell("run", "--wait", "0", "x", "true").returncode == 0
+
+
+def test_metadata_that_cannot_be_read_is_told_in_its_place(shell: Shell) -> None:
+    with shell.locks() as locks, locks.lock("x"):
+        damage(shell, "metadata = '{zeros'")
+        row = shell("ls").stdout.splitlines()[1]
+        assert row.split()[:2] == ["x", locks.holder]
+        assert row.endswith(f"damaged: the metadata of '{locks.holder}' is not JSON that can be read")
+        assert "  damaged   the metadata of" in shell("show", "x").stdout

@@ -11,9 +11,10 @@ import pytest
 
 import holdfast
 from holdfast import Locks
+from holdfast._records import LONGEST_NAME
 from holdfast._worlds import drive
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.names import DEFAULT_NAMESPACE, LONGEST_NAME, aside, qualify, unqualify
+from holdfast.primitives.names import DEFAULT_NAMESPACE, aside, qualify, unqualify
 from holdfast.testing import FakeClock
 
 BAD = [

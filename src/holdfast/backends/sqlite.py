@@ -10,9 +10,8 @@ or on another host, so the store knows which boot it counts by: a new boot voids
 from __future__ import annotations
 
 import builtins
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, takewhile
 from math import inf
 from operator import itemgetter
@@ -20,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast._model import (
     EXCLUSIVE,
+    LONGEST_TTL,
     PATROL,
     PRESENCE,
     SHARED,
@@ -28,17 +28,17 @@ from holdfast._model import (
     Change,
     Claim,
     Grant,
-    HolderInfo,
     LockInfo,
     Occupancy,
     Renewal,
     Sight,
     patrol,
 )
+from holdfast._records import MOST_READ, Held, is_count, lock_info
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends import sqlite_values as values
-from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, Row, Scene, hand_over
-from holdfast.backends.sqlite_store import STORE, check_boot, count, count_on, is_void, no_store
+from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, SOUND_WAITER, Row, Scene, hand_over
+from holdfast.backends.sqlite_store import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
 from holdfast.drivers.sqlite import VERSION, SqliteDriver, Step, T, Transaction
 from holdfast.errors import LimitMismatch
 
@@ -58,12 +58,12 @@ class _Own(NamedTuple):
 def _own(t: Transaction, claim: Claim, waits: bool) -> _Own:
     place = None
     if waits:
-        row = t.execute("SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND ends_at > ?", (claim.id, t.now))
-        (place,) = row.fetchone() or (None,)
+        mine = f"SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND {SOUND_WAITER}"
+        (place,) = t.execute(mine, {"claim": claim.id, "now": t.now}).fetchone() or (None,)
     ahead, unserved = t.execute(
         "SELECT count(*), count(*) - count(reserved_until) FROM claims"
-        " WHERE key = ? AND waiting = 1 AND lapsed = 0 AND ends_at > ? AND place < ?",
-        (claim.terms.key, t.now, 1 << 62 if place is None else place),
+        f" WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place",
+        {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place},
     ).fetchone()
     return _Own(place, ahead, unserved)
 
@@ -77,6 +77,8 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
         f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
     ).fetchone()
     boot, counter, taken = row or no_store()
+    if not is_count(counter):
+        no_store()
     if boot != t.host.boot:
         check_boot(t)
         return _acquire(t, claim, enqueue)
@@ -91,6 +93,7 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     mine = scene.find(id)
     if mine is not None and not mine.waiting:  # asked before, and the answer was lost
         return _grant_again(t, scene, mine, claim)
+    scene.must_be_readable(terms.name)
     own = _own(t, claim, waits)
     if terms.mode == SHARED and own.place is None:
         _refuse_other_limits(t, claim)
@@ -111,9 +114,10 @@ def _reserved_place(t: Transaction, claim: Claim) -> int | None:
     Then nothing else matters, which makes a hand-over a third faster; but observers want to be told.
     """
     row = t.execute(
-        "SELECT place FROM claims WHERE claim = ? AND waiting = 1 AND reserved_until > ? AND ends_at > ?"
-        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 2)",
-        (claim.id, t.now, t.now, claim.terms.key),
+        "SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND reserved_until > :now"
+        f" AND typeof(reserved_until) = 'real' AND {SOUND_WAITER}"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = :key AND waiting > 1)",
+        {"claim": claim.id, "now": t.now, "key": claim.terms.key},
     ).fetchone()
     return row[0] if row else None
 
@@ -122,7 +126,8 @@ def _refuse_other_limits(t: Transaction, claim: Claim) -> None:
     """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
     terms = claim.terms
     row = t.execute(
-        "SELECT nullif(lim, 0) FROM claims WHERE key = ? AND mode = ? AND claim != ? AND ends_at > ? LIMIT 1",
+        "SELECT nullif(lim, 0) FROM claims WHERE key = ? AND mode = ? AND claim != ? AND ends_at > ?"
+        " AND typeof(lim) = 'integer' LIMIT 1",
         (terms.key, SHARED, claim.id, t.now),
     ).fetchone()
     if row is not None and row[0] != terms.limit:
@@ -199,10 +204,11 @@ def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
     now = t.now
     statement = (
         "UPDATE claims SET ends_at = max(ends_at, ?)"
-        " WHERE key = ? AND waiting = 0 AND place = ? AND claim = ? AND ended = 0 AND ends_at > ?"
+        " WHERE key = ? AND waiting = 0 AND place = ? AND claim = ? AND ended = 0 AND ends_at > ? AND ends_at <= ?"
+        f" AND mode IN ('{EXCLUSIVE}', '{SHARED}') AND typeof(holder) = 'text' AND typeof(acquired_at) = 'real'"
     )
     return [
-        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now)).rowcount == 1
+        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now, now + LONGEST_TTL)).rowcount == 1
         for claim, ttl, fence in batch
     ]
 
@@ -238,6 +244,7 @@ def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
     scene = Scene(t, claim.terms.key)
     mine = scene.hold(claim.id)
     if mine is None:
+        scene.must_be_readable(claim.terms.name)
         return False
     alive = mine.ends_at > t.now
     if linger and alive:
@@ -272,15 +279,18 @@ def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
     key = claim.terms.key
     scene = Scene(t, key)
     scene.settle()
+    scene.must_be_readable(claim.terms.name)
     alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
     known = t.execute(
         "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
         (alive_until, address, key, claim.id, t.now),
     ).rowcount
+    changes: tuple[Change, ...] | None = None
     if known and after:
         rows = t.execute("SELECT number, fence, holder FROM changes WHERE key = ? AND number > ?", (key, after))
-        changes = tuple(map(Change._make, rows))
-    else:
+        changes = _readable(map(Change._make, rows))
+    if changes is None:
+        t.execute("DELETE FROM changes WHERE key = ? AND typeof(number) != 'integer'", (key,))
         number = count_on(t)
         if not known:
             t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
@@ -291,31 +301,50 @@ def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
     return Sight(changes, max(0.0, min(PATROL, next_end - t.now)))
 
 
+def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
+    """All of them, or None if one cannot be read: then its observer begins again with what is true."""
+    found = tuple(changes)
+    sound = all(is_count(one.number) and is_count(one.fence) and isinstance(one.holder, str | None) for one in found)
+    return found if sound else None
+
+
 def _look(t: Transaction, key: str) -> LockInfo:
-    return next(_looks(t, "key = ?", key), LockInfo(key))
+    return next(_looks(t, "key = :key", key), LockInfo(key))
 
 
-def _looks(t: Transaction, which: str, value: str) -> Iterator[LockInfo]:
+def _looks(t: Transaction, which: str, key: str) -> Iterator[LockInfo]:
     """Each of these keys that is held or waited for, in order, read as far as the caller goes."""
     rows = t.execute(
-        "SELECT key, waiting, holder, claim, place, mode, acquired_at, ends_at, metadata FROM claims"
-        f" WHERE {which} AND waiting < 2 AND ends_at > ? ORDER BY key, waiting, place",
-        (value, t.now),
+        "SELECT CAST(key AS BLOB), waiting, holder, claim, place, mode, acquired_at, ends_at,"
+        f" substr(metadata, 1, :most) FROM claims WHERE {which} AND ends_at > :now"
+        f" AND ({HOLDS} OR waiting = 1 AND {SOUND_WAITER}) ORDER BY key, waiting, place",
+        {"key": key, "now": t.now, "most": MOST_READ},
     )
-    booted_at = time.time() - t.now
-    for key, of_key in groupby(rows, itemgetter(0)):
-        holders, queue = [], []
+    wall = time.time()
+    for stored, of_key in groupby(rows, itemgetter(0)):
+        holds, queue = [], []
         for _, waiting, holder, claim, place, mode, acquired_at, ends_at, metadata in of_key:
-            if waiting:
+            if waiting == 1:
                 queue.append(holder)
             else:
-                facts = (holder, claim, place, mode, acquired_at, booted_at + ends_at)
-                holders.append(HolderInfo(*facts, _parsed(metadata)))
-        yield LockInfo(key, tuple(holders), len(queue), tuple(queue))
+                kind = mode if waiting == 0 else None
+                holds.append(Held(holder, claim, place, kind, acquired_at, _on(wall, ends_at, t.now), metadata))
+        name = _name_of(stored)
+        if name is not None:
+            yield lock_info(name, holds, queue)
 
 
-def _parsed(metadata: str) -> Any:
-    return json.loads(metadata) if metadata else None
+def _on(wall: float, ends_at: Any, now: float) -> float | None:
+    """The end of a hold on the wall clock; None for what cannot be one."""
+    return wall + ends_at - now if ends_at.__class__ is float and ends_at <= now + LONGEST_TTL else None
+
+
+def _name_of(key: bytes) -> str | None:
+    """None for what is no text, so that no caller can ask for it or go on listing behind it."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _inspect(t: Transaction, key: str) -> LockInfo:
@@ -326,7 +355,8 @@ def _list_some(t: Transaction, prefix: str, start: str) -> list[LockInfo]:
     """The first keys with that prefix from `start` on; fewer than `AT_A_TIME` are the last."""
     if is_void(t):
         return []
-    found = takewhile(lambda info: info.name.startswith(prefix), _looks(t, "key >= ?", start))
+    names = _looks(t, "key >= :key AND key < x''", start)  # every blob is above all text
+    found = takewhile(lambda info: info.name.startswith(prefix), names)
     return list(islice(found, AT_A_TIME))
 
 
@@ -335,9 +365,7 @@ def _break(t: Transaction, key: str) -> LockInfo:
     scene = Scene(t, key)
     scene.settle()
     before = _look(t, key)
-    for row in list(scene.inside):
-        if not row.waiting:
-            scene.end(row)
+    scene.clear()
     scene.hand_over()
     return before
 

@@ -1,7 +1,10 @@
 """A name in SQLite as one transaction sees it: who is in, who is in line, and who watches.
 
-Decides: how time ends things, who is next when there is room, and what observers are told.
+Decides: how time ends things, who is next when there is room, what observers are told, and which rows are damaged.
 Leaves to `sqlite`: the verbs. Leaves to `_model`: who fits and who is next in line.
+
+A column keeps whatever is put into it, and any text is above every number. A hold that is damaged lets nobody in. A
+waiter or an observer that is damaged counts as gone: it asks again.
 """
 
 from __future__ import annotations
@@ -9,12 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from holdfast._model import GRACE, KEPT_CHANGES, Mode, Occupancy, next_in_line
-from holdfast.backends.sqlite_store import count, count_on
+from holdfast._model import (
+    EXCLUSIVE,
+    GRACE,
+    KEPT_CHANGES,
+    LONGEST_TTL,
+    PRESENCE,
+    SHARED,
+    Mode,
+    Occupancy,
+    next_in_line,
+)
+from holdfast._records import NO_HOLD, damaged_lock, is_count
+from holdfast.backends.sqlite_store import HOLDS, count, count_on
 from holdfast.drivers.sqlite import Transaction, Wake
 
 OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"
 OF_WAITER: Final = "WHERE key = ? AND waiting = 1 AND place = ?"
+_PRESENT: Final = 2 * PRESENCE  # seconds: none that waits or watches is present for longer without asking again
+SOUND_WAITER: Final = (
+    f"ends_at > :now AND ends_at <= :now + {_PRESENT} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
+    " AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(address) = 'text'"
+)
 
 
 class Row(NamedTuple):
@@ -36,10 +55,23 @@ class Row(NamedTuple):
         """When time takes its room away."""
         return self.ends_at if self.reserved_until is None else self.reserved_until
 
+    def is_sound(self, now: float) -> bool:
+        """Whether all of it can be what this program has written."""
+        return (
+            self.waiting in (0, 1, 2)
+            and is_count(self.place)
+            and self.mode in (EXCLUSIVE, SHARED)
+            and self.ended in (0, 1)
+            and self.claim.__class__ is self.holder.__class__ is self.address.__class__ is str
+            and self.acquired_at.__class__ is self.ends_at.__class__ is self.until.__class__ is float
+            and self.ends_at <= now + (_PRESENT if self.waiting else LONGEST_TTL)
+        )
+
 
 _COLUMNS: Final = "waiting, place, claim, holder, mode, acquired_at, ends_at, ended, reserved_until, address"
 _ROWS: Final = (
-    f"SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting IN (0, 2)"
+    f"SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting < 1"
+    f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting > 1"
     f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND reserved_until IS NOT NULL"
 )
 
@@ -47,14 +79,19 @@ _ROWS: Final = (
 class Scene:
     """A name as one transaction sees it, read in one statement; who only waits is not in it."""
 
-    __slots__ = ("_t", "inside", "key", "observers")
+    __slots__ = ("_t", "damaged", "inside", "key", "observers")
 
     def __init__(self, t: Transaction, key: str) -> None:
         self._t = t
         self.key = key
-        rows = [Row._make(row) for row in t.execute(_ROWS, (key, key))]
-        self.inside = [row for row in rows if row.waiting != 2]  # holders first, in order of their fences
-        self.observers = [row for row in rows if row.waiting == 2]
+        self.inside: list[Row] = []  # holders first, in order of their fences
+        self.observers: list[Row] = []
+        self.damaged: list[Row] = []  # holds that cannot be read
+        for row in map(Row._make, t.execute(_ROWS, (key, key, key))):
+            if row.is_sound(t.now):
+                (self.observers if row.waiting == 2 else self.inside).append(row)
+            elif row.waiting not in (1, 2):
+                self.damaged.append(row)
 
     def settle(self) -> None:
         """Forget what time has ended, and hand over the room that it took."""
@@ -68,8 +105,19 @@ class Scene:
                 self._t.execute(lapse, (self.key, row.place))
             else:
                 self.end(row)
-        if over:
+        lapsed = [row for row in self.damaged if row.ends_at.__class__ is float and row.ends_at <= self._t.now]
+        if lapsed:  # of a damaged hold too, as far as that can be read
+            self.damaged = [row for row in self.damaged if row not in lapsed]
+            ended = f"DELETE FROM claims WHERE key = ? AND {HOLDS} AND typeof(ends_at) = 'real' AND ends_at <= ?"
+            self._t.execute(ended, (self.key, self._t.now))
+            self.tell(0, None)
+        if over or lapsed:
             self.hand_over()
+
+    def must_be_readable(self, name: str) -> None:
+        """Raises BackendUnavailable if it cannot be known who holds."""
+        if self.damaged:
+            raise damaged_lock(name, "the lock store", NO_HOLD)
 
     def find(self, claim: str) -> Row | None:
         """The claim's hold, or what is reserved for it."""
@@ -84,6 +132,8 @@ class Scene:
         for row in self.inside:
             if row.until > now and row.ends_at > now:
                 taken.add(row.mode)
+        for _ in self.damaged:
+            taken.add(EXCLUSIVE)
         return taken
 
     def end(self, row: Row) -> None:
@@ -102,6 +152,17 @@ class Scene:
         for waiter in hand_over(self._t, self.key, self.occupancy(), heir):
             facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
             self.inside.append(Row(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
+
+    def clear(self) -> None:
+        """End every hold, and forget everything that is damaged."""
+        t, key = self._t, self.key
+        fences = [row.place for row in self.inside if not row.waiting] + [0] * bool(self.damaged)
+        self.inside, self.damaged = [row for row in self.inside if row.waiting], []
+        t.execute(f"DELETE FROM claims WHERE key = ? AND {HOLDS}", (key,))
+        facts = {"key": key, "now": t.now}
+        t.execute(f"DELETE FROM claims WHERE key = :key AND waiting IN (1, 2) AND NOT ({SOUND_WAITER})", facts)
+        for fence in fences:
+            self.tell(fence, None)
 
     def tell(self, fence: int, holder: str | None) -> None:
         """Keep a change for the observers, and wake them."""
@@ -142,7 +203,7 @@ def line(t: Transaction, key: str) -> Iterator[Waiter]:
     """The live waiters in order, read as far as the caller goes."""
     rows = t.execute(
         "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
-        " WHERE key = ? AND waiting = 1 AND ends_at > ? ORDER BY place",
-        (key, t.now),
+        f" WHERE key = :key AND waiting = 1 AND {SOUND_WAITER} ORDER BY place",
+        {"key": key, "now": t.now},
     )
     return map(Waiter._make, rows)

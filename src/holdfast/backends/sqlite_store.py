@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Final, NoReturn
 
+from holdfast._model import LONGEST_TTL
+from holdfast._records import is_count
 from holdfast._time import first_fence
 from holdfast._values import NANO
 from holdfast.drivers.host import fingerprint
@@ -74,6 +76,8 @@ FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # what each brought; a file's user_vers
 #   claim        the fingerprint of that boot's machine
 #   acquired_at  wall clock of the last grant or renewal
 STORE: Final = "key = '' AND waiting = 0 AND place = 0"
+
+HOLDS: Final = "waiting NOT IN (1, 2)"  # and what is none of the three kinds: it may have been one
 
 
 def is_current(t: Transaction) -> bool:
@@ -148,13 +152,16 @@ def check_boot(t: Transaction) -> None:
 
 def is_void(t: Transaction) -> bool:
     """Whether all leases in the store are of an earlier boot. Raises BackendUnavailable if another host holds them."""
-    boot, machine, touched_at = (
-        t.execute(f"SELECT holder, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
+    boot, counter, machine, touched_at = (
+        t.execute(f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
     )
+    if not is_count(counter):
+        no_store()
     if boot == t.host.boot:
         return False
-    (longest,) = t.execute("SELECT max(ttl) FROM claims WHERE key > '' AND waiting = 0").fetchone()
-    now = time.time()
+    if not (boot.__class__ is machine.__class__ is str and touched_at.__class__ is float):
+        no_store()
+    longest, now = _longest_ttl(t), time.time()
     if longest is not None and now < touched_at + longest and not _has_rebooted(t, machine, touched_at, now):
         raise BackendUnavailable(
             "the lock store is in use by another host, which holds leases in it; SQLite locks work between the "
@@ -162,6 +169,15 @@ def is_void(t: Transaction) -> bool:
             transient=False,
         )
     return True
+
+
+def _longest_ttl(t: Transaction) -> float | None:
+    """Of all holds; None if there is none."""
+    (longest,) = t.execute(f"SELECT max(ttl) FROM claims WHERE key > '' AND {HOLDS}").fetchone()
+    if longest is None:
+        return None
+    sound = longest.__class__ is float and longest <= LONGEST_TTL
+    return longest if sound else LONGEST_TTL  # nothing is known of a hold that is damaged
 
 
 def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -> bool:
@@ -175,7 +191,8 @@ def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -
 
 def no_store() -> NoReturn:
     raise BackendUnavailable(
-        "the lock store is corrupt: its own row is gone, and with it its counter; move it away, and a new one is made",
+        "the lock store is corrupt: its own row is gone or damaged, and with it its counter; move it away, and a new "
+        "one is made",
         transient=False,
     )
 

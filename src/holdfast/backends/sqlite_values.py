@@ -6,7 +6,22 @@ Leaves to `_values`: whether a permit is to be had, and whether a write goes thr
 
 from __future__ import annotations
 
-from holdfast._values import NANO, NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
+from holdfast._time import first_fence
+from holdfast._values import (
+    NANO,
+    NOTHING,
+    Booked,
+    Rate,
+    Stored,
+    Write,
+    Written,
+    after,
+    as_stored,
+    book,
+    can_be_booked,
+    decide,
+    used_up,
+)
 from holdfast.backends.sqlite_store import check_boot
 from holdfast.drivers.sqlite import Transaction
 
@@ -14,6 +29,9 @@ from holdfast.drivers.sqlite import Transaction
 def throttle(t: Transaction, key: str, rate: Rate, cost: int, patience: float) -> Booked:
     check_boot(t)
     (until,) = t.execute("SELECT until FROM limiters WHERE key = ?", (key,)).fetchone() or (0,)
+    if not can_be_booked(until, t.now):
+        until = used_up(t.now, rate)
+        t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, until))
     booked = book(until, t.now, rate, cost, patience)
     if booked.allowance.allowed:
         _forget_some_at_rest(t)
@@ -35,7 +53,7 @@ def unthrottle(t: Transaction, key: str, rate: Rate, cost: int, until: int) -> N
 
 def read(t: Transaction, key: str) -> Stored:
     row = t.execute("SELECT value, version, fence, writer FROM cells WHERE key = ?", (key,)).fetchone()
-    return Stored._make(row) if row else NOTHING
+    return as_stored(*row) if row else NOTHING
 
 
 def write(t: Transaction, key: str, write: Write) -> Written:
@@ -43,11 +61,13 @@ def write(t: Transaction, key: str, write: Write) -> Written:
     outcome = decide(stored, write)
     if outcome is not None:
         return outcome
+    if stored.damage:
+        stored = Stored(version=first_fence())  # above all that it can have had
     written = after(stored, write, read(t, "").version)
     if write.value is None:
         _delete(t, key, stored.version)
     else:
-        t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, *written))
+        t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, *written[:4]))
     return Written("written", written.version, written.fence)
 
 

@@ -23,6 +23,7 @@ _JSON = """--json prints one document. A lock is an object with
   locked     true or false
   waiters    how many wait for it
   queue      list of their holder ids, first in line first
+  damage     null, or what of its record cannot be read: `break` frees it
   holders    list of objects, oldest first:
              holder, claim_id, fence (null if the store does not know it),
              mode ("exclusive" or "shared"), acquired_at and expires_at
@@ -30,7 +31,8 @@ _JSON = """--json prints one document. A lock is an object with
              its connection ends it), metadata (any JSON, or null),
              session (null, or an object about that connection: pid,
              application_name, client, connected_at, state; null for what is
-             not shown to you)"""
+             not shown to you). A hold that cannot be read has the holder
+             "(damaged)" and an empty claim_id: no time ends it"""
 
 
 def list_locks(words: list[str]) -> int:
@@ -129,25 +131,35 @@ def _for_people(info: LockInfo) -> LockInfo:
         who._replace(holder=unmistakable(who.holder), claim_id=unmistakable(who.claim_id)) for who in info.holders
     )
     queue = tuple(map(unmistakable, info.queue))
-    return info._replace(name=unmistakable(info.name), holders=tuple(holders), queue=queue)
+    return info._replace(name=unmistakable(info.name), holders=tuple(holders), queue=queue, damage=visible(info.damage))
 
 
 def _rows(info: LockInfo, now: float) -> list[Sequence[str]]:
     if not info.holders:
-        return [(info.name, "-", "-", "-", "-", str(info.waiters), "", "")]
+        return [(info.name, "-", "-", "-", "-", str(info.waiters), _cut(_damage(info)), "")]
     return [
         (
             info.name,
             _cut(who.holder) + (" (shared)" if who.mode == "shared" else ""),
             _fence(who),
-            span(now - who.acquired_at),
-            f"in {span(who.expires_at - now)}" if _expires(who) else "with its connection",
+            span(now - who.acquired_at) if who.claim_id else "-",
+            _end(who, now),
             str(info.waiters),
-            _cut(_metadata(who)),
+            _cut(_damage(info) or _metadata(who)),
             _connection(who),
         )
         for who in info.holders
     ]
+
+
+def _damage(info: LockInfo) -> str:
+    return f"damaged: {info.damage}" if info.damage else ""
+
+
+def _end(who: HolderInfo, now: float) -> str:
+    if _expires(who):
+        return f"in {span(who.expires_at - now)}"
+    return "with its connection" if who.claim_id else "when it is broken"
 
 
 def _cut(text: str) -> str:
@@ -163,7 +175,12 @@ def _print_table(rows: list[Sequence[str]]) -> None:
 
 def _in_full(info: LockInfo, now: float) -> str:
     lines = [f"{info.name}: {'held' if info.locked else 'free'}"]
+    if info.damage:
+        lines.append(f"  damaged   {info.damage}; `holdfast break` frees it")
     for who in info.holders:
+        if not who.claim_id:
+            lines.append(f"  holder    {who.holder}")
+            continue
         lines += [
             f"  holder    {who.holder}",
             f"            held {span(now - who.acquired_at)}, {_until(who, now)}",
@@ -180,7 +197,8 @@ def _in_full(info: LockInfo, now: float) -> str:
 
 def _told_broken(before: LockInfo, now: float) -> str:
     lines = [
-        f"broke {before.name}, held by {who.holder} for {span(now - who.acquired_at)}"
+        f"broke {before.name}, held by {who.holder}"
+        + (f" for {span(now - who.acquired_at)}" if who.claim_id else "")
         + (f" with fence {who.fence}" if who.fence is not None else "")
         for who in before.holders
     ]

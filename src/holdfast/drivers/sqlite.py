@@ -185,6 +185,17 @@ class BlockingSqlite:
     def _transact(
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str = "BEGIN IMMEDIATE"
     ) -> tuple[T, list[Wake]]:
+        try:
+            return self._transact_once(db, step, args, begin)
+        except sqlite3.OperationalError as error:
+            if not _is_undecodable(error):
+                raise
+            db.text_factory = _decoded  # for the rest of this connection: it costs a call for each text
+        return self._transact_once(db, step, args, begin)
+
+    def _transact_once(
+        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str
+    ) -> tuple[T, list[Wake]]:
         execute = db.execute
         try:
             execute(begin)
@@ -339,6 +350,15 @@ def _pause(tries: int) -> None:
 def _reason(error: OSError) -> str:
     """In words: the number and the path, which is named already, help nobody."""
     return error.strerror.lower() if error.strerror else str(error)
+
+
+def _is_undecodable(error: sqlite3.Error) -> bool:
+    """Some text in the file is no text. The module says so itself, so there is no code of SQLite's."""
+    return "decode to UTF-8" in str(error)
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

@@ -6,11 +6,11 @@ Leaves to the backend: doing it in one step.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from holdfast._ids import new_claim_id
+from holdfast._records import damaged_cell, parsed
 from holdfast._reentry import outside
 from holdfast._time import FOREVER, Seconds, full_jitter, length
 from holdfast._values import Stored, Write, Written
@@ -39,7 +39,7 @@ class CellLogic:
 
     async def read(self) -> Versioned:
         stored = await self._stored()
-        return Versioned(None if stored.value is None else json.loads(stored.value), stored.version)
+        return Versioned(self._value(stored), stored.version)
 
     async def write(self, value: Any, if_version: int | None, fence: int | None) -> int:
         write = Write(new_claim_id(), _text(value), _number(if_version, "if_version"), _number(fence, "fence", 1))
@@ -55,8 +55,8 @@ class CellLogic:
             await self._do(write)
             return
         attempt = 0
-        while version := (await self._stored()).version:  # 0: it is gone, whoever did it
-            written, failures = await self._ask(write._replace(if_version=version))
+        while (stored := await self._read()).damage or stored.version:  # 0: it is gone, whoever did it
+            written, failures = await self._ask(write if stored.damage else write._replace(if_version=stored.version))
             if written.outcome == "written":
                 return
             if failures and written.version:
@@ -72,7 +72,7 @@ class CellLogic:
 
         async def changed(stored: Stored) -> Write:
             nonlocal value
-            before = None if stored.value is None else json.loads(stored.value)
+            before = self._value(stored)
             with outside():
                 changed = change(before)
             value = await settled(changed, self._engine.world)
@@ -100,6 +100,8 @@ class CellLogic:
         written, failures = await self._ask(write)
         if written.outcome == "written":
             return written.version
+        if written.outcome == "damaged":
+            raise damaged_cell(self._name, "its version cannot be read")
         if failures:
             raise self._unknown(written.version)
         if written.outcome == "stale":
@@ -134,10 +136,24 @@ class CellLogic:
         )
 
     async def _stored(self) -> Stored:
+        stored = await self._read()
+        if stored.damage:
+            raise damaged_cell(self._name, stored.damage)
+        return stored
+
+    async def _read(self) -> Stored:
         engine = self._engine
         engine.must_be_open()
         stored, _ = await engine.insist(lambda _: engine.backend.read(self._key), engine.now() + engine.patience)
         return stored
+
+    def _value(self, stored: Stored) -> Any:
+        if stored.value is None:
+            return None
+        try:
+            return parsed(stored.value, LARGEST_VALUE)
+        except ValueError as error:
+            raise damaged_cell(self._name, f"its value {error}") from None
 
     def __repr__(self) -> str:
         return repr(self._name)

@@ -9,12 +9,9 @@ import json
 import re
 from typing import Any
 
+from holdfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, depth
 from holdfast._text import encodable, shown
 
-LONGEST_NAME = 255
-LARGEST_METADATA = 16 * 1024
-DEEPEST = 50  # levels of JSON: whoever reads it needs as much of a stack
-LARGEST_NUMBER = 2**53  # what JSON, Lua and floats keep exactly
 DEFAULT_NAMESPACE = "holdfast"
 _SEPARATOR = "\x1f"  # cannot stand in a name, so no two names of two namespaces can meet
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -82,7 +79,7 @@ def json_text(value: Any, what: str, largest: int) -> str:
         raise ValueError(f"{what} must be JSON: {error}") from None
     if len(text) > largest:
         raise ValueError(f"{what} must be at most {largest} characters of JSON; this has {len(text)}")
-    if _depth(value) > DEEPEST:
+    if depth(value) > DEEPEST:
         raise ValueError(f"{what} must not be nested more than {DEEPEST} deep")
     return text
 
@@ -90,17 +87,3 @@ def json_text(value: Any, what: str, largest: int) -> str:
 def metadata_text(metadata: Any) -> str | None:
     """Metadata as it is stored, if there is any."""
     return None if metadata is None else json_text(metadata, "metadata", LARGEST_METADATA)
-
-
-def _depth(value: Any) -> int:
-    """How deep it is nested."""
-    depth, level = 0, [value]
-    while level:
-        inner = [
-            list(one.values()) if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list | tuple)
-        ]
-        level = [part for one in inner for part in one]
-        depth += 1
-    return depth

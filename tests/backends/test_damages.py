@@ -1,0 +1,257 @@
+"""What peers stored is data: a damaged record is shown as damaged, `break` frees it, and everything else goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import BackendUnavailable
+from tests.backends import damages
+from tests.renewals import renew, renew_soon
+from tests.servers.waiting import LIMIT, join, until
+
+pytestmark = pytest.mark.slow
+
+Damage = Callable[[str], object]
+
+
+def each(table: damages.Table) -> pytest.MarkDecorator:
+    rows = [(backend, what) for backend, rows in table.items() for what in rows]
+    cases = [pytest.param((backend, table[backend][what]), id=f"{backend}-{what}") for backend, what in rows]
+    return pytest.mark.parametrize("case", cases)
+
+
+@pytest.fixture
+def store(case: tuple[str, Any], tmp_path: Path) -> Iterator[Any]:
+    store = damages.STORES[case[0]](tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def damage(case: tuple[str, damages.Damage], store: Any) -> Damage:
+    return lambda name: case[1](store, name)
+
+
+@pytest.fixture
+def locks(store: Any) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(store.url) as locks:
+        yield locks
+
+
+@pytest.fixture
+def others(store: Any) -> Iterator[holdfast.Locks]:
+    with holdfast.connect(store.url) as others:
+        yield others
+
+
+class TestHolds:
+    @each(damages.HOLDS)
+    def test_a_damaged_hold_is_shown_beside_all_others(self, locks: holdfast.Locks, damage: Damage) -> None:
+        with locks.lock("w", ttl=60), locks.lock("y", ttl=60) as sound:
+            assert locks.lock("x", ttl=60).acquire()
+            damage("x")
+            info = locks.inspect("x")
+            assert info.damage
+            assert info.locked
+            assert info.holders[-1].holder == "(damaged)"
+            assert [one.name for one in locks.list()] == ["w", "x", "y"]
+            assert locks.list("y")[0].holders[0].fence == sound.fence
+            assert not locks.list("y")[0].damage
+
+    @each(damages.HOLDS)
+    def test_a_damaged_lock_is_granted_to_nobody_until_it_is_broken(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        first = locks.lock("x", ttl=60).acquire()
+        assert first is not None
+        damage("x")
+        for wait in (0, LIMIT):
+            with pytest.raises(BackendUnavailable, match=r"'x'.*damaged.*break_lock"):
+                others.lock("x", ttl=60).acquire(timeout=wait)
+        with pytest.raises(BackendUnavailable, match=r"'x'.*damaged.*break_lock"):
+            others.semaphore("x", 100, ttl=60).acquire()
+        assert others.break_lock("x").locked
+        assert others.inspect("x") == holdfast.LockInfo("x")
+        second = others.lock("x", ttl=60).acquire(timeout=0)
+        assert second is not None
+        assert second.fence > first.fence
+        assert second.release()
+
+    @each(damages.HOLDS)
+    def test_its_holder_learns_of_it_and_keeps_its_other_leases(self, locks: holdfast.Locks, damage: Damage) -> None:
+        told: list[Any] = []
+        with locks.lock("y", ttl=60) as sound:
+            lease = locks.lock("x", ttl=60, on_lost=told.append).acquire()
+            assert lease is not None
+            damage("x")
+            renew_soon(lease, sound)
+            if lease.claim_id in [one.claim_id for one in locks.inspect("x").holders]:
+                renew(lease)  # another line of its record is damaged
+            else:
+                until(lambda: told, "the loss")
+            renew(sound)
+
+    @each(damages.HOLDS)
+    def test_a_release_frees_what_can_be_read_or_says_that_it_is_damaged(
+        self, locks: holdfast.Locks, damage: Damage
+    ) -> None:
+        lease = locks.lock("x", ttl=60, renew=False).acquire()
+        assert lease is not None
+        damage("x")
+        if lease.claim_id in [one.claim_id for one in locks.inspect("x").holders]:
+            assert lease.release()
+        else:
+            with suppress(BackendUnavailable):  # or it frees its own, though the rest cannot be read
+                assert lease.release()
+        locks.break_lock("x")
+        with locks.lock("x", wait=0) as after:
+            assert after.fence > lease.fence
+
+    @each(damages.HOLDS)
+    def test_a_waiter_is_told_at_once_and_leaves_nothing_behind(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        assert locks.lock("x", ttl=60).acquire()
+        failed: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                others.lock("x", ttl=60).acquire(timeout=LIMIT)
+            except BackendUnavailable as error:
+                failed.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters, "a waiter")
+        damage("x")
+        join(waiter)
+        assert "damaged" in str(failed[0])
+        locks.break_lock("x")
+        assert others.inspect("x") == holdfast.LockInfo("x")
+
+    @each(damages.HOLDS)
+    def test_an_election_says_that_its_record_is_damaged(self, locks: holdfast.Locks, damage: Damage) -> None:
+        assert locks.lock("x", ttl=60).acquire()
+        damage("x")
+        election = locks.election("x")
+        with pytest.raises(BackendUnavailable, match="damaged"):
+            next(election.observe())
+        locks.break_lock("x")
+        assert next(election.observe()).vacant
+
+
+class TestShown:
+    @each(damages.SHOWN)
+    def test_what_cannot_be_shown_is_told_and_harms_nobody(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        with others.lock("y", ttl=60):
+            lease = locks.lock("x", ttl=60, metadata="mine").acquire()
+            assert lease is not None
+            damage("x")
+            for info in (others.inspect("x"), others.list()[0]):
+                assert info.damage
+                assert len(info.as_dict()["damage"]) < 200
+                assert [one.fence for one in info.holders] == [lease.fence]
+                assert len(info.holders[0].holder) <= 255
+            assert [one.name for one in others.list()] == ["x", "y"]
+            assert others.lock("x").acquire(timeout=0) is None
+            renew(lease)
+            assert others.break_lock("x").damage
+            assert others.inspect("x") == holdfast.LockInfo("x")
+
+
+class TestWaiters:
+    @each(damages.WAITERS)
+    def test_a_waiter_whose_place_is_damaged_gets_a_new_one(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        lease = locks.lock("x", ttl=600).acquire()
+        assert lease is not None
+        got: list[Any] = []
+        waiter = threading.Thread(target=lambda: got.append(others.lock("x", ttl=60).acquire(timeout=LIMIT)))
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters, "a waiter")
+        damage("x")
+        assert locks.inspect("x").locked
+        assert [one.name for one in locks.list()] == ["x"]
+        assert lease.release()
+        join(waiter)
+        assert got[0].fence > lease.fence
+        assert got[0].release()
+
+    @each(damages.CHANGES)
+    def test_an_observer_whose_changes_are_damaged_goes_on_with_what_is_true(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        watched = locks.election("x").observe()
+        assert next(watched).vacant
+        first = others.lock("x", ttl=60).acquire()
+        assert first is not None
+        damage("x")
+        assert next(watched).term == first.fence
+        assert first.release()
+        assert next(watched).vacant
+
+
+class TestValues:
+    @each(damages.LIMITERS)
+    def test_a_damaged_limiter_gives_no_permit_twice_and_heals(self, locks: holdfast.Locks, damage: Damage) -> None:
+        slow = locks.limiter("x", rate=1, per=3600, burst=2)
+        assert slow.try_acquire()
+        damage("x")
+        answer = slow.try_acquire()
+        assert not answer
+        assert 0 < answer.retry_after <= 3600
+        damage("x")
+        quick = locks.limiter("x", rate=1000)
+        until(quick.try_acquire, "a permit")
+
+    @each(damages.CELLS)
+    def test_a_damaged_cell_says_so_and_its_delete_frees_it(self, locks: holdfast.Locks, damage: Damage) -> None:
+        cell = locks.cell("x")
+        before = cell.write({"a": 1})
+        damage("x")
+        for use in (
+            cell.read,
+            lambda: cell.write(2),
+            lambda: cell.write(2, if_version=before),
+            lambda: cell.write(2, fence=7),
+            lambda: cell.update(lambda value: value),
+        ):
+            with pytest.raises(BackendUnavailable, match=r"cell 'x' is damaged.*delete\(\)"):
+                use()
+        cell.delete()
+        assert cell.read() == (None, 0)
+        assert cell.write(3) > before
+        assert cell.read().value == 3
+
+    @each(damages.VALUES)
+    def test_a_value_that_cannot_be_read_can_be_written_over(self, locks: holdfast.Locks, damage: Damage) -> None:
+        cell = locks.cell("x")
+        before = cell.write({"a": 1})
+        damage("x")
+        with pytest.raises(BackendUnavailable, match="cell 'x' is damaged"):
+            cell.read()
+        cell.delete()
+        assert cell.write(3) > before
+        assert cell.read().value == 3
+
+
+@pytest.mark.parametrize("change", ["counter = 'many'", "counter = 9e300", "counter = zeroblob(8)", "counter = NULL"])
+def test_a_file_whose_own_row_is_damaged_gives_out_no_fence(tmp_path: Path, change: str) -> None:
+    store = damages.SqliteStore(tmp_path)
+    with holdfast.connect(store.url) as locks:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        store.execute(f"UPDATE claims SET {change} WHERE key = ''")
+        for use in (locks.lock("x").acquire, locks.lock("y").acquire, lambda: locks.inspect("x"), lease.extend):
+            with pytest.raises(BackendUnavailable, match="corrupt: its own row is gone or damaged"):
+                use()
