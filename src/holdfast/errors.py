@@ -81,11 +81,13 @@ class BackendUnavailable(LockError):
     `transient` tells whether trying again could help: False for a read-only, full or corrupt store.
     `retry_after` is how many seconds have to pass first, if the backend answers and says so.
     `hint` is the end of the message: a command that tells more, where there is one.
+    `kind` is what the server calls its refusal, where it does.
     """
 
     transient: bool = True
     retry_after: float | None = None
     hint: str = ""
+    kind: str = ""
 
 
 class Unsupported(LockError):

@@ -179,3 +179,20 @@ def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Ac
         one.ask("release")
         assert two.expect()["fence"] > first["fence"]
         two.ask("release")
+
+
+def test_a_damaged_record_on_one_node_hides_no_lock_on_another(nodes: Nodes) -> None:
+    with holdfast.connect(nodes.url, namespace="damaged") as locks:
+        names = [next(names_on(nodes, "damaged", primary)) for primary in nodes.primaries]
+        leases = {name: locks.lock(name, ttl=60).acquire() for name in names}
+        first, record = names[0], record_of("damaged", names[0])
+        nodes.owner(record).command("SET", record, b"\0" * 100)
+        assert [one.name for one in locks.list()] == sorted(names)
+        assert [bool(locks.inspect(name).damage) for name in names] == [True, False, False]
+        with pytest.raises(BackendUnavailable, match="damaged"):
+            locks.lock(first).acquire(timeout=0)
+        assert locks.break_lock(first).locked
+        again, before = locks.lock(first, ttl=60).acquire(timeout=0), leases[first]
+        assert again is not None
+        assert before is not None
+        assert again.fence > before.fence

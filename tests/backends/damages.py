@@ -5,15 +5,22 @@ Decides: the tables of damages. Leaves to `test_damages`: what must still be tru
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import redis
+
+from tests.servers import shared
+from tests.servers.server import HOST
+
 Damage = Callable[[Any, str], object]  # of a store's record of that name
 Table = dict[str, dict[str, Damage]]  # by backend and by what is done
 
+RANDOM = random.Random(7).randbytes(64)
 DEEP = "[" * 3000 + "]" * 3000
 METADATA = {
     "deep": DEEP,
@@ -23,6 +30,38 @@ METADATA = {
     "no number": "[NaN, 1e999]",
     "too many digits": "9" * 5000,
 }
+
+
+class RedisStore:
+    """The keys of a name on one server."""
+
+    def __init__(self, folder: Path, server: Callable[[], shared.Shared] = shared.valkey) -> None:
+        self.url = server().url(folder)
+        self.client: Any = redis.Redis(HOST, server().server.port, server().database(folder), protocol=2)
+
+    def change(self, name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
+        key = f"holdfast:{{{name}}}:{kind}"
+        self.client.set(key, change(self.client.get(key)))
+
+    def retype(self, name: str, kind: str) -> None:
+        """Put a list there, which none of our records is."""
+        key = f"holdfast:{{{name}}}:{kind}"
+        self.client.delete(key)
+        self.client.rpush(key, "a", "b")
+
+    def fields(self, name: str, kind: str, value: bytes) -> None:
+        """Put that into all fields of a hash."""
+        key = f"holdfast:{{{name}}}:{kind}"
+        self.client.hset(key, mapping=dict.fromkeys(self.client.hkeys(key), value))
+
+    def cell(self, name: str, field: str, value: Any) -> None:
+        self.client.hset(f"holdfast:{{{name}}}:cell", field, value)
+
+    def metadata(self, name: str, text: str) -> None:
+        self.change(name, "held", lambda held: held.rpartition(b" ")[0] + b" " + text.encode())
+
+    def close(self) -> None:
+        self.client.close()
 
 
 class SqliteStore:
@@ -41,6 +80,10 @@ class SqliteStore:
         """It is open only while it damages."""
 
 
+def _held(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda store, name: store.change(name, "held", change)
+
+
 def _row(table: str, column: str, value: str, waiting: int | None = None) -> Damage:
     kind = "" if waiting is None else f" AND waiting = {waiting}"
     return lambda store, name: store.execute(f"UPDATE {table} SET {column} = {value} WHERE key = ?{kind}", name)
@@ -56,6 +99,22 @@ def _hold(column: str, value: str) -> Damage:
 
 # What hides who holds.
 HOLDS: Table = {
+    "redis": {
+        "zeros": _held(lambda held: b"\0" * len(held)),
+        "noughts": _held(lambda held: b"0" * len(held)),
+        "nothing": _held(lambda held: b""),
+        "random bytes": _held(lambda held: RANDOM),
+        "deep JSON": _held(lambda held: DEEP.encode()),
+        "another type": lambda store, name: store.retype(name, "held"),
+        "cut short": _held(lambda held: held[:40]),
+        "a fence of noughts and nines": _held(lambda held: b"9" * 16 + held[16:]),
+        "free, with a fence that is none": _held(lambda held: b"garbage garbage.-"),
+        "free, with a fence that is too high": _held(lambda held: b"9" * 16 + b"-"),
+        "another mode": _held(lambda held: held.replace(b" x ", b" q ")),
+        "a ttl of ages": _held(lambda held: held.replace(b" 60000000 ", b" 9" + b"0" * 15 + b" ")),
+        "a ttl of more than that": _held(lambda held: held.replace(b" 60000000 ", b" 9" + b"0" * 400 + b" ")),
+        "a line more": _held(lambda held: held + b"\n" + RANDOM.replace(b"\n", b"")),
+    },
     "sqlite": {
         "an end of zeros": _hold("ends_at", "zeroblob(8)"),
         "an end in words": _hold("ends_at", "'tomorrow'"),
@@ -73,12 +132,18 @@ HOLDS: Table = {
 }
 
 # Where it can still be read who holds.
-SHOWN: Table = {backend: {what: _metadata(text) for what, text in METADATA.items()} for backend in ("sqlite",)}
+SHOWN: Table = {backend: {what: _metadata(text) for what, text in METADATA.items()} for backend in ("redis", "sqlite")}
 SHOWN["sqlite"]["zeros"] = _hold("metadata", "zeroblob(40)")
 SHOWN["sqlite"]["a holder that is huge"] = _hold("holder", "printf('%.*c', 8000000, 'h')")
+SHOWN["redis"]["a holder that is huge"] = _held(lambda held: held.replace(b" 0 ", b" 0 " + b"h" * 8_000_000, 1))
 
 # What is kept of those who wait, and of those who watch.
 WAITERS: Table = {
+    "redis": {
+        "queue of another type": lambda store, name: store.retype(name, "line"),
+        "waiters of another type": lambda store, name: store.retype(name, "waits"),
+        "random bytes": lambda store, name: store.fields(name, "waits", RANDOM),
+    },
     "sqlite": {
         f"{column} {value}": _row("claims", column, value, waiting=1)
         for column, value in (
@@ -91,18 +156,36 @@ WAITERS: Table = {
     },
 }
 CHANGES: Table = {
+    "redis": {
+        "another type": lambda store, name: store.retype(name, "changes"),
+        "random bytes": lambda store, name: store.client.zadd(f"holdfast:{{{name}}}:changes", {RANDOM: 2**52}),
+        "observers of another type": lambda store, name: store.retype(name, "eyes"),
+    },
     "sqlite": {
         f"{column} {value}": _row("changes", column, value)
         for column, value in (("number", "'next'"), ("fence", "zeroblob(9)"), ("holder", "zeroblob(9)"))
     },
 }
 LIMITERS: Table = {
+    "redis": {
+        "zeros": lambda store, name: store.change(name, "limit", lambda it: b"\0" * len(it)),
+        "random bytes": lambda store, name: store.change(name, "limit", lambda it: RANDOM),
+        "ages": lambda store, name: store.change(name, "limit", lambda it: b"9" * 300 + b" 0"),
+        "another type": lambda store, name: store.retype(name, "limit"),
+    },
     "sqlite": {
         value: _row("limiters", "until", value)
         for value in ("'later'", "zeroblob(8)", "9e300", "9223372036854775807", "1.5")
     },
 }
 CELLS: Table = {
+    "redis": {
+        "another type": lambda store, name: store.retype(name, "cell"),
+        "version in words": lambda store, name: store.cell(name, "n", "two"),
+        "version of zeros": lambda store, name: store.cell(name, "n", b"\0" * 8),
+        "version without end": lambda store, name: store.cell(name, "n", "9" * 400),
+        "fence in words": lambda store, name: store.cell(name, "f", "two"),
+    },
     "sqlite": {
         f"{column} {value}": _row("cells", column, value)
         for column, value in (
@@ -115,6 +198,11 @@ CELLS: Table = {
     },
 }
 VALUES: Table = {
+    "redis": {
+        "deep": lambda store, name: store.cell(name, "v", DEEP),
+        "no JSON": lambda store, name: store.cell(name, "v", "{zeros"),
+        "no text": lambda store, name: store.cell(name, "v", b"\xff\xfe"),
+    },
     "sqlite": {
         "deep": lambda store, name: store.execute("UPDATE cells SET value = ? WHERE key = ?", DEEP, name),
         "no JSON": lambda store, name: store.execute("UPDATE cells SET value = '{zeros' WHERE key = ?", name),
@@ -125,4 +213,4 @@ VALUES: Table = {
     },
 }
 
-STORES: dict[str, Callable[[Path], Any]] = {"sqlite": SqliteStore}
+STORES: dict[str, Callable[[Path], Any]] = {"redis": RedisStore, "sqlite": SqliteStore}

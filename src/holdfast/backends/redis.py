@@ -10,7 +10,6 @@ Every key but a cell's expires by itself: whatever crashes, what is left is gone
 from __future__ import annotations
 
 import builtins
-import json
 from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
@@ -23,14 +22,14 @@ from holdfast._model import (
     Change,
     Claim,
     Grant,
-    HolderInfo,
     LockInfo,
     Renewal,
     Sight,
     patrol,
 )
+from holdfast._records import NO_HOLD, Held, damaged_lock, lock_info
 from holdfast._time import boot_now
-from holdfast._values import NANO, Allowance, Booked, Rate, Stored, Write, Written
+from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import redis_requests as requests
 from holdfast.backends.redis_requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from holdfast.drivers.redis_routes import Call, RedisDriver
@@ -93,6 +92,7 @@ class RedisBackend:
             return _granted(answer)
         self._remember(terms.key, crowded=True)
         if len(answer) == 1:
+            self._must_be_readable(terms.name, answer[0])
             LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
         return _busy(*answer)
 
@@ -161,8 +161,14 @@ class RedisBackend:
         answer = await self._driver.ask(prepared.key, request, within)
         if answer.__class__ is ReplyError:
             answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+        self._must_be_readable(terms.name, answer)
         self._remember(terms.key, crowded=answer == 2)
         return bool(answer)
+
+    def _must_be_readable(self, name: str, answer: Any) -> None:
+        """Raises BackendUnavailable if a script says what of the record is damaged."""
+        if answer.__class__ is bytes:
+            raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
 
     def _remember(self, key: str, *, crowded: bool) -> None:
         if not crowded:
@@ -189,7 +195,9 @@ class RedisBackend:
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         address = await self._driver.expect(claim, within)
         args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
-        retry, changes = await self._run("observe", claim.terms.key, args, within)
+        answer = await self._run("observe", claim.terms.key, args, within)
+        self._must_be_readable(claim.terms.name, answer[0])
+        retry, changes = answer
         retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
         return Sight(tuple(map(_change, changes)), retry_after)
 
@@ -205,7 +213,8 @@ class RedisBackend:
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         found = await self._driver.scan(pattern_of(prefix), QUICK)
-        names = sorted({name_in(key) for key in found if key.endswith((b":held", b":waits"))})
+        records = map(name_in, (key for key in found if key.endswith((b":held", b":waits"))))
+        names = sorted({name for name in records if name is not None})
         infos: builtins.list[LockInfo] = []
         for start in range(0, len(names), LOOKS):
             infos += await self._inspect_all(names[start : start + LOOKS])
@@ -236,10 +245,18 @@ class RedisBackend:
     async def read(self, key: str) -> Stored:
         cell = f"{tagged(key)}:cell"
         request = command("HMGET", cell, "v", "n", "f", "w")
-        value, version, fence, writer = await self._driver.question(cell, request, QUICK)
-        if value is None:
-            return Stored()
-        return Stored(value.decode(), int(version), int(fence), writer.decode())
+        try:
+            value, version, fence, writer = await self._driver.question(cell, request, QUICK)
+        except BackendUnavailable as error:
+            if error.kind != "WRONGTYPE":
+                raise
+            return Stored(damage="it is not a hash")
+        if value is None and not (fence or writer):
+            return NOTHING
+        try:
+            return as_stored(None if value is None else value.decode(), _count(version), _count(fence), _text(writer))
+        except UnicodeDecodeError:
+            return Stored(damage="its value is not text")
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         only = "" if write.if_version is None else write.if_version
@@ -269,33 +286,48 @@ class RedisBackend:
         return repr(self._driver)
 
 
+_DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # what scripts say
+
+
 def _change(text: bytes) -> Change:
-    number, fence, holder = text.decode().split(" ", 2)
+    number, fence, holder = _text(text).split(" ", 2)
     return Change(int(number), int(fence), unquote(holder[1:]) if holder.startswith("+") else None)
 
 
 def _info(key: str, answer: Any) -> LockInfo:
-    found, queue, wall = answer
-    holders = [
-        HolderInfo(
-            holder=unquote(holder.decode()),
-            claim_id=id.decode(),
+    found, queue, wall, damage = answer
+    holds = [
+        Held(
+            holder=unquote(_text(holder)),
+            claim_id=_text(id),
             fence=fence,
             mode="shared" if mode == b"s" else "exclusive",
             acquired_at=acquired / MICRO,
             expires_at=(wall + left) / MICRO,
-            metadata=json.loads(metadata) if metadata else None,
+            metadata=_text(metadata),
         )
         for id, holder, fence, mode, acquired, left, metadata in found
     ]
-    return LockInfo(key, tuple(holders), len(queue), tuple(unquote(name.decode()) for name in queue))
+    if damage:
+        holds.append(Held(*[None] * len(Held._fields)))
+    return lock_info(key, holds, (unquote(_text(name)) for name in queue), _DAMAGES.get(damage, ""))
+
+
+def _text(value: Any) -> str:
+    """Whatever others have put there."""
+    return (value or b"").decode(errors="replace") if isinstance(value, bytes | None) else ""
+
+
+def _count(value: bytes | None) -> int | None:
+    """None for what is no number that a cell can have."""
+    return int(value) if value and len(value) <= 16 and value.isdigit() else None
 
 
 def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
     retry_after = patrol(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
         return Busy(ahead, retry_after)
-    return Busy(ahead, retry_after, unquote(holder.decode()), claim_id=claim_id.decode() if claim_id else None)
+    return Busy(ahead, retry_after, unquote(_text(holder)), claim_id=_text(claim_id) if claim_id else None)
 
 
 def _granted(answer: bytes) -> Grant:

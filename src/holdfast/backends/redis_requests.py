@@ -17,7 +17,9 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE, SHARED, Renewal, Terms
+from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE, SHARED, Renewal, Terms
+from holdfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME
+from holdfast._values import FURTHEST
 from holdfast.drivers.redis_routes import Call
 from holdfast.drivers.redis_wire import CLUSTERED, Script, words
 from holdfast.drivers.redis_wire import script as pack_script
@@ -37,6 +39,12 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "GRACE": int(GRACE * MICRO),
     "KEPT_CHANGES": KEPT_CHANGES,
     "CLUSTERED": f"'{CLUSTERED}'",
+    "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
+    "LONGEST": int(LONGEST_TTL * MICRO),
+    "FURTHEST": FURTHEST,
+    "LONGEST_NAME": LONGEST_NAME,
+    "LARGEST_METADATA": LARGEST_METADATA,
+    "DEEPEST": DEEPEST,
 }
 
 
@@ -45,7 +53,7 @@ def source(name: str) -> str:
     """The text of a script with what it shares with others, and its constants, put in."""
     folder = files("holdfast.backends") / "redis_lua"
     text = (folder / f"{name}.lua").read_text()
-    text = text.replace("--@library", (folder / "library.lua").read_text())
+    text = re.sub(r"^--@(\w+)$", lambda part: (folder / f"{part[1]}.lua").read_text(), text, flags=re.MULTILINE)
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", str(value), text)
     return text
@@ -64,8 +72,12 @@ def tagged(key: str) -> str:
     return f"holdfast:{{{key}}}"
 
 
-def name_in(key: bytes) -> str:
-    inside = key[len(b"holdfast:{") : key.rindex(b"}")].decode()
+def name_in(key: bytes) -> str | None:
+    """None for a key that no name leads to."""
+    try:
+        inside = key[len(b"holdfast:{") : key.rindex(b"}")].decode()
+    except UnicodeDecodeError:
+        return None
     return inside.replace("%7D", "}").replace("%25", "%")
 
 

@@ -133,4 +133,6 @@ def refusal(server: str, error: Any) -> BackendUnavailable:
         return unavailable(server, "is a node of a cluster: connect with redis+cluster://", transient=False)
     if kind == "NOPERM":
         return unavailable(server, f"does not allow this user what locks need: {text}", transient=False)
-    return unavailable(server, f"refuses: {text}", transient=kind in _PASSING)
+    refused = unavailable(server, f"refuses: {text}", transient=kind in _PASSING)
+    refused.kind = kind
+    return refused

@@ -9,7 +9,7 @@ local frees = true
 --@library
 
 look()
-local mine, waiter = holds[id], crowded and read_waiter(id)
+local mine, waiter = holds[id], (crowded or damage == 'all') and read_waiter(id)
 if waiter then
   if kept[id] then take_room(waiter.mode, -1) end
   drop_waiter(id)
@@ -19,7 +19,7 @@ if waiter or mine then
   hand_over()
   first_in_line()  -- it may have been the last
 end
-local watched = crowded and redis.call('HDEL', KEYS[4], id) == 1
+local watched = crowded and ask('HDEL', KEYS[4], id) == 1
 if watched then
   changed = true
   if redis.call('EXISTS', KEYS[4]) == 0 then redis.call('DEL', KEYS[5]) end

@@ -3,35 +3,43 @@
 --       for one of a quorum, with 8 "" for nothing:   9 the number that is proposed, in place of the clock
 --       10 its place in line, which is the same at every server
 -- Answers "fence acquired" if granted, then " =" if it was so before, and "+" if others hold, wait or watch;
--- { other limit }; or { ahead, microseconds until it is worth asking again or -1, holder or false, its claim or false }.
+-- { other limit }; { what is damaged }; or { ahead, microseconds until it is worth asking again or -1, holder or false, its claim or false }.
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local now, wall, agreed_place = tonumber(ARGV[8]) or clock, tonumber(ARGV[9]) or clock, tonumber(ARGV[10])
 local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
+--@limits
+if #holder + #ARGV[5] > PLAIN or string.find(holder .. ARGV[5], '[%s]') then
+  local refused = excess(holder, ARGV[5])
+  if refused then return redis.error_reply('ERR ' .. refused) end
+end
+
 -- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
 -- watches. Whatever is unusual in any way is left to the rest, and every hundredth too, which clears up.
-local state = redis.call('GET', KEYS[1])
-if mode == 'x' and state and string.sub(state, 17, 17) == '+' and not string.find(state, '\n', 18, true)
+local state = redis.pcall('GET', KEYS[1])
+if mode == 'x' and type(state) == 'string' and select(2, string.find(state, '^%d+%+')) == 17 and not string.find(state, '\n', 18, true)
     and string.sub(state, 1, 16) + 0 <= wall then
   local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
   local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
-  local whose, base, held_for, who = string.match(state, '^(%x+) (%d+) %d+ %d+ (%d+) %a %d+ (%S*)', 18)
+  local whose, base, held_for, who = string.match(state, '^(%x+) (%d+) %d+ %d+ (%d+) [xs] %d+ (%S*) ', 18)
   if reserved and string.sub(state, 19, 19 + #id) == id .. ' ' then
     if tonumber(reserved) > now and tonumber(alive) > now then
-      redis.call('HDEL', KEYS[3], id)
+      redis.pcall('HDEL', KEYS[3], id)
       local clock = string.format('%d', wall)
       redis.call('SET', KEYS[1], next_number .. '+' .. id .. string.format(' %d ', now) .. next_number .. ' ' .. clock
         .. ' ' .. ARGV[1] .. ' x 0 ' .. holder .. ' ' .. ARGV[5], 'PX', math.ceil(ttl / 1000) + REMEMBER_MS)
       return next_number .. ' ' .. clock .. ' +'
     end
   elseif ARGV[7] ~= '' and string.sub(next_number, -2) ~= '00' and ((reserved and tonumber(reserved) > now and tonumber(alive) > now)
-      or (base and base + 0 <= now and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
-    local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-    local until_ = first and string.match(redis.call('HGET', KEYS[3], first) or '0', '^%d+') + 0
+      or (base and base + 0 <= now and held_for + 0 <= LONGEST and base + held_for > now and string.sub(state, 18, 18 + #id) ~= id .. ' ')) then
+    local line = redis.pcall('ZRANGE', KEYS[2], 0, 0)
+    local first = line[1]
+    local waiter = first and redis.pcall('HGET', KEYS[3], first)
+    local until_ = type(waiter) == 'string' and tonumber(string.match(waiter, '^%d+')) or 0
     local place = ARGV[10] or next_number
     local record = string.format('%d ', now + PRESENCE) .. place .. ' x 0 ' .. ARGV[7] .. ' ' .. holder
-    if (not first or (until_ > now and until_ <= now + PRESENCE)) and redis.call('HSETNX', KEYS[3], id, record) == 1 then
+    if not line.err and (not first or (until_ > now and until_ <= now + PRESENCE)) and redis.pcall('HSETNX', KEYS[3], id, record) == 1 then
       redis.call('SET', KEYS[1], next_number .. string.sub(state, 17), 'KEEPTTL')
       redis.call('ZADD', KEYS[2], place, id)
       local ahead = ARGV[10] and redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2]) - 1
@@ -81,22 +89,23 @@ local function other_limit()
     if hold.mode == 's' and other ~= id then return hold.limit end
   end
   if not crowded then return nil end
-  local waiting = redis.call('HGETALL', KEYS[3])
+  local waiting = ask('HGETALL', KEYS[3])
   for i = 1, #waiting, 2 do
     if waiting[i] ~= id then
       local waiter = read_waiter(waiting[i])
-      if waiter.mode == 's' and waiter.alive > now then return waiter.limit end
+      if waiter and waiter.mode == 's' and waiter.alive > now then return waiter.limit end
     end
   end
 end
 
 -- Whoever did not come when it was woken stands in no line; if it is dead nobody else comes across it.
 local function forget_the_dead()
-  local in_line = redis.call('ZCARD', KEYS[2])
+  local in_line = ask('ZCARD', KEYS[2])
   for _ in pairs(kept) do in_line = in_line + 1 end
-  if redis.call('HLEN', KEYS[3]) <= in_line then return end
-  for _, other in ipairs(redis.call('HKEYS', KEYS[3])) do
-    if not kept[other] and not is_alive(read_waiter(other).alive) then drop_waiter(other) end
+  if ask('HLEN', KEYS[3]) <= in_line then return end
+  for _, other in ipairs(ask('HKEYS', KEYS[3])) do
+    local waiter = read_waiter(other)
+    if not kept[other] and not (waiter and is_alive(waiter.alive)) then drop_waiter(other) end
   end
 end
 
@@ -106,6 +115,10 @@ if mine and not mine.ended then return grant_again(mine) end
 if gone[id] then
   save()
   return { 0, -1, false, false }
+end
+if damage then
+  save()
+  return { damage }
 end
 own = crowded and read_waiter(id) or nil
 if own and own.alive <= now then
@@ -132,15 +145,15 @@ if not before_us and fits(mode, limit) then return grant() end
 
 if ARGV[7] ~= '' then
   local place = own and own.place or agreed_place or count_number()
-  redis.call('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. text(place) .. ' ' .. mode .. ' ' .. limit .. ' '
+  ask('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. text(place) .. ' ' .. mode .. ' ' .. limit .. ' '
     .. ARGV[7] .. ' ' .. holder)
-  redis.call('ZADD', KEYS[2], place, id)
+  ask('ZADD', KEYS[2], place, id)
   redis.call('PEXPIRE', KEYS[2], LINGER_MS)
   redis.call('PEXPIRE', KEYS[3], LINGER_MS)
   nobody_in_line = false
   if not crowded then crowded, changed = true, true end
 end
-local ahead = crowded and (redis.call('ZRANK', KEYS[2], id) or redis.call('ZCARD', KEYS[2])) or 0
+local ahead = crowded and (ask('ZRANK', KEYS[2], id) or ask('ZCARD', KEYS[2])) or 0
 local soonest = soonest_end()
 for _, one in pairs(kept) do
   if not own or one.place < own.place then ahead = ahead + 1 end

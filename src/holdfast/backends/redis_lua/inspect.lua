@@ -1,7 +1,7 @@
 -- KEYS  see library.lua
 -- ARGV  1 "1" to end every hold   2 now, or nothing
 -- Answers { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each that holds, holders that wait,
--- wall clock }. Changes nothing unless it ends holds.
+-- wall clock, what is damaged or "" }. Changes nothing unless it ends holds, but that what is no queue is forgotten.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[2]) or wall
@@ -11,22 +11,30 @@ local frees = true
 
 local breaks = ARGV[1] == '1'
 if breaks then look() else read_state() end
-local found, places, queue = {}, {}, {}
+if damage == 'all' then crowded, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
+local found, places, queue, was = {}, {}, {}, nil
 for id, hold in inside() do
   if hold.ends > now then
     found[#found + 1] = { id, hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
       hold.metadata }
   end
 end
-for _, id in ipairs(crowded and redis.call('HKEYS', KEYS[3]) or {}) do
+for _, id in ipairs(crowded and ask('HKEYS', KEYS[3]) or {}) do
   local waiter = read_waiter(id)
-  if waiter.alive > now then places[#places + 1] = waiter end
+  if waiter and waiter.alive > now then places[#places + 1] = waiter end
 end
 table.sort(places, function(a, b) return a.place < b.place end)
 for _, waiter in ipairs(places) do queue[#queue + 1] = waiter.holder end
 if breaks then
   for _, hold in ipairs(found) do end_hold(hold[1]) end
+  if damage then
+    exclusive = damage == 'all' and 0 or exclusive - #spoilt
+    was, damage, spoilt = damage, nil, {}
+    if was == 'all' then redis.call('DEL', KEYS[1]) end
+    count_number()
+    tell(0, nil)
+  end
   hand_over()
   save()
 end
-return { found, queue, wall }
+return { found, queue, wall, was or damage or '' }

@@ -11,9 +11,13 @@
 -- The sign is "-" if the name is free, which makes the rest void, "+" if somebody may wait, "*" if somebody may watch too,
 -- else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are microseconds, a
 -- limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
+-- What others have put there may be anything. A line that cannot be read stays as it is, and nobody is let in beside it;
+-- if not even the number and the sign can be read, that is true of all of it. A waiter or an observer that cannot be read
+-- is forgotten: it asks again.
 -- Each call of the server costs about as much as all else that a script does, so there are few.
 
 local holds, ids, kept, gone, exclusive, shared = {}, {}, {}, {}, 0, 0
+local spoilt, damage = {}, nil  -- lines that cannot be read; what is wrong, and "all" of it if nothing can be read
 local number, crowded, observed, changed, nobody_in_line = 0, false, false, false, false
 
 local function text(number) return string.format('%d', number) end
@@ -31,34 +35,70 @@ local function take_room(mode, amount)
   if mode == 'x' then exclusive = exclusive + amount else shared = shared + amount end
 end
 
+-- Whether all of these were found, and are numbers that can be written again.
+local function are_numbers(...)
+  for i = 1, select('#', ...) do
+    local digits = select(i, ...)
+    if not digits or #digits > 16 or tonumber(digits) > LARGEST then return false end
+  end
+  return true
+end
+
 local function read_line(line)
   local sign = string.sub(line, 1, 1)
   if sign == '?' then
-    local id, until_, alive, place, mode = string.match(line, '^?(%S+) (%d+) (%d+) (%d+) (%a)$')
+    local id, until_, alive, place, mode = string.match(line, '^?(%S+) (%d+) (%d+) (%d+) ([xs])$')
+    if not are_numbers(until_, alive, place) then return false end
     kept[id] = { until_ = tonumber(until_), alive = tonumber(alive), place = tonumber(place), mode = mode }
     take_room(mode, 1)
   elseif sign == '!' then
     local id, until_ = string.match(line, '^!(%S+) (%d+)$')
+    if not are_numbers(until_) then return false end
     if tonumber(until_) > now then gone[id] = tonumber(until_) end
   else
     local ended, id, base, fence, acquired, ttl, mode, limit, holder, metadata =
-      string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) (%a) (%d+) (%S*) (.*)$')
+      string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) ([xs]) (%d+) (%S*) (.*)$')
+    if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > LONGEST then return false end
     holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
       ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
     ids[#ids + 1] = id
     take_room(mode, 1)
   end
+  return true
 end
 
 local function read_state()
-  local state = redis.call('GET', KEYS[1])
+  local state = redis.pcall('GET', KEYS[1])
   if not state then return end
-  number = tonumber(string.sub(state, 1, 16))
-  local sign = string.sub(state, 17, 17)
+  if type(state) == 'table' then
+    if not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[1]) end  -- as it would have failed
+    damage, exclusive = 'all', 1
+    return
+  end
+  local digits, sign = string.match(state, '^(%d+)([-+*=])')
+  if not sign or #digits ~= 16 or not are_numbers(digits) then
+    damage, exclusive = 'all', 1
+    return
+  end
+  number = tonumber(digits)
   if sign == '-' then return end
   crowded = sign == '+' or sign == '*'
   observed = sign == '*' and redis.call('EXISTS', KEYS[4]) == 1
-  for line in string.gmatch(string.sub(state, 18), '[^\n]+') do read_line(line) end
+  for line in string.gmatch(string.sub(state, 18), '[^\n]+') do
+    if not read_line(line) then
+      spoilt[#spoilt + 1] = line
+      damage = 'some'
+      take_room('x', 1)
+    end
+  end
+end
+
+-- Ask for what is kept of waiters, observers or changes. What is of another type is forgotten.
+local function ask(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then return answer end
+  if string.find(answer.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key) end
+  return redis.call(command, key, ...)
 end
 
 -- Those inside, the oldest first.
@@ -79,7 +119,7 @@ end
 -- Every script that changes anything ends with this. The last number given out is known for long after the rest is
 -- forgotten, since the key outlives whoever holds by REMEMBER.
 local function save()
-  if not changed then return end
+  if not changed or damage == 'all' then return end
   crowded = still_crowded()
   local lines, longest = {}, 0
   for id, hold in inside() do
@@ -91,6 +131,7 @@ local function save()
     lines[#lines + 1] = string.format('?%s %d %d %d %s', id, one.until_, one.alive, one.place, one.mode)
   end
   for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
+  for _, line in ipairs(spoilt) do lines[#lines + 1] = line end
   local sign = crowded and (observed and '*' or '+') or #lines == 0 and '-' or '='
   write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
     'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + REMEMBER_MS)  -- longer if the clock was set back
@@ -106,9 +147,10 @@ end
 local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE end
 
 local function read_waiter(id)
-  local record = redis.call('HGET', KEYS[3], id)
+  local record = ask('HGET', KEYS[3], id)
   if not record then return nil end
-  local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) (%a) (%d+) (%S*) (%S*)$')
+  local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) ([xs]) (%d+) (%S*) (%S*)$')
+  if not are_numbers(alive, place, limit) then return nil end
   return { alive = tonumber(alive), place = tonumber(place), mode = mode, limit = limit, address = address,
     holder = holder }
 end
@@ -117,22 +159,23 @@ local function drop_waiter(id)
   if kept[id] then
     kept[id] = nil
   else
-    redis.call('ZREM', KEYS[2], id)
+    ask('ZREM', KEYS[2], id)
   end
-  redis.call('HDEL', KEYS[3], id)
+  ask('HDEL', KEYS[3], id)
   changed = true
 end
 
 local function tell(fence, holder)
   if not observed then return end
   local number = count_number()
+  ask('ZCARD', KEYS[5])
   write('ZADD', KEYS[5], number, text(number) .. ' ' .. text(fence) .. ' ' .. (holder and ('+' .. holder) or '-'))
   redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -KEPT_CHANGES - 1)
   redis.call('PEXPIRE', KEYS[5], LINGER_MS)
-  local eyes = redis.call('HGETALL', KEYS[4])
+  local eyes = ask('HGETALL', KEYS[4])
   for i = 1, #eyes, 2 do
     local alive, address = string.match(eyes[i + 1], '^(%d+) (%S*)$')
-    if tonumber(alive) > now then
+    if alive and tonumber(alive) > now then
       redis.pcall('PUBLISH', address, eyes[i])
     else
       redis.call('HDEL', KEYS[4], eyes[i])
@@ -171,7 +214,7 @@ end
 -- The first in line that is alive, and its id; whoever is not is forgotten on the way.
 local function first_in_line()
   while true do
-    local id = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+    local id = ask('ZRANGE', KEYS[2], 0, 0)[1]
     if not id then
       nobody_in_line, changed = true, true
       return nil
@@ -183,7 +226,7 @@ local function first_in_line()
 end
 
 local function serve_heir(heir)
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  for _, id in ipairs(ask('ZRANGE', KEYS[2], 0, -1)) do
     local waiter = read_waiter(id)
     if waiter and is_alive(waiter.alive) and waiter.holder == heir then
       if fits(waiter.mode, waiter.limit) then
@@ -222,7 +265,7 @@ local function look()
     if one.until_ > now + GRACE then one.until_, changed = now + GRACE, true end
     if one.alive <= now or one.until_ <= now then
       -- Dead, and then forgotten; or it was woken and did not come: then it is passed over until it asks again.
-      if one.alive <= now then redis.call('HDEL', KEYS[3], id) end
+      if one.alive <= now then ask('HDEL', KEYS[3], id) end
       kept[id] = nil
       take_room(one.mode, -1)
       made_room, changed = true, true

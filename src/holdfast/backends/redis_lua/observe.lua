@@ -1,6 +1,6 @@
 -- KEYS  see library.lua
 -- ARGV  1 claim   2 after   3 address   4 now, or nothing
--- Answers { microseconds until time may change something or -1, "number fence +holder" or "number fence -" for each change }.
+-- Answers { what is damaged }; or { microseconds until time may change something or -1, "number fence +holder" or "number fence -" for each change }.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
@@ -10,15 +10,27 @@ local frees = false
 --@library
 
 look()
-local known = redis.call('HGET', KEYS[4], id)
-if known and tonumber(string.match(known, '^(%d+)')) <= now then known = false end
-redis.call('HSET', KEYS[4], id, text(now + PRESENCE) .. ' ' .. ARGV[3])
+if damage then
+  save()
+  return { damage }
+end
+local known = ask('HGET', KEYS[4], id)
+if known and (tonumber(string.match(known, '^(%d+)')) or 0) <= now then known = false end
+ask('HSET', KEYS[4], id, text(now + PRESENCE) .. ' ' .. ARGV[3])
 redis.call('PEXPIRE', KEYS[4], LINGER_MS)
 if not observed then crowded, observed, changed = true, true, true end
 local changes = {}
 if known and after ~= '0' then
-  changes = redis.call('ZRANGEBYSCORE', KEYS[5], '(' .. after, '+inf')
-else
+  changes = redis.pcall('ZRANGEBYSCORE', KEYS[5], '(' .. after, '+inf')
+  if changes.err then known = false end
+  for _, change in ipairs(changes) do
+    local number, fence, holder = string.match(change, '^(%d+) (%d+) ([+-]%S*)$')
+    if not holder or not are_numbers(number, fence) then known = false end
+  end
+  if not known then redis.call('DEL', KEYS[5]) end  -- it begins again with what is true
+end
+if not known or after == '0' then
+  changes = {}
   local number = text(count_number())
   for _, hold in inside() do
     if not hold.ended then changes[#changes + 1] = number .. ' ' .. text(hold.fence) .. ' +' .. hold.holder end

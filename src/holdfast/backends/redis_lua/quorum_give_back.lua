@@ -16,8 +16,8 @@ local mine = holds[id]
 if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
   end_hold(id)
   if ARGV[4] ~= '' then
-    redis.call('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
-    redis.call('ZADD', KEYS[2], ARGV[3], id)
+    ask('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
+    ask('ZADD', KEYS[2], ARGV[3], id)
     redis.call('PEXPIRE', KEYS[2], LINGER_MS)
     redis.call('PEXPIRE', KEYS[3], LINGER_MS)
     crowded, nobody_in_line = true, false

@@ -1,6 +1,7 @@
 -- KEYS  see library.lua
 -- ARGV  1 linger   2 heir   3 claim   4 now, or nothing
--- Answers 1 if it held until now, 2 if others hold, wait or watch besides, 0 if it did not hold.
+-- Answers 1 if it held until now, 2 if others hold, wait or watch besides, 0 if it did not hold; what is damaged, if that
+-- may have been its hold.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
@@ -8,17 +9,17 @@ local linger, id = tonumber(ARGV[1]), ARGV[3]
 
 -- The usual way of a mutex that is in demand, with little work: the claim holds alone, the next in line wants it alone
 -- too, nobody watches. Whatever is unusual in any way is left to the rest.
-local state = redis.call('GET', KEYS[1])
+local state = redis.pcall('GET', KEYS[1])
 local after = 18 + #id
-if linger == 0 and ARGV[2] == '' and state and string.sub(state, 17, after) == '+' .. id .. ' '
+if linger == 0 and ARGV[2] == '' and type(state) == 'string' and string.find(state, '^%d+%+') and string.sub(state, 17, after) == '+' .. id .. ' '
     and not string.find(state, '\n', after, true) and string.sub(state, 1, 16) + 0 <= wall then
-  local first = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
-  local waiter = first and redis.call('HGET', KEYS[3], first)
-  if waiter then
+  local first = redis.pcall('ZRANGE', KEYS[2], 0, 0)[1]
+  local waiter = first and redis.pcall('HGET', KEYS[3], first)
+  local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+) ', after + 1)
+  if base and type(waiter) == 'string' then
     local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
     if mode == 'x' and tonumber(alive) > now
         and (redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true)) then
-      local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+)', after + 1)
       redis.call('ZREM', KEYS[2], first)
       redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
         .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)
@@ -40,4 +41,5 @@ elseif held then
   hand_over(ARGV[2])
 end
 save()
+if not held and damage then return damage end
 return held and ((crowded or next(holds)) and 2 or 1) or 0

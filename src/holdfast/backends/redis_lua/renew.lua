@@ -8,16 +8,18 @@ local clock = string.format('%d', now)
 local answers = {}
 for i = 1, #KEYS do
   local id, ttl, fence = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
-  local state = redis.call('GET', KEYS[i])
+  local state = redis.pcall('GET', KEYS[i])
   local kept = 0
   local start, stop = 0, 0
-  if state and string.sub(state, 17, 17) ~= '-' then
+  if type(state) == 'table' and not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[i]) end
+  if type(state) == 'string' and select(2, string.find(state, '^%d+[+*=]')) == 17
+      and string.sub(state, 1, 16) + 0 <= LARGEST then
     start, stop = string.find(state, id .. ' ', 18, true)
   end
   local before = start and start > 17 and string.sub(state, start - 1, start - 1)
   if before and (start == 18 or before == '\n') then
-    local base, its_fence, acquired, held_for, rest = string.match(state, '^(%d+) (%d+) (%d+) (%d+)()', stop + 1)
-    local ends = base + held_for
+    local base, its_fence, acquired, held_for, rest = string.match(state, '^(%d+) (%d+) (%d+) (%d+)() [xs] %d+ %S* ', stop + 1)
+    local ends = base and held_for + 0 <= LONGEST and base + held_for or 0  -- else it cannot be read
     if ends > now and its_fence == fence then
       if now + ttl > ends then
         redis.call('SET', KEYS[i], string.sub(state, 1, stop) .. clock .. ' ' .. fence .. ' ' .. acquired .. ' ' .. ttl

@@ -12,10 +12,16 @@ local interval, full, cost = tonumber(ARGV[2]), ARGV[2] * ARGV[3], tonumber(ARGV
 
 -- Nanoseconds since the epoch do not fit into a double, but those from now do.
 local start = 0
-local booked = redis.call('GET', KEYS[1])
+local booked = redis.pcall('GET', KEYS[1])
+if type(booked) == 'table' and not string.find(booked.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[1]) end
 if booked then
-  local s, n = string.match(booked, '^(%d+) (%d+)$')
-  start = math.max(0, (s - seconds) * 1000000000 + (n - nanos))
+  local s, n = string.match(type(booked) == 'string' and booked or '', '^(%d+) (%d+)$')
+  start = s and math.max(0, (s - seconds) * 1000000000 + (n - nanos)) or FURTHEST
+  if start >= FURTHEST then  -- damaged: as if all permits had just been used, so that none is given twice
+    start = full
+    booked = string.format('%.0f %.0f', seconds + math.floor((nanos + start) / 1000000000), (nanos + start) % 1000000000)
+    redis.call('SET', KEYS[1], booked, 'PX', math.ceil(start / 1000000) + SPARE_MS)
+  end
 end
 local after = start + interval * cost
 local early = after - full

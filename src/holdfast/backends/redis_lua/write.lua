@@ -1,7 +1,13 @@
 -- KEYS  1 the cell: hash of v value, n version, f fence, w writer   ARGV  1 writer   2 "1" if there is a value   3 value
 --       4 if_version or ""   5 fence or ""   See `_values.decide`.
-local stored = redis.call('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
+local stored = redis.pcall('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
+if stored.err and not string.find(stored.err, 'WRONGTYPE', 1, true) then redis.call('HMGET', KEYS[1], 'v') end
 local last, fence = tonumber(stored[2] or 0), tonumber(stored[3] or 0)
+if stored.err or not last or not fence or last > LARGEST or fence > LARGEST or (stored[1] and not stored[2]) then
+  if ARGV[2] ~= '0' or ARGV[4] ~= '' or ARGV[5] ~= '' then return { 'damaged', 0, 0 } end
+  local time = redis.call('TIME')
+  stored, last, fence = {}, time[1] * 1000000 + time[2], 0  -- above all versions that it can have had
+end
 local version = stored[1] and last or 0
 if stored[4] == ARGV[1] then return { 'written', version, fence } end
 if ARGV[5] ~= '' and tonumber(ARGV[5]) < fence then return { 'stale', version, fence } end
