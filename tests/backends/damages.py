@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from tests.servers import shared
+from tests.servers.quorum import quorum
 from tests.servers.server import HOST
 
 Damage = Callable[[Any, str], object]  # of a store's record of that name
@@ -214,3 +215,13 @@ VALUES: Table = {
 }
 
 STORES: dict[str, Callable[[Path], Any]] = {"redis": RedisStore, "sqlite": SqliteStore}
+
+
+class QuorumStore(RedisStore):
+    """The keys of a name on the first of three servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = quorum(3).url(folder)
+        server = shared.node(0).server
+        database = int(self.url.rpartition("/")[2].partition("?")[0])
+        self.client = redis.Redis(HOST, server.port, database, protocol=2)

@@ -255,3 +255,27 @@ def test_a_file_whose_own_row_is_damaged_gives_out_no_fence(tmp_path: Path, chan
         for use in (locks.lock("x").acquire, locks.lock("y").acquire, lambda: locks.inspect("x"), lease.extend):
             with pytest.raises(BackendUnavailable, match="corrupt: its own row is gone or damaged"):
                 use()
+
+
+class TestQuorum:
+    """One server's record is damaged, and two are well."""
+
+    @pytest.mark.parametrize("what", damages.HOLDS["redis"])
+    def test_one_damaged_record_is_told_and_is_in_nobodys_way(self, tmp_path: Path, what: str) -> None:
+        store = damages.QuorumStore(tmp_path)
+        with holdfast.connect(store.url) as locks, holdfast.connect(store.url) as others:
+            lease = locks.lock("x", ttl=60).acquire()
+            assert lease is not None
+            until(lambda: store.client.exists("holdfast:{x}:held"), "the vote of the first server")
+            damages.HOLDS["redis"][what](store, "x")
+            for info in (others.inspect("x"), others.list()[0]):
+                assert [one.fence for one in info.holders] == [lease.fence]
+                assert info.damage.startswith("127.0.0.1:")
+            assert others.lock("x").acquire(timeout=0) is None
+            renew(lease)
+            assert lease.release()
+            with others.lock("x", ttl=60, wait=0) as second:
+                assert second.fence > lease.fence
+            others.break_lock("x")  # if its release has not freed it at that server too
+            until(lambda: others.inspect("x") == holdfast.LockInfo("x"), "nothing to be damaged any more")
+        store.close()

@@ -206,17 +206,20 @@ class QuorumBackend(Votes):
         return sights.see(heard, after)
 
     async def inspect(self, key: str) -> LockInfo:
-        return merged(key, await self._question([node.inspect(key) for node in self._nodes], f"{key!r}"))
+        return self._merged(key, await self._question([node.inspect(key) for node in self._nodes], f"{key!r}"))
 
     async def break_(self, key: str) -> LockInfo:
-        return merged(key, await self._question([node.break_(key) for node in self._nodes], f"{key!r}"))
+        return self._merged(key, await self._question([node.break_(key) for node in self._nodes], f"{key!r}"))
+
+    def _merged(self, key: str, heard: Sequence[Any]) -> LockInfo:
+        return merged(key, heard, [node.name for node in self._nodes])
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         heard = await self._question([node.list(prefix) for node in self._nodes], f"names with {prefix!r}")
         found = [{info.name: info for info in one} if has_answered(one) else one for one in heard]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
-        infos = [merged(key, [_info(one, key) for one in found]) for key in keys]
-        return [info for info in infos if info.holders or info.waiters]
+        infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
+        return [info for info in infos if info.holders or info.waiters or info.damage]
 
     async def check_up(self) -> builtins.list[Health]:
         until = (self._longest or USUAL_TTL) if self._rejoin is None else self._rejoin

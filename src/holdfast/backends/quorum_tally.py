@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._model import Busy, Grant, HolderInfo, LockInfo
+from holdfast._records import UNREADABLE, told
 from holdfast.drivers.redis_quorum import has_answered
 
 
@@ -84,10 +85,16 @@ def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
     return False if nodes - votes.count(False) < majority else None
 
 
-def merged(key: str, heard: Sequence[Any]) -> LockInfo:
-    """Who holds it at a majority, as far as that can be known when some do not answer."""
-    infos: list[LockInfo] = [info for info in heard if has_answered(info)]
+def merged(key: str, heard: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
+    """Who holds it at a majority, as far as that can be known when some do not answer, or have a damaged record.
+
+    As long as the others are a majority, what is damaged is told and is in nobody's way.
+    """
+    damage = told(f"{node}: {info.damage}" for node, info in zip(nodes, heard, strict=True) if _is_damaged(info))
+    infos: list[LockInfo] = [info for info in heard if has_answered(info) and UNREADABLE not in info.holders]
     majority, silent = len(heard) // 2 + 1, len(heard) - len(infos)
+    if damage and len(infos) < majority and any(UNREADABLE in info.holders for info in heard if has_answered(info)):
+        return LockInfo(key, (UNREADABLE,), damage=damage)
     by_claim: dict[str, list[HolderInfo]] = {}
     for info in infos:
         for holder in info.holders:
@@ -95,7 +102,11 @@ def merged(key: str, heard: Sequence[Any]) -> LockInfo:
     holders = [_one(found, majority) for found in by_claim.values() if len(found) + silent >= majority]
     queues = sorted((_queue(info, holders) for info in infos), key=len, reverse=True)
     queue = queues[min(majority, len(queues)) - 1]
-    return LockInfo(key, tuple(holders), len(queue), queue)
+    return LockInfo(key, tuple(holders), len(queue), queue, damage)
+
+
+def _is_damaged(info: Any) -> bool:
+    return has_answered(info) and bool(info.damage)
 
 
 def _queue(info: LockInfo, holders: Sequence[HolderInfo]) -> tuple[str, ...]:
