@@ -13,7 +13,9 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
-from holdfast._model import PATROL, Busy, Change, Grant, HolderInfo, LockInfo, Sight, Terms, patrol
+from holdfast._model import PATROL, Busy, Change, Grant, LockInfo, Sight, Terms, patrol
+from holdfast._records import Held, lock_info
+from holdfast.backends.postgres_table_schema import WRAPPED
 from holdfast.drivers.postgres_jobs import Job, Many
 from holdfast.drivers.postgres_wire import Statement
 
@@ -22,7 +24,7 @@ AT_ONCE: Final = 50  # for one that asks only once: the usual step of somebody e
 LONG: Final = 1000  # for an operator's
 POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
 _SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
-_WRAPPED: Final = "holdfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
+_BEGINS: Final = f'{{"{WRAPPED}": "'
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
 
@@ -96,12 +98,12 @@ def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
 
 def keepable(metadata: str | None) -> str | None:
     """JSON that a jsonb column gives back as it was."""
-    return metadata if metadata is None or _survives(metadata) else json.dumps({_WRAPPED: metadata})
+    return metadata if metadata is None or _survives(metadata) else json.dumps({WRAPPED: metadata})
 
 
 def _survives(metadata: str) -> bool:
     """Whether jsonb keeps it as it is. To say no too often harms nobody."""
-    if _WRAPPED in metadata or (_EXPONENT.search(metadata) and _EXPONENT.search(_STRING.sub("", metadata))):
+    if WRAPPED in metadata or (_EXPONENT.search(metadata) and _EXPONENT.search(_STRING.sub("", metadata))):
         return False
     if "\\u" not in metadata:
         return True
@@ -113,11 +115,16 @@ def _survives(metadata: str) -> bool:
     return "\\u0000" not in text
 
 
-def kept(metadata: Any) -> Any:
-    if isinstance(metadata, dict) and list(metadata) == [_WRAPPED]:
-        with suppress(TypeError, ValueError):  # somebody else's, who writes what they like
-            return json.loads(metadata[_WRAPPED])
-    return metadata
+def kept(text: str | None) -> str | None:
+    """The JSON that was asked for, from what the column gives back."""
+    if text is None or not text.startswith(_BEGINS):
+        return text
+    with suppress(ValueError, RecursionError):  # somebody else's, who writes what they like
+        found = json.loads(text)
+        if list(found) == [WRAPPED]:
+            json.loads(inner := str(found[WRAPPED]))
+            return inner
+    return text
 
 
 def granted(answer: Any, since: float | None = None) -> Grant:
@@ -141,9 +148,8 @@ def sight(answer: Any, *, deaf: bool) -> Sight:
 
 def info(namespace: str, answer: Any) -> LockInfo:
     wall = float(answer["now"])
-    holders = [
-        HolderInfo(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
+    holds = (
+        Held(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
         for holder, claim, fence, mode, acquired, left, metadata in answer["holders"]
-    ]
-    queue = tuple(answer["queue"])
-    return LockInfo(join(namespace, answer["name"]), tuple(holders), len(queue), queue)
+    )
+    return lock_info(join(namespace, answer["name"]), holds, answer["queue"])

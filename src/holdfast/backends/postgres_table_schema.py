@@ -14,12 +14,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from holdfast._model import GRACE, KEPT_CHANGES, PRESENCE
+from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
+from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_NAME, MOST_READ
 from holdfast._text import shown
+from holdfast._values import FURTHEST
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
+WRAPPED: Final = "holdfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
 LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
 
 _THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
@@ -32,6 +35,14 @@ _CONSTANTS: Final = {
     "PRESENCE": f"interval '{PRESENCE} seconds'",
     "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
     "KEPT_CHANGES": str(KEPT_CHANGES),
+    "FURTHEST": str(FURTHEST),
+    "LONGEST_TTL": f"interval '{LONGEST_TTL} seconds'",
+    "LONGEST_NAME": str(LONGEST_NAME),
+    "LONGEST_KEY": str(3 * LONGEST_NAME),  # characters of what we make of a name, or of a holder id
+    "LARGEST_METADATA": str(LARGEST_METADATA),
+    "MOST_READ": str(MOST_READ),
+    "DEEPEST": str(DEEPEST),
+    "WRAPPED": WRAPPED,
     "FEW": "3",  # requests that are quicker one by one
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
     # looks as good, and leads past everybody who waits for that name.

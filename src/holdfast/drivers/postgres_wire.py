@@ -237,8 +237,15 @@ class Speaker:
             text = result.get_value(0, len(self._before))
             if text == b"true":  # the answer to most releases
                 return True
-            return None if text is None else _read(text.decode())
+            return None if text is None else self._read(text)
         return self._rows(result)
+
+    def _read(self, text: bytes) -> Any:
+        try:
+            return _parsed(text.decode())
+        except (ValueError, RecursionError) as error:
+            what = f"gives an answer that cannot be read: {error}"
+            raise Refused(f"PostgreSQL at {self._place.name} {what}", transient=False) from error
 
     def _refuse(self, result: Any) -> None:
         code, text = complaint(result)
@@ -316,20 +323,6 @@ def no_connection(place: Place, reasons: Sequence[Exception] = ()) -> BackendUna
     reason = (told[-1] if told else "") or "no answer in time"
     text = f"{place.url} cannot be used: {reason}" if lasts else f"cannot reach {place.url}: {reason}"
     return BackendUnavailable(text, transient=not lasts)
-
-
-def _read(text: str) -> Any:
-    try:
-        return _parsed(text)
-    except ValueError:  # somebody else's metadata, with more digits than Python reads as a whole number
-        return json.loads(text, parse_int=_number)
-
-
-def _number(digits: str) -> float:
-    try:
-        return int(digits)
-    except ValueError:
-        return float(digits)
 
 
 def _of(pg: Any) -> str:

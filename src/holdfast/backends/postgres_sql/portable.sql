@@ -20,8 +20,13 @@ BEGIN
     IF NOT @.holdfast_is_name(p_lock_name) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a lock name has 1 to 255 characters, and no control characters';
     END IF;
-    IF coalesce(p_holder_id, '') = '' THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'a holder id must not be empty';
+    IF coalesce(p_holder_id, '') = '' OR p_holder_id ~ '[\x01-\x1f\x7f]' OR length(p_holder_id) > LONGEST_NAME THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = 'a holder id has 1 to LONGEST_NAME characters, and no control characters';
+    END IF;
+    IF NOT @.holdfast_fits(p_metadata) THEN
+        RAISE invalid_parameter_value USING
+            MESSAGE = 'metadata has at most LARGEST_METADATA characters, and is nested at most DEEPEST deep';
     END IF;
     IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > 315360000 THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';

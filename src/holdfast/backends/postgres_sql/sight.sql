@@ -37,17 +37,20 @@ BEGIN
         'changes', coalesce(v_changes, '[]'), 'retry_after', extract(epoch FROM v_ends - v_now));
 END $$;
 
--- {name, holders: [[holder, claim, fence, mode, acquired_at, seconds left, metadata]], queue: [holder]}.
+-- {name, holders: [[holder, claim, fence, mode, acquired_at, seconds left, metadata as text]], queue: [holder]}. Metadata is
+-- read by itself: what others have put there must not keep anybody from the rest.
 CREATE OR REPLACE FUNCTION @.holdfast_info(p_ns text, p_name text, p_now timestamptz) RETURNS json
 LANGUAGE sql AS $$
     SELECT json_build_object(
         'name', p_name,
         'holders', coalesce((
-            SELECT json_agg(json_build_array(holder_id, claim, fence, mode, extract(epoch FROM acquired_at),
-                                             extract(epoch FROM least(expires_at - p_now, ttl)), metadata) ORDER BY fence)
+            SELECT json_agg(json_build_array(
+                left(holder_id, LONGEST_KEY), left(claim, LONGEST_KEY), fence, mode, extract(epoch FROM acquired_at),
+                extract(epoch FROM least(CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, ttl)),
+                left(metadata::text, MOST_READ)) ORDER BY fence)
             FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now), '[]'),
         'queue', coalesce((
-            SELECT json_agg(holder_id ORDER BY place) FROM @.holdfast_queue
+            SELECT json_agg(left(holder_id, LONGEST_KEY) ORDER BY place) FROM @.holdfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND alive_until > p_now), '[]'),
         'now', extract(epoch FROM clock_timestamp()))
 $$;

@@ -3,6 +3,35 @@
 -- A name is kept as `lock_name`, and whatever qualifies it as `namespace`, which is empty in the default namespace: there
 -- the plain name is all that another client has to know.
 
+-- Whether metadata keeps the limits that `names` sets for our own clients: everybody reads it. Brackets are counted outside
+-- of strings, and a jsonb column writes spaces there. What jsonb cannot keep as it is stands in a text.
+CREATE OR REPLACE FUNCTION @.holdfast_depth(p_json text) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT AS $$
+    SELECT coalesce(max(level), 0)::bigint FROM (
+        SELECT sum(CASE WHEN sign IN ('[', '{') THEN 1 ELSE -1 END) OVER (ORDER BY place) AS level
+            FROM regexp_split_to_table(regexp_replace(p_json, '[^][{}]', '', 'g'), '') WITH ORDINALITY AS each (sign, place)
+    ) AS levels
+$$;
+CREATE OR REPLACE FUNCTION @.holdfast_fits(p_metadata jsonb) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT AS $$
+DECLARE
+    v_text text := p_metadata::text;
+    v_bare text;
+BEGIN
+    IF length(v_text) <= 2 * DEEPEST THEN
+        RETURN true;
+    END IF;
+    IF jsonb_typeof(p_metadata) = 'object' AND p_metadata - 'WRAPPED' = '{}' THEN
+        v_text := coalesce(p_metadata ->> 'WRAPPED', v_text);
+    END IF;
+    IF length(v_text) > 2 * LARGEST_METADATA THEN
+        RETURN false;
+    END IF;
+    v_bare := regexp_replace(v_text, '"(\\.|[^"\\])*"', '', 'g');
+    RETURN length(v_text) - length(v_bare) + length(replace(v_bare, ' ', '')) <= LARGEST_METADATA
+        AND @.holdfast_depth(v_bare) <= DEEPEST;
+END $$;
+
 CREATE TABLE IF NOT EXISTS @.distributed_locks (
     namespace   text COLLATE "C" NOT NULL DEFAULT '',
     lock_name   varchar(255) COLLATE "C" NOT NULL,
@@ -17,7 +46,12 @@ CREATE TABLE IF NOT EXISTS @.distributed_locks (
     max_holders integer,
     fence       bigint NOT NULL,
     ended       boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (lock_name, namespace, slot)
+    PRIMARY KEY (lock_name, namespace, slot),
+    CONSTRAINT "a holder id has 1 to LONGEST_NAME characters" CHECK (length(holder_id) BETWEEN 1 AND LONGEST_NAME),
+    CONSTRAINT "metadata has 16 KB and 50 levels at most" CHECK (@.holdfast_fits(metadata)),
+    CONSTRAINT "a namespace or a claim is too long" CHECK (length(namespace) <= LONGEST_KEY AND length(claim) <= LONGEST_KEY),
+    CONSTRAINT "a ttl is positive and has ten years at most" CHECK (ttl > interval '0' AND ttl <= LONGEST_TTL),
+    CONSTRAINT "a time is not infinite" CHECK (isfinite(expires_at) AND isfinite(acquired_at))
 );
 CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON @.distributed_locks (expires_at);
 COMMENT ON TABLE @.distributed_locks IS 'Who holds what: one row for each hold. A row whose expires_at has passed holds nothing.';
@@ -47,7 +81,13 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_queue (
     alive_until    timestamptz NOT NULL,  -- it is forgotten then, unless it asks again
     reserved_until timestamptz,           -- the name is kept for it until then
     lapsed         boolean NOT NULL DEFAULT false,  -- was woken and did not come; passed over until it asks again
-    PRIMARY KEY (lock_name, namespace, kind, place)
+    PRIMARY KEY (lock_name, namespace, kind, place),
+    CONSTRAINT "a holder id has 1 to LONGEST_NAME characters" CHECK (length(holder_id) <= LONGEST_NAME),
+    CONSTRAINT "metadata has 16 KB and 50 levels at most" CHECK (@.holdfast_fits(metadata)),
+    CONSTRAINT "a namespace or a claim is too long" CHECK (length(namespace) <= LONGEST_KEY AND length(claim) <= LONGEST_KEY),
+    CONSTRAINT "a waiter has a mode, and a ttl" CHECK (
+        kind <> 'w' OR (mode IN ('exclusive', 'shared') AND ttl > 0 AND ttl * interval '1 second' <= LONGEST_TTL)),
+    CONSTRAINT "a time is not infinite" CHECK (isfinite(alive_until) AND isfinite(coalesce(reserved_until, alive_until)))
 );
 CREATE INDEX IF NOT EXISTS holdfast_queue_claim ON @.holdfast_queue (claim);
 CREATE INDEX IF NOT EXISTS holdfast_queue_alive_until ON @.holdfast_queue (alive_until);
@@ -63,7 +103,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.holdfast_changes (  -- of names that are o
 
 CREATE TABLE IF NOT EXISTS @.holdfast_limiters (
     key   text COLLATE "C" PRIMARY KEY,
-    until numeric NOT NULL                -- booked up to then, in nanoseconds since the epoch
+    until numeric NOT NULL CHECK (abs(until) < 1e20)  -- booked up to then, in nanoseconds since the epoch
 );
 CREATE INDEX IF NOT EXISTS holdfast_limiters_until ON @.holdfast_limiters (until);
 

@@ -18,6 +18,10 @@ BEGIN
     PERFORM pg_advisory_xact_lock(HOLDFAST, hashtext('limiter ' || p_key));
     v_now := coalesce(p_now, trunc(extract(epoch FROM clock_timestamp()) * 1000000000));
     SELECT until INTO v_until FROM @.holdfast_limiters WHERE key = p_key FOR UPDATE;
+    IF v_until - v_now >= FURTHEST THEN  -- damaged: as if all permits had just been used, so that none is given twice
+        v_until := v_now + v_full;
+        UPDATE @.holdfast_limiters SET until = v_until WHERE key = p_key;
+    END IF;
     v_start := greatest(v_until, v_now);
     v_after := v_start + p_interval * p_cost;
     v_early := v_after - v_full - v_now;

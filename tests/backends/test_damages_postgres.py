@@ -1,0 +1,167 @@
+"""The lock table refuses what nobody could read, and what is there all the same keeps nobody from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import BackendUnavailable
+from holdfast._records import LARGEST_METADATA, LONGEST_NAME
+from holdfast.backends.postgres_table_schema import script
+from tests.backends.damages import METADATA
+from tests.renewals import renew
+from tests.servers.postgres_tables import table
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
+
+NO_JSONB = {"no JSON", "no number"}  # no column could keep that
+
+# Each is refused by the function, and by the table itself.
+TOO_MUCH = {
+    "deep metadata": ("h", "[" * 3000 + "]" * 3000),
+    "metadata a little too deep": ("h", "[" * 51 + "]" * 51),
+    "large metadata": ("h", f'"{"x" * LARGEST_METADATA}"'),
+    "metadata of many small things": ("h", f"[{'1,' * LARGEST_METADATA}1]"),
+    "what is wrapped, and deep": ("h", f'{{"holdfast:json": "{"[" * 51}{"]" * 51}"}}'),
+    "what is beside the wrapped": ("h", f'{{"holdfast:json": "1", "a": "{"x" * LARGEST_METADATA}"}}'),
+    "a long holder": ("h" * (LONGEST_NAME + 1), "{}"),
+    "a huge holder": ("h" * 8_000_000, "{}"),
+}
+ENOUGH = {
+    "deep metadata": ("h", "[" * 50 + "]" * 50),
+    "brackets in a string": ("h", f'"{"[" * 1000}"'),
+    "large metadata": ("h", f'"{"x" * (LARGEST_METADATA - 2)}"'),
+    "metadata of many small things": ("h", f"[{'1,' * (LARGEST_METADATA // 2 - 2)}1]"),
+    "what is wrapped": ("h", f'{{"holdfast:json": "\\"{"x" * (LARGEST_METADATA - 2)}\\""}}'),
+    "a long holder": ("é" * LONGEST_NAME, "{}"),
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return table().url(tmp_path)
+
+
+@pytest.fixture
+def peer(url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(url, autocommit=True) as peer:
+        yield peer
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_what_is_too_much_is_refused_by_acquire_lock(peer: psycopg.Connection[Any], what: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        peer.execute("SELECT acquire_lock('x', %s, 60, %s)", TOO_MUCH[what])
+    assert peer.execute("SELECT count(*) FROM distributed_locks").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("address", [None, "somewhere"])
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_what_is_too_much_is_refused_by_the_tables(
+    url: str, peer: psycopg.Connection[Any], what: str, address: str | None
+) -> None:
+    with holdfast.connect(url) as locks, locks.lock("x", ttl=60):
+        for name in ("x", "free") if address else ("free",):
+            asked = "SELECT holdfast_acquire('', %s, 'c', %s, 60, 'exclusive', NULL, %s::jsonb, %s)"
+            with pytest.raises(psycopg.errors.CheckViolation):
+                peer.execute(asked, (name, *TOO_MUCH[what], address))
+        assert [one.name for one in locks.list()] == ["x"]
+
+
+@pytest.mark.parametrize("what", ENOUGH)
+def test_what_is_not_too_much_is_kept(url: str, peer: psycopg.Connection[Any], what: str) -> None:
+    holder, _ = ENOUGH[what]
+    assert peer.execute("SELECT acquire_lock('x', %s, 60, %s)", ENOUGH[what]).fetchone() == (True,)
+    with holdfast.connect(url) as locks:
+        info = locks.inspect("x")
+        assert (info.holders[0].holder, info.damage) == (holder, "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["expires_at = 'infinity'", "acquired_at = '-infinity'", "ttl = '100000000 years'", "ttl = '-1 hour'"],
+)
+def test_a_time_that_cannot_be_counted_with_is_refused_by_the_table(
+    url: str, peer: psycopg.Connection[Any], change: str
+) -> None:
+    with holdfast.connect(url) as locks, locks.lock("x", ttl=60):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            peer.execute(f"UPDATE distributed_locks SET {change}")
+        assert locks.inspect("x").locked
+
+
+@pytest.fixture
+def older(peer: psycopg.Connection[Any]) -> Iterator[str]:
+    """A schema whose tables refuse nothing."""
+    peer.execute(script("older").encode())
+    found = peer.execute(
+        "SELECT conrelid::regclass::text, quote_ident(conname) FROM pg_constraint"
+        " WHERE contype = 'c' AND connamespace = 'older'::regnamespace"
+    )
+    for relation, constraint in found.fetchall():
+        peer.execute(f"ALTER TABLE {relation} DROP CONSTRAINT {constraint}".encode())
+    yield "older"
+    peer.execute("DROP SCHEMA older CASCADE")
+
+
+@pytest.mark.parametrize("what", [*sorted(METADATA.keys() - NO_JSONB), "a holder", "no end", "no begin"])
+def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
+    url: str, peer: psycopg.Connection[Any], older: str, what: str
+) -> None:
+    changes = {
+        "a holder": ("holder_id", "h" * 8_000_000),
+        "no end": ("expires_at", "infinity"),
+        "no begin": ("acquired_at", "-infinity"),
+    }
+    column, value = changes.get(what) or ("metadata", METADATA[what])
+    with holdfast.connect(url, schema=older) as locks, holdfast.connect(url, schema=older) as others:
+        with others.lock("y", ttl=60), locks.lock("w", ttl=60) as sound:
+            lease = locks.lock("x", ttl=60).acquire()
+            assert lease is not None
+            peer.execute(f"UPDATE older.distributed_locks SET {column} = %s WHERE lock_name = 'x'", (value,))
+            assert [one.name for one in others.list()] == ["w", "x", "y"]
+            info = others.inspect("x")
+            assert info.locked
+            assert info.damage or what == "no end"
+            assert others.lock("x").acquire(timeout=0) is None
+            renew(sound)
+            assert others.break_lock("x").locked
+            assert others.inspect("x") == holdfast.LockInfo("x")
+            second = others.lock("x", ttl=60).acquire(timeout=0)
+            assert second is not None
+            assert second.fence > lease.fence
+            second.release()
+
+
+@pytest.mark.parametrize("until_", ["NaN", "9e19", "Infinity"])
+def test_a_damaged_limiter_gives_no_permit_twice_and_heals(
+    url: str, peer: psycopg.Connection[Any], older: str, until_: str
+) -> None:
+    with holdfast.connect(url, schema=older) as locks:
+        slow = locks.limiter("x", rate=1, per=3600, burst=2)
+        assert slow.try_acquire()
+        peer.execute("UPDATE older.holdfast_limiters SET until = %s::numeric", (until_,))
+        answer = slow.try_acquire()
+        assert not answer
+        assert 0 < answer.retry_after <= 3600
+        quick = locks.limiter("z", rate=1000)
+        until(quick.try_acquire, "a permit")
+
+
+@pytest.mark.parametrize("value", ["[" * 3000 + "]" * 3000, "{zeros"])
+def test_a_value_that_cannot_be_read_can_be_written_over(url: str, peer: psycopg.Connection[Any], value: str) -> None:
+    with holdfast.connect(url) as locks:
+        cell = locks.cell("x")
+        before = cell.write({"a": 1})
+        peer.execute("UPDATE holdfast_cells SET value = %s WHERE key = 'x'", (value,))
+        with pytest.raises(BackendUnavailable, match="cell 'x' is damaged"):
+            cell.read()
+        cell.delete()
+        assert cell.write(3) > before
+        assert cell.read().value == 3
