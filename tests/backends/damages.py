@@ -126,6 +126,7 @@ HOLDS: Table = {
         "a holder of zeros": _hold("holder", "zeroblob(40)"),
         "a mode that is no text": _hold("mode", "CAST(x'fffe' AS TEXT)"),
         "another kind": _hold("waiting", "7"),
+        "a kind between two": _hold("waiting", "1.5"),
         "a kind in words": _hold("waiting", "'holds'"),
         "a fence in words": _hold("place", "'first'"),
         "a begin in words": _hold("acquired_at", "'yesterday'"),

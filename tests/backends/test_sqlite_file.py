@@ -45,6 +45,19 @@ def test_another_programs_database_is_left_alone_to_the_byte(path: Path, journal
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_another_programs_tables_need_not_be_described_in_text(path: Path) -> None:
+    """As by a program that writes Latin-1 into the comments of its schema."""
+    of_another_program(path, "delete", 0)
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("UPDATE sqlite_master SET sql = sql || ' -- ' || CAST(x'fc' AS TEXT)")
+    db.close()
+    before = path.read_bytes()
+    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
+        hold(locks)
+    assert path.read_bytes() == before
+
+
 def test_what_another_program_left_half_done_is_not_rolled_back_by_us(path: Path) -> None:
     of_another_program(path, "delete", 0)
     torn, journal = path.read_bytes() + bytes(4096), path.with_name("locks.db-journal")
