@@ -150,3 +150,22 @@ def is_corrupt(*uses: Callable[[], object]) -> None:
     for use in uses:
         with pytest.raises(BackendUnavailable, match="corrupt: its own row is gone or damaged"):
             use()
+
+
+# Cells that were deleted
+
+
+@pytest.mark.parametrize("change", ["version = 'two'", "version = 9e300", "writer = zeroblob(8)"])
+def test_no_version_is_given_twice_though_that_of_the_last_deleted_cell_is_damaged(
+    locks: Locks, store: damages.SqliteStore, change: str
+) -> None:
+    cell = locks.cell("x")
+    cell.write(1)
+    before = cell.write(2)
+    cell.delete()
+    store.execute(f"UPDATE cells SET {change} WHERE key = ''")
+    for _ in range(2):
+        version = cell.write(3)
+        assert version > before
+        before = version
+        cell.delete()

@@ -63,7 +63,7 @@ def write(t: Transaction, key: str, write: Write) -> Written:
         return outcome
     if stored.damage:
         stored = Stored(version=first_fence())  # above all that it can have had
-    written = after(stored, write, read(t, "").version)
+    written = after(stored, write, _last_deleted(t))
     if write.value is None:
         _delete(t, key, stored.version)
     else:
@@ -74,5 +74,11 @@ def write(t: Transaction, key: str, write: Write) -> Written:
 def _delete(t: Transaction, key: str, version: int) -> None:
     """What is written there later goes on above that version, so that nobody takes it for what they have read."""
     t.execute("DELETE FROM cells WHERE key = ?", (key,))
-    if version > read(t, "").version:
+    if version > _last_deleted(t):
         t.execute("INSERT OR REPLACE INTO cells VALUES ('', NULL, ?, 0, '')", (version,))
+
+
+def _last_deleted(t: Transaction) -> int:
+    """The highest version that was ever deleted; if that cannot be read, the clock is above it."""
+    stored = read(t, "")
+    return first_fence() if stored.damage else stored.version
