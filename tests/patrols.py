@@ -1,6 +1,6 @@
-"""Waiters that never look for themselves: whoever gets a lock then was woken, however slow the machine is.
+"""Waiters that never look for themselves, so that one that gets a lock was woken; or that look all the time.
 
-Decides: which timers would do the work of a wake-up, and that they are an hour away.
+Decides: which timers would do the work of a wake-up, and when they are due.
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import importlib
 import pytest
 
 HOUR = 3600.0
+OFTEN = 0.02
 _BACKENDS = ("memory", "sqlite", "redis", "postgres_table_requests", "postgres_advisory_asking")
 
 
 def never_look(patch: pytest.MonkeyPatch) -> None:
     """From now on no waiter and no observer of this process looks by its timer. Holders need a ttl of `HOUR`."""
+    _look_every(HOUR, patch)
+
+
+def look_often(patch: pytest.MonkeyPatch) -> None:
+    """From now on waiters and observers of this process need no wake-up to learn of a change, and soon do."""
+    _look_every(OFTEN, patch)
+
+
+def _look_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
     for name in _BACKENDS:
         module = importlib.import_module(f"holdfast.backends.{name}")
-        for timer, value in (("patrol", lambda position, room_in=HOUR: HOUR), ("PATROL", HOUR)):
+        for timer, value in (("patrol", lambda position, room_in=seconds: seconds), ("PATROL", seconds)):
             if hasattr(module, timer):
                 patch.setattr(module, timer, value)

@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from tests.scale import by_scale
 from tests.servers import shared
 from tests.servers.quorum import quorum
 from tests.servers.server import HOST
@@ -22,11 +23,12 @@ Damage = Callable[[Any, str], object]  # of a store's record of that name
 Table = dict[str, dict[str, Damage]]  # by backend and by what is done
 
 RANDOM = random.Random(7).randbytes(64)
+HUGE = by_scale(300_000, soak=8_000_000)  # characters
 DEEP = "[" * 3000 + "]" * 3000
 METADATA = {
     "deep": DEEP,
     "a little too deep": "[" * 60 + "]" * 60,
-    "huge": f'"{"x" * 1_000_000}"',
+    "huge": f'"{"x" * HUGE}"',
     "no JSON": "{zeros",
     "no number": "[NaN, 1e999]",
     "too many digits": "9" * 5000,
@@ -136,8 +138,8 @@ HOLDS: Table = {
 # Where it can still be read who holds.
 SHOWN: Table = {backend: {what: _metadata(text) for what, text in METADATA.items()} for backend in ("redis", "sqlite")}
 SHOWN["sqlite"]["zeros"] = _hold("metadata", "zeroblob(40)")
-SHOWN["sqlite"]["a holder that is huge"] = _hold("holder", "printf('%.*c', 8000000, 'h')")
-SHOWN["redis"]["a holder that is huge"] = _held(lambda held: held.replace(b" 0 ", b" 0 " + b"h" * 8_000_000, 1))
+SHOWN["sqlite"]["a holder that is huge"] = _hold("holder", f"printf('%.*c', {HUGE}, 'h')")
+SHOWN["redis"]["a holder that is huge"] = _held(lambda held: held.replace(b" 0 ", b" 0 " + b"h" * HUGE, 1))
 
 # What is kept of those who wait, and of those who watch.
 WAITERS: Table = {

@@ -13,6 +13,7 @@ import pytest
 import holdfast
 from holdfast import BackendUnavailable
 from tests.backends import damages
+from tests.patrols import look_often
 from tests.renewals import renew, renew_soon
 from tests.servers.waiting import LIMIT, join, until
 
@@ -115,9 +116,10 @@ class TestHolds:
             assert after.fence > lease.fence
 
     @each(damages.HOLDS)
-    def test_a_waiter_is_told_at_once_and_leaves_nothing_behind(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    def test_a_waiter_is_told_when_it_looks_again_and_leaves_nothing_behind(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        look_often(monkeypatch)
         assert locks.lock("x", ttl=60).acquire()
         failed: list[Exception] = []
 
@@ -171,8 +173,9 @@ class TestShown:
 class TestWaiters:
     @each(damages.WAITERS)
     def test_a_waiter_whose_place_is_damaged_gets_a_new_one(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        look_often(monkeypatch)
         lease = locks.lock("x", ttl=600).acquire()
         assert lease is not None
         got: list[Any] = []

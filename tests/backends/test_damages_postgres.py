@@ -13,7 +13,7 @@ import holdfast
 from holdfast import BackendUnavailable
 from holdfast._records import LARGEST_METADATA, LONGEST_NAME
 from holdfast.backends.postgres_table_schema import script
-from tests.backends.damages import METADATA
+from tests.backends.damages import HUGE, METADATA
 from tests.renewals import renew
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
@@ -31,7 +31,7 @@ TOO_MUCH = {
     "what is wrapped, and deep": ("h", f'{{"holdfast:json": "{"[" * 51}{"]" * 51}"}}'),
     "what is beside the wrapped": ("h", f'{{"holdfast:json": "1", "a": "{"x" * LARGEST_METADATA}"}}'),
     "a long holder": ("h" * (LONGEST_NAME + 1), "{}"),
-    "a huge holder": ("h" * 8_000_000, "{}"),
+    "a huge holder": ("h" * HUGE, "{}"),
 }
 ENOUGH = {
     "deep metadata": ("h", "[" * 50 + "]" * 50),
@@ -115,7 +115,7 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
     url: str, peer: psycopg.Connection[Any], older: str, what: str
 ) -> None:
     changes = {
-        "a holder": ("holder_id", "h" * 8_000_000),
+        "a holder": ("holder_id", "h" * HUGE),
         "no end": ("expires_at", "infinity"),
         "no begin": ("acquired_at", "-infinity"),
     }
