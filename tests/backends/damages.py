@@ -1,6 +1,7 @@
 """Records that a peer, a program or a disk has spoilt: how they are damaged by hand, for each store.
 
-Decides: the tables of damages. Leaves to `test_damages`: what must still be true then.
+Decides: the tables of damages, and how a claim is asked for without checks.
+Leaves to `test_damages`: what must still be true then.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 
 import redis
 
+import holdfast
+from holdfast._model import Claim, Terms
+from holdfast._reentry import drive
 from tests.scale import by_scale
 from tests.servers import shared
 from tests.servers.quorum import quorum
@@ -52,10 +56,10 @@ class RedisStore:
         self.client.delete(key)
         self.client.rpush(key, "a", "b")
 
-    def fields(self, name: str, kind: str, value: bytes) -> None:
-        """Put that into all fields of a hash."""
+    def fields(self, name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
+        """Change all fields of a hash."""
         key = f"holdfast:{{{name}}}:{kind}"
-        self.client.hset(key, mapping=dict.fromkeys(self.client.hkeys(key), value))
+        self.client.hset(key, mapping={field: change(value) for field, value in self.client.hgetall(key).items()})
 
     def cell(self, name: str, field: str, value: Any) -> None:
         self.client.hset(f"holdfast:{{{name}}}:cell", field, value)
@@ -83,8 +87,18 @@ class SqliteStore:
         """It is open only while it damages."""
 
 
+def ask(locks: holdfast.Locks, id: str, holder: str, metadata: str, *, enqueue: bool) -> object:
+    """As a client does that checks nothing."""
+    claim = Claim(id, Terms("x", "x", holder, 60.0, metadata=metadata))
+    return drive(locks._logic.engine.backend.acquire(claim, enqueue=enqueue, within=30.0))
+
+
 def _held(change: Callable[[bytes], bytes]) -> Damage:
     return lambda store, name: store.change(name, "held", change)
+
+
+def _waiter(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda store, name: store.fields(name, "waits", change)
 
 
 def _row(table: str, column: str, value: str, waiting: int | None = None) -> Damage:
@@ -146,7 +160,10 @@ WAITERS: Table = {
     "redis": {
         "queue of another type": lambda store, name: store.retype(name, "line"),
         "waiters of another type": lambda store, name: store.retype(name, "waits"),
-        "random bytes": lambda store, name: store.fields(name, "waits", RANDOM),
+        "random bytes": _waiter(lambda waiter: RANDOM),
+        "a presence of ages": _waiter(lambda waiter: b"9" * 16 + waiter[waiter.index(b" ") :]),
+        "a place beyond all numbers": _waiter(lambda waiter: waiter.replace(waiter.split()[1], b"9" * 16)),
+        "a place of more digits than numbers have": _waiter(lambda waiter: waiter.replace(b" ", b" " + b"0" * 300, 1)),
     },
     "sqlite": {
         f"{column} {value}": _row("claims", column, value, waiting=1)

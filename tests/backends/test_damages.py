@@ -190,6 +190,17 @@ class TestWaiters:
         assert got[0].fence > lease.fence
         assert got[0].release()
 
+    @each(damages.WAITERS)
+    def test_a_lock_that_is_handed_over_is_not_damaged_by_a_damaged_place(
+        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+    ) -> None:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        damages.ask(others, "c0", "h", "", enqueue=True)
+        damage("x")
+        assert lease.release()
+        assert not others.inspect("x").damage
+
     @each(damages.CHANGES)
     def test_an_observer_whose_changes_are_damaged_goes_on_with_what_is_true(
         self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage

@@ -9,10 +9,8 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
-from holdfast._model import Claim, Terms
 from holdfast._records import LARGEST_METADATA, LONGEST_NAME
-from holdfast._reentry import drive
-from tests.backends.damages import HUGE
+from tests.backends.damages import HUGE, ask
 from tests.servers import shared
 from tests.servers.quorum import quorum
 
@@ -44,12 +42,6 @@ def locks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[holdfast.L
     url = shared.valkey().url(tmp_path) if request.param == "redis" else quorum(3).url(tmp_path)
     with holdfast.connect(url) as locks:
         yield locks
-
-
-def ask(locks: holdfast.Locks, id: str, holder: str, metadata: str, *, enqueue: bool) -> object:
-    """As a client does that checks nothing."""
-    claim = Claim(id, Terms("x", "x", holder, 60.0, metadata=metadata))
-    return drive(locks._logic.engine.backend.acquire(claim, enqueue=enqueue, within=30.0))
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)

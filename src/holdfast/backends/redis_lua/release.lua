@@ -11,14 +11,15 @@ local linger, id = tonumber(ARGV[1]), ARGV[3]
 -- too, nobody watches. Whatever is unusual in any way is left to the rest.
 local state = redis.pcall('GET', KEYS[1])
 local after = 18 + #id
-if linger == 0 and ARGV[2] == '' and type(state) == 'string' and string.find(state, '^%d+%+') and string.sub(state, 17, after) == '+' .. id .. ' '
-    and not string.find(state, '\n', after, true) and string.sub(state, 1, 16) + 0 <= wall then
+if linger == 0 and ARGV[2] == '' and type(state) == 'string' and string.sub(state, 17, after) == '+' .. id .. ' '
+    and not string.find(state, '\n', after, true) and (tonumber(string.sub(state, 1, 16)) or LARGEST) <= wall then
   local first = redis.pcall('ZRANGE', KEYS[2], 0, 0)[1]
   local waiter = first and redis.pcall('HGET', KEYS[3], first)
   local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+) ', after + 1)
   if base and type(waiter) == 'string' then
     local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
-    if mode == 'x' and tonumber(alive) > now
+    if mode == 'x' and tonumber(alive) > now and tonumber(alive) <= now + PRESENCE
+        and math.max(#alive, #place) <= 16 and tonumber(place) <= LARGEST
         and (redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true)) then
       redis.call('ZREM', KEYS[2], first)
       redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
