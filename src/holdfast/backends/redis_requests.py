@@ -42,6 +42,7 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
     "LONGEST": int(LONGEST_TTL * MICRO),
     "FURTHEST": FURTHEST,
+    "PLAIN": 2 * DEEPEST,  # characters: too few to break any of the limits
     "LONGEST_NAME": LONGEST_NAME,
     "LARGEST_METADATA": LARGEST_METADATA,
     "DEEPEST": DEEPEST,

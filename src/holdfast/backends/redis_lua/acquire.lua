@@ -9,8 +9,8 @@ local clock = time[1] * 1000000 + time[2]
 local now, wall, agreed_place = tonumber(ARGV[8]) or clock, tonumber(ARGV[9]) or clock, tonumber(ARGV[10])
 local ttl, mode, limit, holder, id = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[6]
 
+if #holder + #ARGV[5] > PLAIN or string.find(holder .. ARGV[5], '\n', 1, true) then
 --@limits
-if #holder + #ARGV[5] > PLAIN or string.find(holder .. ARGV[5], '[%s]') then
   local refused = excess(holder, ARGV[5])
   if refused then return redis.error_reply('ERR ' .. refused) end
 end
@@ -18,9 +18,9 @@ end
 -- The usual ways of a mutex that is in demand, with little work: one holds it or has it reserved, others wait, nobody
 -- watches. Whatever is unusual in any way is left to the rest, and every hundredth too, which clears up.
 local state = redis.pcall('GET', KEYS[1])
-if mode == 'x' and type(state) == 'string' and select(2, string.find(state, '^%d+%+')) == 17 and not string.find(state, '\n', 18, true)
-    and string.sub(state, 1, 16) + 0 <= wall then
-  local next_number = string.format('%016d', math.max(string.sub(state, 1, 16) + 1, wall))
+local last = type(state) == 'string' and string.sub(state, 17, 17) == '+' and tonumber(string.sub(state, 1, 16))
+if mode == 'x' and last and last <= wall and not string.find(state, '\n', 18, true) then
+  local next_number = string.format('%016d', math.max(last + 1, wall))
   local reserved, alive = string.match(state, '^?%S+ (%d+) (%d+)', 18)
   local whose, base, held_for, who = string.match(state, '^(%x+) (%d+) %d+ %d+ (%d+) [xs] %d+ (%S*) ', 18)
   if reserved and string.sub(state, 19, 19 + #id) == id .. ' ' then

@@ -3,14 +3,14 @@
 -- ARGV  1 claim   2 " ttl mode limit holder metadata"   3 milliseconds that the key lives   4 the proposal in 16 digits
 --       5 now, or nothing
 -- Answers the fence, which is the proposal if that is above all that was given out here, or false if `acquire` has to look.
---@limits
 if #ARGV[2] > PLAIN or string.find(ARGV[2], '\n', 1, true) then
+--@limits
   local holder, metadata = string.match(ARGV[2], '^ %d+ [xs] %d+ (%S*) (.*)$')
   local refused = excess(holder or ' ', metadata or '')
   if refused then return redis.error_reply('ERR ' .. refused) end
 end
 local state = redis.pcall('GET', KEYS[1])
-if state and (type(state) == 'table' or select(2, string.find(state, '^%d+%-')) ~= 17) then return false end
+if state and (type(state) == 'table' or string.match(state, '^%d+()%-') ~= 17) then return false end
 local time = redis.call('TIME')
 local clock = time[1] .. string.sub('00000' .. time[2], -6)
 local fence, lives = ARGV[4], ARGV[3]

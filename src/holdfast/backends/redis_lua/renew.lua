@@ -12,7 +12,7 @@ for i = 1, #KEYS do
   local kept = 0
   local start, stop = 0, 0
   if type(state) == 'table' and not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[i]) end
-  if type(state) == 'string' and select(2, string.find(state, '^%d+[+*=]')) == 17
+  if type(state) == 'string' and string.match(state, '^%d+()[+*=]') == 17
       and string.sub(state, 1, 16) + 0 <= LARGEST then
     start, stop = string.find(state, id .. ' ', 18, true)
   end
