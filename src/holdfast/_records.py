@@ -1,7 +1,7 @@
 """What peers may store with a lock, and what becomes of a record that cannot be read.
 
 Decides: the limits of names and metadata, how a damaged record is shown, and what its error says.
-Leaves to each backend: to find the damage, and to let nobody in because of it.
+Leaves to each backend: to find the damage, and to grant no claim beside it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from holdfast._text import shown
 from holdfast.errors import BackendUnavailable
 
 LONGEST_NAME: Final = 255  # characters
+LONGEST_KEY: Final = 3 * LONGEST_NAME  # characters of what is made of a name or of a holder id
 LARGEST_METADATA: Final = 16 * 1024  # characters of JSON
-DEEPEST: Final = 50  # levels of JSON: whoever reads it needs as much of a stack
+DEEPEST: Final = 50  # levels of JSON: a reader needs as much of a stack
 LARGEST_NUMBER: Final = 2**53  # what JSON, Lua and floats keep exactly
 
 UNREADABLE: Final = HolderInfo("(damaged)", "", None, EXCLUSIVE, 0.0, inf)  # in place of a hold that cannot be read
 NO_HOLD: Final = "a hold cannot be read"
 
 _ROOM: Final = 3  # a store may write the same JSON with spaces, and as many characters more
+MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata that a store need not read on from
 
 
 class Held(NamedTuple):
@@ -38,21 +40,23 @@ class Held(NamedTuple):
     metadata: Any  # JSON text, or nothing
 
 
-MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata that a store need not read on from
-
-
 def lock_info(key: str, holds: Iterable[Held], queue: Iterable[Any], damage: str = "") -> LockInfo:
-    """What is shown of a name. Never raises: what cannot be read is told as its damage."""
+    """What is shown of a name. Never raises: what cannot be read is named as its damage.
+
+    `damage` is why there may be holds beside these.
+    """
     holders, flaws = [], [damage]
     for held in holds:
         info, flaw = _shown(held)
         holders.append(info)
         flaws.append(flaw)
+    if damage:
+        holders.append(UNREADABLE)
     waiting = tuple(_cut(one) for one in queue if isinstance(one, str))
-    return LockInfo(key, tuple(holders), len(waiting), waiting, told(flaws))
+    return LockInfo(key, tuple(holders), len(waiting), waiting, listed(flaws))
 
 
-def told(flaws: Iterable[str]) -> str:
+def listed(flaws: Iterable[str]) -> str:
     """All of them once, in order."""
     return "; ".join(dict.fromkeys(filter(None, flaws)))
 
@@ -60,8 +64,10 @@ def told(flaws: Iterable[str]) -> str:
 def _shown(held: Held) -> tuple[HolderInfo, str]:
     if not _is_sound(held):
         return UNREADABLE, NO_HOLD
-    holder = _cut(held.holder)
+    holder, claim_id = _cut(held.holder), _cut(held.claim_id, LONGEST_KEY)
     flaw = "" if holder == held.holder else f"a holder id is longer than {LONGEST_NAME} characters"
+    if claim_id != held.claim_id:
+        flaw = listed([flaw, f"a claim id is longer than {LONGEST_KEY} characters"])
     metadata, reason = None, ""
     if held.metadata:
         try:
@@ -69,7 +75,7 @@ def _shown(held: Held) -> tuple[HolderInfo, str]:
         except ValueError as error:
             reason = f"the metadata of {shown(holder)} {error}"
     facts = (held.fence, held.mode, float(held.acquired_at), float(held.expires_at), metadata)
-    return HolderInfo(holder, held.claim_id, *facts), told([flaw, reason])
+    return HolderInfo(holder, claim_id, *facts), listed([flaw, reason])
 
 
 def _is_sound(held: Held) -> bool:
@@ -87,8 +93,8 @@ def is_count(value: Any) -> bool:
     return value.__class__ is int and 0 <= value <= LARGEST_NUMBER
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+def _cut(id: str, longest: int = LONGEST_NAME) -> str:
+    return id if len(id) <= longest else f"{id[: longest - 1]}…"
 
 
 def parsed(text: Any, largest: int) -> Any:
@@ -131,8 +137,8 @@ def depth(value: Any) -> int:
 def damaged_lock(name: str, where: object, what: str) -> BackendUnavailable:
     """For a verb that would have to know who holds."""
     return BackendUnavailable(
-        f"the record of lock {name!r} in {where} is damaged: {what}. It is granted to nobody; break_lock({name!r}), or "
-        "`holdfast break`, frees it",
+        f"the record of lock {name!r} in {where} is damaged: {what}. No claim is granted until "
+        f"break_lock({name!r}), or `holdfast break`, frees it",
         name=name,
         transient=False,
     )

@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast._records import LONGEST_KEY, LONGEST_NAME, Held, lock_info
 from tests.backends import damages
 from tests.patrols import look_often
 from tests.renewals import renew, renew_soon
@@ -168,6 +169,13 @@ class TestShown:
             renew(lease)
             assert others.break_lock("x").damage
             assert others.inspect("x") == holdfast.LockInfo("x")
+
+
+def test_an_id_without_end_is_cut() -> None:
+    info = lock_info("x", [Held("h", "c" * 1_000_000, 1, "exclusive", 0.0, 1.0, None)], ["h" * 1_000_000])
+    assert len(info.holders[0].claim_id) == LONGEST_KEY
+    assert info.damage == f"a claim id is longer than {LONGEST_KEY} characters"
+    assert len(info.queue[0]) == LONGEST_NAME
 
 
 class TestWaiters:

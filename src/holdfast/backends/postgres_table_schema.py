@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
-from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_NAME, MOST_READ
+from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_KEY, LONGEST_NAME, MOST_READ
 from holdfast._text import shown
 from holdfast._values import FURTHEST
 
@@ -38,7 +38,7 @@ _CONSTANTS: Final = {
     "FURTHEST": str(FURTHEST),
     "LONGEST_TTL": f"interval '{LONGEST_TTL} seconds'",
     "LONGEST_NAME": str(LONGEST_NAME),
-    "LONGEST_KEY": str(3 * LONGEST_NAME),  # characters of what we make of a name, or of a holder id
+    "LONGEST_KEY": str(LONGEST_KEY),
     "LARGEST_METADATA": str(LARGEST_METADATA),
     "MOST_READ": str(MOST_READ),
     "DEEPEST": str(DEEPEST),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast._model import Busy, Grant, HolderInfo, LockInfo
-from holdfast._records import UNREADABLE, told
+from holdfast._records import UNREADABLE, listed
 from holdfast.drivers.redis_quorum import has_answered
 
 
@@ -88,9 +88,9 @@ def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
 def merged(key: str, heard: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
     """Who holds it at a majority, as far as that can be known when some do not answer, or have a damaged record.
 
-    As long as the others are a majority, what is damaged is told and is in nobody's way.
+    As long as the others are a majority, what is damaged is shown and has no effect.
     """
-    damage = told(f"{node}: {info.damage}" for node, info in zip(nodes, heard, strict=True) if _is_damaged(info))
+    damage = listed(f"{node}: {info.damage}" for node, info in zip(nodes, heard, strict=True) if _is_damaged(info))
     infos: list[LockInfo] = [info for info in heard if has_answered(info) and UNREADABLE not in info.holders]
     majority, silent = len(heard) // 2 + 1, len(heard) - len(infos)
     if damage and len(infos) < majority and any(UNREADABLE in info.holders for info in heard if has_answered(info)):

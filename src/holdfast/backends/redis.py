@@ -308,8 +308,6 @@ def _info(key: str, answer: Any) -> LockInfo:
         )
         for id, holder, fence, mode, acquired, left, metadata in found
     ]
-    if damage:
-        holds.append(Held(*[None] * len(Held._fields)))
     return lock_info(key, holds, (unquote(_text(name)) for name in queue), _DAMAGES.get(damage, ""))
 
 
