@@ -24,6 +24,7 @@ LARGEST_NUMBER: Final = 2**53  # what JSON, Lua and floats keep exactly
 UNREADABLE: Final = HolderInfo("(damaged)", "", None, EXCLUSIVE, 0.0, inf)  # in place of a hold that cannot be read
 NO_HOLD: Final = "a hold cannot be read"
 
+_NESTS: Final = (dict, list, tuple)
 _ROOM: Final = 3  # a store may write the same JSON with spaces, and as many characters more
 MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata that a store need not read on from
 
@@ -104,10 +105,10 @@ def parsed(text: Any, largest: int) -> Any:
     if len(text) > largest:
         raise ValueError(f"is longer than {largest} characters")
     try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        value = _JSON.decode(text)
     except (ValueError, RecursionError):
         raise ValueError("is not JSON that can be read") from None
-    if depth(value) > DEEPEST + 1:  # a store counts brackets, and the innermost of them may have something in it
+    if text.count("[") + text.count("{") > DEEPEST and depth(value) > DEEPEST:
         raise ValueError(f"is nested more than {DEEPEST} deep")
     return value
 
@@ -120,17 +121,16 @@ def _no_number(digits: str) -> float:
     raise ValueError(digits)
 
 
+_JSON: Final = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)
+
+
 def depth(value: Any) -> int:
-    """How deep it is nested."""
-    depth, level = 0, [value]
+    """How deep it is nested, as brackets of JSON count it."""
+    depth, level = 0, [value] if isinstance(value, _NESTS) else []
     while level:
-        inner = [
-            list(one.values()) if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list | tuple)
-        ]
-        level = [part for one in inner for part in one]
         depth += 1
+        inner = [one.values() if isinstance(one, dict) else one for one in level]
+        level = [part for parts in inner for part in parts if isinstance(part, _NESTS)]
     return depth
 
 

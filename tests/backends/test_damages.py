@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,8 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
-from holdfast._records import LONGEST_KEY, LONGEST_NAME, Held, lock_info
+from holdfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
+from holdfast.primitives.names import metadata_text
 from tests.backends import damages
 from tests.patrols import look_often
 from tests.renewals import renew, renew_soon
@@ -176,6 +178,18 @@ def test_an_id_without_end_is_cut() -> None:
     assert len(info.holders[0].claim_id) == LONGEST_KEY
     assert info.damage == f"a claim id is longer than {LONGEST_KEY} characters"
     assert len(info.queue[0]) == LONGEST_NAME
+
+
+@pytest.mark.parametrize("innermost", ["", "1", "null"])
+def test_as_deep_as_metadata_is_taken_it_is_read(innermost: str) -> None:
+    def nested(levels: int) -> str:
+        return "[" * levels + innermost + "]" * levels
+
+    text = metadata_text(json.loads(nested(DEEPEST)))
+    assert parsed(text, MOST_READ) == json.loads(nested(DEEPEST))
+    for refuse in (lambda text: metadata_text(json.loads(text)), lambda text: parsed(text, MOST_READ)):
+        with pytest.raises(ValueError, match=f"nested more than {DEEPEST} deep"):
+            refuse(nested(DEEPEST + 1))
 
 
 class TestWaiters:
