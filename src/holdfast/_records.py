@@ -19,6 +19,7 @@ LONGEST_NAME: Final = 255  # characters
 LONGEST_KEY: Final = 3 * LONGEST_NAME  # characters of what is made of a name or of a holder id
 LARGEST_METADATA: Final = 16 * 1024  # characters of JSON
 DEEPEST: Final = 50  # levels of JSON: a reader needs as much of a stack
+PLAIN: Final = 2 * DEEPEST  # characters of JSON: too few to break any of these limits
 LARGEST_NUMBER: Final = 2**53  # what JSON, Lua and floats keep exactly
 
 UNREADABLE: Final = HolderInfo("(damaged)", "", None, EXCLUSIVE, 0.0, inf)  # in place of a hold that cannot be read

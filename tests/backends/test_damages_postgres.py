@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 NO_JSONB = {"no JSON", "no number"}  # no column could keep that
 
-# Each is refused by the function, and by the table itself.
+# Each is refused by every function that grants.
 TOO_MUCH = {
     "deep metadata": ("h", "[" * 3000 + "]" * 3000),
     "metadata a little too deep": ("h", "[" * 51 + "]" * 51),
@@ -40,6 +41,12 @@ ENOUGH = {
     "metadata of many small things": ("h", f"[{'1,' * (LARGEST_METADATA // 2 - 2)}1]"),
     "what is wrapped": ("h", f'{{"holdfast:json": "\\"{"x" * (LARGEST_METADATA - 2)}\\""}}'),
     "a long holder": ("é" * LONGEST_NAME, "{}"),
+}
+
+TIMES = {
+    "no end": ("expires_at", "infinity"),
+    "no begin": ("acquired_at", "-infinity"),
+    "a ttl of ages": ("ttl", "100000000 years"),
 }
 
 
@@ -63,13 +70,13 @@ def test_what_is_too_much_is_refused_by_acquire_lock(peer: psycopg.Connection[An
 
 @pytest.mark.parametrize("address", [None, "somewhere"])
 @pytest.mark.parametrize("what", TOO_MUCH)
-def test_what_is_too_much_is_refused_by_the_tables(
+def test_what_is_too_much_is_refused_by_the_function_that_clients_call(
     url: str, peer: psycopg.Connection[Any], what: str, address: str | None
 ) -> None:
     with holdfast.connect(url) as locks, locks.lock("x", ttl=60):
         for name in ("x", "free") if address else ("free",):
             asked = "SELECT holdfast_acquire('', %s, 'c', %s, 60, 'exclusive', NULL, %s::jsonb, %s)"
-            with pytest.raises(psycopg.errors.CheckViolation):
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
                 peer.execute(asked, (name, *TOO_MUCH[what], address))
         assert [one.name for one in locks.list()] == ["x"]
 
@@ -81,19 +88,6 @@ def test_what_is_not_too_much_is_kept(url: str, peer: psycopg.Connection[Any], w
     with holdfast.connect(url) as locks:
         info = locks.inspect("x")
         assert (info.holders[0].holder, info.damage) == (holder, "")
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["expires_at = 'infinity'", "acquired_at = '-infinity'", "ttl = '100000000 years'", "ttl = '-1 hour'"],
-)
-def test_a_time_that_cannot_be_counted_with_is_refused_by_the_table(
-    url: str, peer: psycopg.Connection[Any], change: str
-) -> None:
-    with holdfast.connect(url) as locks, locks.lock("x", ttl=60):
-        with pytest.raises(psycopg.errors.CheckViolation):
-            peer.execute(f"UPDATE distributed_locks SET {change}")
-        assert locks.inspect("x").locked
 
 
 @pytest.fixture
@@ -110,16 +104,11 @@ def older(peer: psycopg.Connection[Any]) -> Iterator[str]:
     peer.execute("DROP SCHEMA older CASCADE")
 
 
-@pytest.mark.parametrize("what", [*sorted(METADATA.keys() - NO_JSONB), "a holder", "no end", "no begin"])
+@pytest.mark.parametrize("what", [*sorted(METADATA.keys() - NO_JSONB), *TIMES, "a holder"])
 def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
     url: str, peer: psycopg.Connection[Any], older: str, what: str
 ) -> None:
-    changes = {
-        "a holder": ("holder_id", "h" * HUGE),
-        "no end": ("expires_at", "infinity"),
-        "no begin": ("acquired_at", "-infinity"),
-    }
-    column, value = changes.get(what) or ("metadata", METADATA[what])
+    column, value = {**TIMES, "a holder": ("holder_id", "h" * HUGE)}.get(what) or ("metadata", METADATA[what])
     with holdfast.connect(url, schema=older) as locks, holdfast.connect(url, schema=older) as others:
         with others.lock("y", ttl=60), locks.lock("w", ttl=60) as sound:
             lease = locks.lock("x", ttl=60).acquire()
@@ -128,8 +117,9 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             assert [one.name for one in others.list()] == ["w", "x", "y"]
             info = others.inspect("x")
             assert info.locked
-            assert info.damage or what == "no end"
-            assert others.lock("x").acquire(timeout=0) is None
+            assert info.damage or what in ("no end", "a ttl of ages")
+            with suppress(BackendUnavailable):  # or its times cannot be counted with
+                assert others.lock("x").acquire(timeout=0) is None
             renew(sound)
             assert others.break_lock("x").locked
             assert others.inspect("x") == holdfast.LockInfo("x")

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
-from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_KEY, LONGEST_NAME, MOST_READ
+from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
 from holdfast._text import shown
 from holdfast._values import FURTHEST
 
@@ -36,12 +36,13 @@ _CONSTANTS: Final = {
     "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
     "KEPT_CHANGES": str(KEPT_CHANGES),
     "FURTHEST": str(FURTHEST),
-    "LONGEST_TTL": f"interval '{LONGEST_TTL} seconds'",
+    "LONGEST_TTL": str(int(LONGEST_TTL)),
     "LONGEST_NAME": str(LONGEST_NAME),
     "LONGEST_KEY": str(LONGEST_KEY),
     "LARGEST_METADATA": str(LARGEST_METADATA),
     "MOST_READ": str(MOST_READ),
     "DEEPEST": str(DEEPEST),
+    "PLAIN": str(PLAIN),
     "WRAPPED": WRAPPED,
     "FEW": "3",  # requests that are quicker one by one
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name

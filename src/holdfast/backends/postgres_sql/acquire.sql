@@ -253,10 +253,16 @@ CREATE OR REPLACE FUNCTION @.holdfast_acquire(
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
+    v_metadata text := p_metadata::text;
     v_answer json;
     v_sweeps boolean;
     v_now timestamptz;
 BEGIN
+    IF length(p_holder) > LONGEST_NAME OR p_ttl > LONGEST_TTL OR length(v_metadata) > LARGEST_METADATA
+        OR length(translate(v_metadata, '[{', '')) < length(v_metadata) - DEEPEST
+    THEN  -- there may be too much of it
+        PERFORM @.holdfast_bound(p_holder, p_ttl, p_metadata);
+    END IF;
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
         PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     END IF;

@@ -20,15 +20,10 @@ BEGIN
     IF NOT @.holdfast_is_name(p_lock_name) THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a lock name has 1 to 255 characters, and no control characters';
     END IF;
-    IF coalesce(p_holder_id, '') = '' OR p_holder_id ~ '[\x01-\x1f\x7f]' OR length(p_holder_id) > LONGEST_NAME THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = 'a holder id has 1 to LONGEST_NAME characters, and no control characters';
+    IF coalesce(p_holder_id, '') = '' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'a holder id must not be empty';
     END IF;
-    IF NOT @.holdfast_fits(p_metadata) THEN
-        RAISE invalid_parameter_value USING
-            MESSAGE = 'metadata has at most LARGEST_METADATA characters, and is nested at most DEEPEST deep';
-    END IF;
-    IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > 315360000 THEN
+    IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > LONGEST_TTL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
     IF (@.holdfast_acquire('', p_lock_name, 'sql:' || p_holder_id, p_holder_id, p_ttl_seconds, 'exclusive', NULL,
@@ -58,7 +53,7 @@ CREATE OR REPLACE FUNCTION @.extend_lock(p_lock_name text, p_holder_id text, p_t
 RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > 315360000 THEN
+    IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > LONGEST_TTL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
     PERFORM @.holdfast_enter('', p_lock_name, NULL);

@@ -88,7 +88,6 @@ DECLARE
 BEGIN
     PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-    PERFORM @.holdfast_look(p_ns, p_name, v_now);
     v_before := @.holdfast_info(p_ns, p_name, v_now);
     FOR v_over IN
         WITH over AS (
@@ -97,6 +96,7 @@ BEGIN
     LOOP
         PERFORM @.holdfast_tell(p_ns, p_name, v_over.fence, NULL);
     END LOOP;
+    PERFORM @.holdfast_look(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
     PERFORM @.holdfast_hand_over(p_ns, p_name, v_now);
     RETURN v_before;
 END $$;
