@@ -67,6 +67,9 @@ class RedisStore:
     def metadata(self, name: str, text: str) -> None:
         self.change(name, "held", lambda held: held.rpartition(b" ")[0] + b" " + text.encode())
 
+    def content(self) -> object:
+        return {key: self.client.dump(key) for key in self.client.keys("holdfast:*")}
+
     def close(self) -> None:
         self.client.close()
 
@@ -82,6 +85,10 @@ class SqliteStore:
 
     def metadata(self, name: str, text: str) -> None:
         self.execute("UPDATE claims SET metadata = ? WHERE key = ? AND waiting = 0", text, name)
+
+    def content(self) -> object:
+        with closing(sqlite3.connect(self._file)) as db:
+            return db.execute("SELECT * FROM claims ORDER BY key, waiting, place").fetchall()
 
     def close(self) -> None:
         """It is open only while it damages."""

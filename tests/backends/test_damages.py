@@ -213,6 +213,18 @@ class TestWaiters:
         assert got[0].release()
 
     @each(damages.WAITERS)
+    def test_to_look_at_a_damaged_queue_changes_nothing(
+        self, locks: holdfast.Locks, others: holdfast.Locks, store: Any, damage: Damage
+    ) -> None:
+        assert locks.lock("x", ttl=60).acquire()
+        damages.ask(others, "c0", "h", "", enqueue=True)
+        damage("x")
+        before = store.content()
+        assert locks.inspect("x").locked
+        assert [one.name for one in locks.list()] == ["x"]
+        assert store.content() == before
+
+    @each(damages.WAITERS)
     def test_a_lock_that_is_handed_over_is_not_damaged_by_a_damaged_place(
         self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
     ) -> None:

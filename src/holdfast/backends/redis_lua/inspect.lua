@@ -1,7 +1,7 @@
 -- KEYS  see library.lua
 -- ARGV  1 "1" to end every hold   2 now, or nothing
 -- Answers { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each that holds, holders that wait,
--- wall clock, what is damaged or "" }. Changes nothing unless it ends holds, but that what is no queue is forgotten.
+-- wall clock, what is damaged or "" }. Changes nothing unless it ends holds.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[2]) or wall
@@ -19,7 +19,9 @@ for id, hold in inside() do
       hold.metadata }
   end
 end
-for _, id in ipairs(crowded and ask('HKEYS', KEYS[3]) or {}) do
+local waiting = crowded and redis.pcall('HKEYS', KEYS[3]) or {}
+if waiting.err and not string.find(waiting.err, 'WRONGTYPE', 1, true) then redis.call('HKEYS', KEYS[3]) end
+for _, id in ipairs(waiting) do
   local waiter = read_waiter(id)
   if waiter and waiter.alive > now then places[#places + 1] = waiter end
 end
