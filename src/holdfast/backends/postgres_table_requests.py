@@ -119,7 +119,7 @@ def kept(text: str | None) -> str | None:
     """The JSON that was asked for, from what the column gives back."""
     if text is None or not text.startswith(_BEGINS):
         return text
-    with suppress(ValueError, RecursionError):  # somebody else's, who writes what they like
+    with suppress(ValueError, RecursionError):  # another client's, with something else in it
         found = json.loads(text)
         if list(found) == [WRAPPED]:
             json.loads(inner := str(found[WRAPPED]))

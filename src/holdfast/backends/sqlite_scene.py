@@ -3,7 +3,7 @@
 Decides: how time ends things, who is next when there is room, what observers are told, and which rows are damaged.
 Leaves to `sqlite`: the verbs. Leaves to `_model`: who fits and who is next in line.
 
-A column keeps whatever is put into it, and any text is above every number. A hold that is damaged lets nobody in. A
+A column keeps whatever is put into it, and any text is above every number. Beside a damaged hold no claim is granted. A
 waiter or an observer that is damaged counts as gone: it asks again.
 """
 

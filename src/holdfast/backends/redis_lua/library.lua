@@ -11,7 +11,7 @@
 -- The sign is "-" if the name is free, which makes the rest void, "+" if somebody may wait, "*" if somebody may watch too,
 -- else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are microseconds, a
 -- limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
--- What others have put there may be anything. A line that cannot be read stays as it is, and nobody is let in beside it;
+-- What others have put there may be anything. A line that cannot be read stays as it is, and no claim is granted beside it;
 -- if not even the number and the sign can be read, that is true of all of it. A waiter or an observer that cannot be read
 -- is forgotten: it asks again.
 -- Each call of the server costs about as much as all else that a script does, so there are few.
