@@ -212,7 +212,14 @@ CELLS: Table = {
         "version in words": lambda store, name: store.cell(name, "n", "two"),
         "version of zeros": lambda store, name: store.cell(name, "n", b"\0" * 8),
         "version without end": lambda store, name: store.cell(name, "n", "9" * 400),
+        "version below zero": lambda store, name: store.cell(name, "n", "-5"),
         "fence in words": lambda store, name: store.cell(name, "f", "two"),
+        "no value": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "v"),
+        "no writer": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "w"),
+        "deleted, with a version in words": lambda store, name: (
+            store.client.delete(f"holdfast:{{{name}}}:cell"),
+            store.cell(name, "n", "two"),
+        ),
     },
     "sqlite": {
         f"{column} {value}": _row("cells", column, value)

@@ -27,7 +27,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
-from holdfast._records import NO_HOLD, Held, damaged_lock, lock_info
+from holdfast._records import NO_HOLD, Held, damaged_lock, is_count, lock_info
 from holdfast._time import boot_now
 from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import redis_requests as requests
@@ -251,10 +251,13 @@ class RedisBackend:
             if error.kind != "WRONGTYPE":
                 raise
             return Stored(damage="it is not a hash")
-        if value is None and not (fence or writer):
+        found = (value, fence, writer)
+        if found == (None, None, None) and (version is None or is_count(_count(version))):
             return NOTHING
+        if None in found:
+            return Stored(damage="a part of it is gone")
         try:
-            return as_stored(None if value is None else value.decode(), _count(version), _count(fence), _text(writer))
+            return as_stored(value.decode(), _count(version), _count(fence), _text(writer))
         except UnicodeDecodeError:
             return Stored(damage="its value is not text")
 

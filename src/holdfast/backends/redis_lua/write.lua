@@ -2,8 +2,12 @@
 --       4 if_version or ""   5 fence or ""   See `_values.decide`.
 local stored = redis.pcall('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
 if stored.err and not string.find(stored.err, 'WRONGTYPE', 1, true) then redis.call('HMGET', KEYS[1], 'v') end
-local last, fence = tonumber(stored[2] or 0), tonumber(stored[3] or 0)
-if stored.err or not last or not fence or last > LARGEST or fence > LARGEST or (stored[1] and not stored[2]) then
+local function count(digits)
+  return #digits <= 16 and string.find(digits, '^%d+$') and tonumber(digits) <= LARGEST + 1 and tonumber(digits)
+end
+local last, fence = count(stored[2] or '0'), count(stored[3] or '0')
+local whole = stored[1] and stored[2] and stored[3] and stored[4] or not (stored[1] or stored[3] or stored[4])
+if stored.err or not (last and fence and whole) then  -- as `RedisBackend.read` sees it
   if ARGV[2] ~= '0' or ARGV[4] ~= '' or ARGV[5] ~= '' then return { 'damaged', 0, 0 } end
   local time = redis.call('TIME')
   stored, last, fence = {}, time[1] * 1000000 + time[2], 0  -- above all versions that it can have had
