@@ -53,8 +53,10 @@ class RedisStore:
     def retype(self, name: str, kind: str) -> None:
         """Put a list there, which none of our records is."""
         key = f"holdfast:{{{name}}}:{kind}"
-        self.client.delete(key)
-        self.client.rpush(key, "a", "b")
+        with self.client.pipeline(transaction=True) as both:  # a waiter that asks in between would write it anew
+            both.delete(key)
+            both.rpush(key, "a", "b")
+            both.execute()
 
     def fields(self, name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
         """Change all fields of a hash."""
