@@ -258,9 +258,9 @@ def patrol(position: int, room_in: float = inf) -> float:
     look the more rarely the further back they stand, so that all waiters of a name together ask a number of times a
     second that hardly grows with the length of the queue.
 
-    `room_in` is when time makes room, unless holders renew: then every waiter looks, one after the other within half a
-    second, because all that stand before it may be dead. Renewals keep that away for at least two thirds of a ttl, so
-    this adds requests only where a ttl is shorter than a few seconds.
+    `room_in` is when time makes room for it, unless holders renew: then every waiter looks, one after the other within
+    half a second, because all that stand before it may be dead. Renewals keep that away for at least two thirds of a
+    ttl, so this adds requests only where a ttl is shorter than a few seconds, or holders do not renew.
     """
     by_turns = max(0.0, room_in) + ROUND * position / (position + 8)
     return min(PATROL, GRACE * (0.75 + position), by_turns)

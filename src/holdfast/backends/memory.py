@@ -120,7 +120,7 @@ class MemoryBackend:
             if waiter.claim.id == claim.id:
                 break
             ahead += not waiter.lapsed
-        retry_after = patrol(ahead, min(resource.ends(), default=inf) - now)
+        retry_after = patrol(ahead, resource.room_at(claim.terms.mode) - now)
         holder = next((holder.claim for holder in resource.holders.values()), None)
         if holder is None:
             return Busy(ahead, retry_after)

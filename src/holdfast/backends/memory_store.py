@@ -7,9 +7,10 @@ Leaves to `memory`: the verbs. Leaves to `_model`: who fits and who is next in l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from math import inf
 
-from holdfast._model import GRACE, KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_line
+from holdfast._model import EXCLUSIVE, GRACE, KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_line
 from holdfast._reentry import Mutex, section
 from holdfast._time import boot_now, first_fence
 from holdfast._values import NANO, Stored
@@ -142,6 +143,12 @@ class Resource:
                 yield waiter.reserved_until
         for observer in self.observers.values():
             yield observer.alive_until
+
+    def room_at(self, mode: Mode) -> float:
+        """When time makes room, if no holder renews: all must be gone for a claim that is exclusive."""
+        reserved = (waiter.reserved_until for waiter in self.queue.values() if waiter.reserved_until is not None)
+        ends = chain((holder.expires_at for holder in self.holders.values()), reserved)
+        return max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
 
     def asleep(self) -> Iterator[Waiter | Observer]:
         """Whoever can be woken."""

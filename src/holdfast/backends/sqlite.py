@@ -29,6 +29,7 @@ from holdfast._model import (
     Claim,
     Grant,
     LockInfo,
+    Mode,
     Occupancy,
     Renewal,
     Sight,
@@ -105,7 +106,7 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
         return _grant(t, claim, counter, own.place, scene)
     if enqueue:
         _enqueue(t, claim, counter, own.place, scene)
-    return _busy(t, own, scene.inside)
+    return _busy(t, own, scene.inside, terms.mode)
 
 
 def _reserved_place(t: Transaction, claim: Claim) -> int | None:
@@ -192,10 +193,11 @@ def _insert(
     )
 
 
-def _busy(t: Transaction, own: _Own, inside: list[Row]) -> Busy:
+def _busy(t: Transaction, own: _Own, inside: list[Row], mode: Mode) -> Busy:
     holder = next((row.holder for row in inside if not row.waiting), None)
-    room_in = min((row.until for row in inside), default=inf) - t.now
-    return Busy(own.ahead, patrol(own.ahead, room_in), holder)
+    ends = (row.until for row in inside)
+    room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
+    return Busy(own.ahead, patrol(own.ahead, room_at - t.now), holder)
 
 
 def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:

@@ -90,7 +90,7 @@ DECLARE
     v_inside record;
     v_line record;
 BEGIN
-    SELECT holder_id, expires_at INTO v_inside FROM @.distributed_locks
+    SELECT holder_id, mode, expires_at INTO v_inside FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
           AND expires_at > p_now AND expires_at - ttl <= p_now;
     IF NOT FOUND THEN
@@ -103,6 +103,10 @@ BEGIN
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND place < p_place
             ORDER BY place LIMIT HEAD) AS head;
     IF v_line.wait THEN
+        IF v_inside.mode = 'shared' THEN  -- all must be gone
+            SELECT max(expires_at) INTO v_inside.expires_at FROM @.distributed_locks
+                WHERE lock_name = p_name AND namespace = p_ns;
+        END IF;
         RETURN json_build_object(
             'position', v_line.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
             'holder', v_inside.holder_id);
@@ -152,7 +156,7 @@ BEGIN
                count(*) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS sharing,
                min(max_holders) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS max_holders,
                (array_agg(holder_id ORDER BY fence))[1] AS holder,
-               min(expires_at) AS ends
+               min(expires_at) AS first_end, max(expires_at) AS last_end
             INTO v_inside FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
         SELECT coalesce(bool_or(alive_until <= p_now OR reserved_until <= p_now OR alive_until > p_now + PRESENCE
                                 OR reserved_until > p_now + GRACE), false) AS over,
@@ -163,7 +167,7 @@ BEGIN
                count(*) FILTER (WHERE reserved_until IS NOT NULL AND mode = 'shared') AS shared,
                count(*) FILTER (WHERE mode = 'shared') AS sharing,
                min(max_holders) FILTER (WHERE mode = 'shared') AS max_holders,
-               min(reserved_until) AS ends
+               min(reserved_until) AS first_end, max(reserved_until) AS last_end
             INTO v_line FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
         EXIT WHEN v_looked OR NOT (v_inside.over OR v_line.over);
         PERFORM @.holdfast_look(p_ns, p_name, p_now);
@@ -207,7 +211,9 @@ BEGIN
     -- How many go first, seconds until time may make room, who is in the way.
     RETURN json_build_object(
         'position', v_line.ahead,
-        'retry_after', extract(epoch FROM least(v_inside.ends, v_line.ends) - p_now),
+        'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all must be gone
+            THEN greatest(v_inside.last_end, v_line.last_end)
+            ELSE least(v_inside.first_end, v_line.first_end) END - p_now),
         'holder', v_inside.holder);
 END $$;
 

@@ -154,13 +154,17 @@ if ARGV[7] ~= '' then
   if not crowded then crowded, changed = true, true end
 end
 local ahead = crowded and (ask('ZRANK', KEYS[2], id) or ask('ZCARD', KEYS[2])) or 0
-local soonest = soonest_end()
+local room_at
+local function ends(at)  -- all must be gone for a claim that is exclusive
+  if not room_at or (mode == 'x' and at > room_at) or (mode ~= 'x' and at < room_at) then room_at = at end
+end
+for _, hold in inside() do ends(hold.ends) end
 for _, one in pairs(kept) do
   if not own or one.place < own.place then ahead = ahead + 1 end
-  if not soonest or one.until_ < soonest then soonest = one.until_ end
+  ends(one.until_)
 end
 if ARGV[7] ~= '' then forget_the_dead() end
 local who, whose = false, false
 for other, hold in inside() do who, whose = hold.holder, other end
 save()
-return { ahead, soonest and math.max(0, soonest - now) or -1, who, whose }
+return { ahead, room_at and math.max(0, room_at - now) or -1, who, whose }

@@ -273,11 +273,3 @@ local function look()
   end
   if made_room then hand_over() end
 end
-
-local function soonest_end()
-  local soonest
-  for _, hold in inside() do
-    if not soonest or hold.ends < soonest then soonest = hold.ends end
-  end
-  return soonest
-end

@@ -37,6 +37,9 @@ if not known or after == '0' then
   end
   if #changes == 0 then changes[1] = number .. ' 0 -' end
 end
-local soonest = soonest_end()
+local soonest
+for _, hold in inside() do
+  if not soonest or hold.ends < soonest then soonest = hold.ends end
+end
 save()
 return { soonest and math.max(0, soonest - now) or -1, changes }

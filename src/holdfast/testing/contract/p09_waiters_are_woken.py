@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._model import GRACE, PATROL, PRESENCE, Busy, Grant
+from holdfast._model import GRACE, PATROL, PRESENCE, Busy, Grant, patrol
 from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
 from holdfast.testing.contract.story import Promise, needs
 from holdfast.testing.stage import Actor, Stage
@@ -187,6 +187,16 @@ class WaitersAreWoken(Promise, about="store"):
             answer = await stage.observer.faults.acquire(stage.claim("gate"), enqueue=True, within=5)
             assert isinstance(answer, Busy)
             assert answer.retry_after <= 2.5
+
+    @needs("expires", "shared")
+    async def test_an_exclusive_waiter_looks_when_the_last_of_those_who_share_is_over_and_not_at_each_end(
+        self, stage: Stage
+    ) -> None:
+        for ttl in (1, 2, 60):
+            await stage.observer.faults.acquire(stage.claim("gate", ttl=ttl, mode="shared"), enqueue=False, within=5)
+        answers = [await stage.observer.faults.acquire(stage.claim("gate"), enqueue=True, within=5) for _ in range(8)]
+        looks = [answer.retry_after for answer in answers if isinstance(answer, Busy)]
+        assert looks == [patrol(position) for position in range(8)]
 
     @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_once_and_not_at_every_hand_over(self, stage: Stage) -> None:
