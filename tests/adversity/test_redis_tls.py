@@ -22,7 +22,7 @@ from tests.adversity.redis_worlds import Anywhere
 from tests.patrols import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
-from tests.servers.tls import Certificates, TlsFront
+from tests.servers.tls import Certificates, TlsFront, name_in_folder
 from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
@@ -141,6 +141,24 @@ class TestTls(Anywhere):
             await stage.locks().lock("x").take()
         newer.replace(trusted)
         assert (await stage.locks().lock("x").take()).held
+
+    @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_ca_path", "SSL_CERT_DIR"])
+    async def test_an_authority_that_is_replaced_counts_no_longer(
+        self, stage: Stage, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        trusted, newer, folder = tmp_path / "trusted.pem", tmp_path / "renewed.pem", tmp_path / "authorities"
+        trusted.write_bytes(self.certificates.authority.read_bytes())
+        newer.write_bytes(self.certificates.stranger.read_bytes())
+        folder.mkdir()
+        (folder / name_in_folder(trusted)).symlink_to(trusted)
+        monkeypatch.setenv("SSL_CERT_DIR", f"{tmp_path / 'none'}:{folder if option == 'SSL_CERT_DIR' else ''}")
+        options = {"ssl_ca_certs": trusted, "ssl_ca_path": folder}
+        self.where = self.front().url(**{option: str(options[option])} if option in options else {})
+        lease = await stage.locks().lock("x").take()
+        assert await lease.release()
+        newer.replace(trusted)
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+            await stage.locks().lock("x").take()
 
     async def test_a_server_that_asks_for_certificates_gets_ours(self, stage: Stage) -> None:
         front = self.front(asks_clients=True)

@@ -7,6 +7,7 @@ Leaves to `server`: everything that is said inside.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 import threading
 from collections.abc import Coroutine
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import trustme
+from cryptography import x509
 
 from tests.servers.proxy import stop_listening
 from tests.servers.server import HOST, Server, free_port
@@ -47,6 +49,14 @@ class Certificates:
     def known(self) -> dict[str, str]:
         """And what it says to be trusted by it."""
         return {**self.trusting, "ssl_certfile": str(self.client), "ssl_keyfile": str(self.client)}
+
+
+def name_in_folder(certificate: Path) -> str:
+    """Where OpenSSL looks for it in a folder of authorities: the SHA-1 of its subject in lower case, without the
+    header of the sequence."""
+    subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
+    lower = x509.Name([x509.NameAttribute(part.oid, str(part.value).lower()) for part in subject])
+    return hashlib.sha1(lower.public_bytes()[2:]).digest()[3::-1].hex() + ".0"
 
 
 def _write(path: Path, made: trustme.LeafCert) -> Path:

@@ -8,10 +8,13 @@ Leaves to `redis_places`: to connect. Leaves to redis-py's own connections: opti
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from inspect import signature
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import redis
@@ -23,6 +26,7 @@ _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required
 _OF_REDIS_PY: Final = signature(redis.SSLConnection).parameters
 _CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not, unless asked to
 _CONTEXTS: Final = 16  # that are kept
+_HASHED: Final = re.compile(r"[0-9a-f]{8}\.r?\d+")  # a certificate or a revocation list, by the hash of its subject
 
 
 class Tls(NamedTuple):
@@ -113,21 +117,32 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
 def context_of(tls: Tls) -> ssl.SSLContext:
     """Raises OSError, ssl.SSLError among them, for files that are missing or hold no certificates."""
     usual = ssl.get_default_verify_paths()
-    files = (tls.certfile, tls.keyfile, tls.ca_certs, tls.ca_path, usual.cafile, usual.capath)
+    folders = (tls.ca_path, os.environ.get(usual.openssl_capath_env, usual.openssl_capath))
+    files = (tls.certfile, tls.keyfile, tls.ca_certs, usual.cafile, *chain(*map(_certificates_in, folders)))
     return _build(tls, tuple(map(_state, files)))
 
 
-def _state(file: str | None) -> tuple[int, ...]:
+def _certificates_in(folders: str | None) -> list[str]:
+    """The files that OpenSSL reads there, one at a time as a connection needs it, and keeps in the context. To write
+    one of them changes nothing about the folder."""
+    found: list[str] = []
+    for folder in os.fsdecode(folders or "").split(os.pathsep):
+        with suppress(OSError), os.scandir(folder) as entries:
+            found += sorted(entry.path for entry in entries if _HASHED.fullmatch(entry.name))
+    return found
+
+
+def _state(file: str | None) -> tuple[object, ...]:
     """It differs once the file has been written or replaced."""
     try:
         found = os.stat(file) if file else None
     except OSError:
         found = None
-    return () if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+    return (file,) if found is None else (file, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
 @lru_cache(maxsize=_CONTEXTS)
-def _build(tls: Tls, states: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
+def _build(tls: Tls, states: tuple[tuple[object, ...], ...]) -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = tls.check_hostname
     context.verify_mode = tls.cert_reqs
