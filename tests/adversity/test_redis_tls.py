@@ -13,6 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 import redis
+from redis.sentinel import Sentinel
 
 import holdfast
 from holdfast import BackendUnavailable
@@ -241,6 +242,33 @@ def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates,
             place.dial(None, LIMIT)
         with pytest.raises(BackendUnavailable, match="ssl_validate_ocsp"):
             asyncio.run(place.dial_async(None, LIMIT))
+
+
+@pytest.mark.parametrize(
+    "trust", [{"ssl_cert_reqs": None}, {"ssl_cert_reqs": ssl.CERT_NONE}, {"ssl_check_hostname": None}]
+)
+def test_a_ready_client_that_checks_no_certificate_or_no_name_decides_so(
+    certificates: Certificates, server: Server, trust: dict[str, Any]
+) -> None:
+    client: Any = redis.Redis
+    with TlsFront(server, certificates, named=False) as front:
+        authority = certificates.trusting if "ssl_check_hostname" in trust else {}
+        place = place_of_client(client(host=HOST, port=front.port, ssl=True, **authority, **trust))
+        assert place is not None
+        place.dial(None, LIMIT).disconnect()
+        place_of_url(urlsplit(place.url)).dial(None, LIMIT).disconnect()
+
+
+def test_a_client_of_sentinels_that_checks_no_certificate_of_theirs_decides_so(
+    certificates: Certificates, server: Server
+) -> None:
+    with Server(sentinel=True) as sentinel, TlsFront(sentinel, certificates) as front:
+        sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
+        client: Any = Sentinel
+        trust = {"ssl": True, "ssl_cert_reqs": None}
+        place = place_of_client(client([(HOST, front.port)], sentinel_kwargs=trust).master_for("locks"))
+        assert place is not None
+        assert place.find(LIMIT) == Address(HOST, server.port)
 
 
 def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Server) -> None:

@@ -25,7 +25,7 @@ from redis.retry import Retry
 from holdfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
 from holdfast._time import boot_now
 from holdfast.drivers.redis_connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
-from holdfast.drivers.redis_tls import OPTIONS, checks_host_names, context_of, is_tls, tls_of
+from holdfast.drivers.redis_tls import OPTIONS, checks_host_names, context_of, is_tls, says_something, tls_of
 from holdfast.drivers.redis_wire import command, no_connection
 from holdfast.errors import BackendUnavailable
 
@@ -80,6 +80,8 @@ class Place:
         self._kind = kind  # "tcp", "tls" or "unix"
         wanted = {name: value for name, value in settings.items() if _is_wanted(name, value, kind)}
         self._tls = tls_of(wanted) if kind == "tls" else None
+        if self._tls is not None:
+            wanted |= self._tls.trust
         if kind != "unix":
             wanted = {"socket_keepalive": True, **wanted}
         wanted = {**_SEEN_AS, **wanted}
@@ -121,7 +123,7 @@ class Place:
         return {
             name: value
             for name, value in plain.items()
-            if name.startswith("ssl_") and name not in SECRET_OPTIONS and value not in ("required", "True")
+            if is_tls(name) and name not in SECRET_OPTIONS and value not in ("required", "True")
         }
 
     def find(self, within: float) -> Address:
@@ -222,9 +224,7 @@ class Place:
 
 
 def _is_wanted(name: str, value: Any, kind: str) -> bool:
-    """What a client of the one world leaves out, one of the other may never have heard of."""
-    left_out = value is None or (name.startswith("ssl_validate_ocsp") and not value)
-    return name in _WANTED or (kind == "tls" and is_tls(name) and not left_out)
+    return name in _WANTED or (kind == "tls" and is_tls(name) and says_something(name, value))
 
 
 def _root(error: Exception) -> BaseException:

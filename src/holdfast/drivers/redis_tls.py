@@ -25,6 +25,7 @@ _PREFIX: Final = "ssl_"
 _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _OF_REDIS_PY: Final = signature(redis.SSLConnection).parameters
 _CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not, unless asked to
+_NONE_IS_NO: Final = frozenset({"ssl_cert_reqs", "ssl_check_hostname"})  # for a client of redis-py
 _CONTEXTS: Final = 16  # that are kept
 _HASHED: Final = re.compile(r"[0-9a-f]{8}\.r?\d+")  # a certificate or a revocation list, by the hash of its subject
 
@@ -45,14 +46,24 @@ class Tls(NamedTuple):
     min_version: ssl.TLSVersion | None = None
     ciphers: str | None = None
 
-
-OPTIONS: Final = frozenset(
-    {_PREFIX + field for field in Tls._fields} | {name for name in _OF_REDIS_PY if name.startswith(_PREFIX)}
-)
+    @property
+    def trust(self) -> dict[str, Any]:
+        """Which certificates it trusts, as a URL says it."""
+        mode = next(word for word, mode in _MODES.items() if mode == self.cert_reqs)
+        return {"ssl_cert_reqs": mode, "ssl_check_hostname": self.check_hostname}
 
 
 def is_tls(option: str) -> bool:
     return option.startswith(_PREFIX)
+
+
+OPTIONS: Final = frozenset({*(_PREFIX + field for field in Tls._fields), *filter(is_tls, _OF_REDIS_PY)})
+
+
+def says_something(option: str, value: Any) -> bool:
+    """False for what a client of the one world leaves out, and one of the other may not know."""
+    left_out = value is None or (option.startswith("ssl_validate_ocsp") and not value)
+    return option in _NONE_IS_NO or not left_out
 
 
 def tls_of(settings: Mapping[str, Any]) -> Tls | None:
@@ -86,7 +97,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _mode(value: Any) -> ssl.VerifyMode:
-    return _MODES[value] if isinstance(value, str) else ssl.VerifyMode(value)
+    return _MODES[value] if isinstance(value, str) else ssl.VerifyMode(value or ssl.CERT_NONE)
 
 
 def _flags(value: Any) -> tuple[ssl.VerifyFlags, ...]:
@@ -107,6 +118,7 @@ def _ciphers(value: Any) -> str:
 
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "cert_reqs": _mode,
+    "check_hostname": bool,
     "include_verify_flags": _flags,
     "exclude_verify_flags": _flags,
     "min_version": _version,
