@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,14 +19,16 @@ from redis.sentinel import Sentinel
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast.drivers import redis_tls
 from holdfast.drivers.redis_places import Address, place_of_client, place_of_url
+from holdfast.drivers.redis_tls import Tls, context_of
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere
 from tests.patrols import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront, name_in_folder
-from tests.servers.waiting import LIMIT
+from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 
@@ -229,6 +233,43 @@ class TestTls(Anywhere):
     async def test_valkey_is_another_word_for_redis(self, stage: Stage) -> None:
         self.where = self.server.url.replace("redis:", "valkey:")
         await self.works(stage)
+
+
+def test_threads_that_connect_at_once_build_one_context(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(certificates.authority.read_bytes())
+    asked, built = list[None](), list[None]()
+
+    def ask() -> ssl.DefaultVerifyPaths:
+        asked.append(None)
+        return paths()
+
+    def build() -> ssl.SSLContext:
+        built.append(None)
+        until(lambda: len(asked) == len(threads), "all threads to ask")
+        return make()
+
+    paths, make = ssl.get_default_verify_paths, ssl.create_default_context
+    monkeypatch.setattr(ssl, "get_default_verify_paths", ask)
+    monkeypatch.setattr(ssl, "create_default_context", build)
+    threads = [threading.Thread(target=context_of, args=(Tls(ca_certs=str(trusted)),)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    join(*threads)
+    assert len(built) == 1
+
+
+def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent_that_builds_a_context() -> None:
+    other = threading.Thread(target=redis_tls._mutex.acquire)  # it is in the middle of that, for ever
+    other.start()
+    join(other)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if redis_tls._mutex.acquire(timeout=0) else 1)
+    redis_tls._after_fork()  # for the tests that follow
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates, server: Server) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
+from holdfast._reentry import Mutex, section
 from holdfast._text import shown
 
 _PREFIX: Final = "ssl_"
@@ -126,12 +127,17 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
+_mutex = Mutex()  # held while a context is looked up or built
+
+
 def context_of(tls: Tls) -> ssl.SSLContext:
     """Raises OSError, ssl.SSLError among them, for files that are missing or hold no certificates."""
     usual = ssl.get_default_verify_paths()
     folders = (tls.ca_path, os.environ.get(usual.openssl_capath_env, usual.openssl_capath))
     files = (tls.certfile, tls.keyfile, tls.ca_certs, usual.cafile, *chain(*map(_certificates_in, folders)))
-    return _build(tls, tuple(map(_state, files)))
+    states = tuple(map(_state, files))
+    with section(_mutex):  # of threads that connect at once, the first builds it for all
+        return _build(tls, states)
 
 
 def _certificates_in(folders: str | None) -> list[str]:
@@ -171,3 +177,12 @@ def _build(tls: Tls, states: tuple[tuple[object, ...], ...]) -> ssl.SSLContext:
     if tls.ciphers:
         context.set_ciphers(tls.ciphers)
     return context
+
+
+def _after_fork() -> None:
+    global _mutex
+    _mutex = Mutex()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
