@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import pytest
 import redis.asyncio.sentinel
@@ -11,6 +12,7 @@ import redis.sentinel
 
 from holdfast import BackendUnavailable
 from holdfast.backends.redis_requests import script
+from holdfast.drivers.redis_places import Address, place_of_url
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.renewals import renewed
@@ -107,6 +109,17 @@ class TestFound(Anywhere):
         await self.works(stage)
         lease = await stage.locks().lock("x").take()
         assert knows(self.calm.primary, lease)
+
+
+def test_a_service_is_found_by_any_name_and_beside_any_other(calm: Watched) -> None:
+    names = (SERVICE.encode(), "grün und rot/1".encode(), b"not \xff UTF-8")
+    with Server(sentinel=True) as sentinel:
+        for name in names:
+            sentinel.command("SENTINEL", "MONITOR", name, HOST, calm.primary.port, 1)
+        for name in names:
+            place = place_of_url(urlsplit(f"redis+sentinel://{HOST}:{sentinel.port}/{quote(name, safe='')}"))
+            for same in (place, place_of_url(urlsplit(place.url))):
+                assert same.find(LIMIT) == Address(HOST, calm.primary.port)
 
 
 class TestFailover(Anywhere):

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qs, quote, urlencode
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlencode
 
 import redis
 import redis.asyncio
@@ -34,6 +34,7 @@ _LOGIN = ("username", "password")
 SENTINEL_PORT = 26379
 SENTINEL_WITHIN = 1.0  # seconds that each Sentinel may take: there are others to ask
 _MASTERS = command("SENTINEL", "MASTERS")
+_AS_BYTES = "surrogateescape"  # the name of a service need not be UTF-8
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
 _WANTED = (
@@ -286,7 +287,7 @@ class Sentinels(Place):
         return self._url(*(sentinel.address for sentinel in self._sentinels))
 
     def _path(self) -> str:
-        return f"/{quote(self._service, safe='')}" + (f"/{self.db}" if self.db else "")
+        return f"/{quote(self._service, safe='', errors=_AS_BYTES)}" + (f"/{self.db}" if self.db else "")
 
     def _options(self) -> dict[str, str]:
         user = self._to_sentinels.get("username")
@@ -322,12 +323,13 @@ class Sentinels(Place):
     def _primary_in(self, masters: Any, told_by: Place) -> Address | None:
         """Whom that Sentinel takes for the primary, if it is up. That Sentinel is asked first from now on: one that
         hangs then costs time only once."""
+        service = self._service.encode(errors=_AS_BYTES)
         for fields in masters:
-            told = {fields[at]: fields[at + 1].decode() for at in range(0, len(fields), 2)}
-            flags = told[b"flags"].split(",")
-            if told[b"name"] == self._service and "master" in flags and not {"s_down", "o_down"} & {*flags}:
+            told = dict(zip(fields[::2], fields[1::2], strict=True))
+            flags = {*told[b"flags"].split(b",")}
+            if told[b"name"] == service and b"master" in flags and not {b"s_down", b"o_down"} & flags:
                 self._sentinels = (told_by, *(one for one in self._sentinels if one is not told_by))
-                return Address(told[b"ip"], int(told[b"port"]))
+                return Address(told[b"ip"].decode(), int(told[b"port"]))
         return None
 
     def _not_found(self, refusals: Sequence[BackendUnavailable]) -> BackendUnavailable:
@@ -387,7 +389,8 @@ def place_of_url(parts: SplitResult) -> Place:
     service, _, db = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
-    return Sentinels(kind, {**settings, **({"db": _number(db, parts)} if db else {})}, service, hosts)
+    settings |= {"db": _number(db, parts)} if db else {}
+    return Sentinels(kind, settings, unquote(service, errors=_AS_BYTES), hosts)
 
 
 def _number(db: str, parts: SplitResult) -> int:
