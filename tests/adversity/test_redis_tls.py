@@ -34,6 +34,9 @@ pytestmark = pytest.mark.slow
 
 SCHEMES = ("rediss", "valkeys", "rediss+cluster", "rediss+sentinel", "redlocks")
 
+FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_ca_path")
+SWITCHES = ("ssl_check_hostname", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "socket_keepalive")
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
@@ -320,7 +323,14 @@ def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Se
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://h/0?max_connections=5", "redis://h/0?socket_timeout=1", "unix://", "redis+sentinel://h"]
+    "url",
+    [
+        "redis://h/0?max_connections=5",
+        "redis://h/0?socket_timeout=1",
+        "redis://h/0?socket_type=1",
+        "unix://",
+        "redis+sentinel://h",
+    ],
 )
 def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"option|unix|service"):
@@ -335,6 +345,11 @@ def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
         ("ssl_ciphers=nonsense", "ssl_ciphers cannot be 'nonsense'"),
         ("ssl_ca_cert=x", "no option 'ssl_ca_cert'; known are .* ssl_ca_certs"),
         ("ssl_keyfile=x", "ssl_keyfile is the key of a certificate"),
+        *((f"{option}=%00", rf"{option} cannot be '\\x00'") for option in FILES),
+        ("ssl_ca_data=xx", "ssl_ca_data cannot be 'xx'"),
+        ("ssl_ca_data=%C3%A4", "ssl_ca_data cannot be 'ä'"),
+        *((f"{option}=maybe", f"{option} cannot be 'maybe'; known are true, false") for option in SWITCHES),
+        ("ssl_ocsp_context=x", "no option 'ssl_ocsp_context'"),
     ],
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -344,6 +359,21 @@ def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: st
         holdfast.connect(f"{scheme}://{hosts}?{option}")
     with pytest.raises(ValueError, match=r"has no option 'ssl_ca_certs'; known are .*, and with rediss://"):
         holdfast.connect("redis://h?ssl_ca_certs=x")
+
+
+def test_ocsp_is_asked_for_by_a_url_as_by_a_client() -> None:
+    """redis-py takes any text for yes in the one way, and for no in the other."""
+    place = place_of_url(urlsplit("rediss://h?ssl_validate_ocsp=yes&ssl_validate_ocsp_stapled=no"))
+    assert place.url == "rediss://h:6379/0?ssl_validate_ocsp=True"
+    assert place._settings["ssl_validate_ocsp"] is True
+
+
+def test_a_host_that_no_name_can_be_is_an_error_of_ours() -> None:
+    place = place_of_url(urlsplit(f"redis://{'h' * 70}"))
+    with pytest.raises(BackendUnavailable, match="label"):
+        place.dial(None, LIMIT)
+    with pytest.raises(BackendUnavailable, match="label"):
+        asyncio.run(place.dial_async(None, LIMIT))
 
 
 def test_host_names_cannot_be_checked_without_certificates() -> None:

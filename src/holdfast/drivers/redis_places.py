@@ -25,7 +25,7 @@ from redis.retry import Retry
 from holdfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
 from holdfast._time import boot_now
 from holdfast.drivers.redis_connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
-from holdfast.drivers.redis_tls import OPTIONS, checks_host_names, context_of, is_tls, says_something, tls_of
+from holdfast.drivers.redis_tls import OPTIONS, USUAL, checks_host_names, context_of, is_tls, says_something, tls_of
 from holdfast.drivers.redis_wire import command, no_connection
 from holdfast.errors import BackendUnavailable
 
@@ -37,16 +37,11 @@ _MASTERS = command("SENTINEL", "MASTERS")
 _AS_BYTES = "surrogateescape"  # the name of a service need not be UTF-8
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
-_WANTED = (
-    "db",
-    "username",
-    "password",
-    "credential_provider",
-    "client_name",
-    "socket_keepalive",
-    "socket_keepalive_options",
-    "socket_type",
-)
+_IN_URLS = ("db", "username", "password", "client_name", "socket_keepalive")
+_WANTED = (*_IN_URLS, "credential_provider", "socket_keepalive_options", "socket_type")
+
+_SWITCHES = ("socket_keepalive", "ssl_check_hostname", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled")
+_YES, _NO = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")  # for redis-py all the rest is true
 
 # Whom servers see in CLIENT LIST. Where redis-py makes that for each connection anew, it looks up its own version in
 # the file system each time, which takes as long as all the rest of a handshake.
@@ -55,6 +50,10 @@ with suppress(ImportError):  # older ones have it ready
     from redis.driver_info import DriverInfo
 
     _SEEN_AS["driver_info"] = DriverInfo(lib_version=redis.__version__)
+
+
+# The last two: redis-py does not know one of the settings, or one of them cannot be, such as the name of a host.
+_NO_CONNECTION = (redis.RedisError, OSError, TypeError, ValueError)
 
 
 class Address(NamedTuple):
@@ -118,13 +117,13 @@ class Place:
 
     def _options(self) -> dict[str, str]:
         """Those of TLS that a URL can say, without secrets and without what is so anyway."""
-        plain = {name: str(value) for name, value in self._settings.items() if isinstance(value, str | bool)}
+        plain = {
+            name: value for name, value in self._settings.items() if is_tls(name) and isinstance(value, str | bool)
+        }
         if plain.get("ssl_cert_reqs") == "none":
             plain.pop("ssl_check_hostname", None)
         return {
-            name: value
-            for name, value in plain.items()
-            if is_tls(name) and name not in SECRET_OPTIONS and value not in ("required", "True")
+            name: str(value) for name, value in plain.items() if name not in SECRET_OPTIONS and value != USUAL.get(name)
         }
 
     def find(self, within: float) -> Address:
@@ -143,7 +142,7 @@ class Place:
             connection = KINDS[self._kind_of_connection](**settings, retry=Retry(NoBackoff(), 0))
             connection.until = until
             connection.connect()
-        except (redis.RedisError, OSError, TypeError) as error:  # the last: it does not know one of the settings
+        except _NO_CONNECTION as error:
             raise self.unreachable(address, error) from self.cause(error)
         return connection
 
@@ -158,7 +157,7 @@ class Place:
             except BaseException:
                 hang_up(connection)
                 raise
-        except (redis.RedisError, OSError, TypeError) as error:
+        except _NO_CONNECTION as error:
             raise self.unreachable(address, error) from self.cause(error)
         except RuntimeError as error:
             if not is_of_a_closed_connection(error):
@@ -216,7 +215,7 @@ class Place:
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
         root = _root(error)
         distrust = isinstance(root, ssl.SSLCertVerificationError)  # it stays so, however often it is tried
-        final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError)
+        final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError | ValueError)
         return no_connection(self.url_of(address), self._without_secrets(_reason(root)), transient=not final)
 
     def url_of(self, address: Address | None) -> str:
@@ -416,15 +415,23 @@ def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
         bad = re.search(r"value for ['`](\w+)", str(error))
         what = f"whose option {shown_option(bad[1], parts.query)} has no sensible value" if bad else "without sense"
         raise ValueError(f"a {parts.scheme}:// URL {what}{_about_password(parts)}") from None
-    known = {*_WANTED, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN)}
+    known = {*_IN_URLS, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN)}
     if base == "rediss":
         known |= OPTIONS
-    for option in parse_qs(parts.query):
+    for option, values in parse_qs(parts.query).items():
         if option not in known:
             name = shown_option(option, parts.query)
             others = f"with rediss:// {', '.join(sorted(OPTIONS)) if is_tls(option) else 'ssl_…'}"
-            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_WANTED)}, and {others}")
+            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_IN_URLS)}, and {others}")
+        if option in _SWITCHES:
+            settings[option] = _is_on(option, values[0], parts.query)
     return settings
+
+
+def _is_on(option: str, value: str, query: str) -> bool:
+    if value.lower() not in (*_YES, *_NO):
+        raise ValueError(f"{option} cannot be {shown_option(value, query)}; known are true, false")
+    return value.lower() in _YES
 
 
 def _about_password(parts: SplitResult) -> str:

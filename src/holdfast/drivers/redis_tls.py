@@ -58,7 +58,9 @@ def is_tls(option: str) -> bool:
     return option.startswith(_PREFIX)
 
 
-OPTIONS: Final = frozenset({*(_PREFIX + field for field in Tls._fields), *filter(is_tls, _OF_REDIS_PY)})
+# That a URL can have.
+OPTIONS: Final = {*(_PREFIX + field for field in Tls._fields), *filter(is_tls, _OF_REDIS_PY)} - {"ssl_ocsp_context"}
+USUAL: Final = Tls(check_hostname=True).trust  # where a URL says nothing
 
 
 def says_something(option: str, value: Any) -> bool:
@@ -109,7 +111,9 @@ def _flags(value: Any) -> tuple[ssl.VerifyFlags, ...]:
 
 
 def _version(value: Any) -> ssl.TLSVersion:
-    return ssl.TLSVersion(int(value))
+    version = ssl.TLSVersion(int(value))
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).minimum_version = version
+    return version
 
 
 def _ciphers(value: Any) -> str:
@@ -117,7 +121,20 @@ def _ciphers(value: Any) -> str:
     return str(value)
 
 
+def _path(value: Any) -> str:
+    if b"\0" in os.fsencode(value):
+        raise ValueError
+    return os.fsdecode(value)
+
+
+def _certificates(value: Any) -> str | bytes:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=value)
+    return value if isinstance(value, str) else bytes(value)
+
+
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("certfile", "keyfile", "ca_certs", "ca_path"), _path),
+    "ca_data": _certificates,
     "cert_reqs": _mode,
     "check_hostname": bool,
     "include_verify_flags": _flags,
