@@ -14,6 +14,7 @@ import holdfast
 import holdfast.aio
 from holdfast import Diagnosis, Health
 from holdfast.cli import main
+from holdfast.drivers.redis_wire import facts_in, version_and_role
 from tests.servers import shared
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_tables import table
@@ -48,6 +49,11 @@ def test_a_redis_tells_its_version_and_that_it_is_the_primary(tmp_path: Path, wo
     server = the_one(examine(url, world))
     assert (server.where, server.role, server.counts) == (url, "primary", True)
     assert re.fullmatch(r"\d+\.\d+\.\d+", server.version)
+
+
+def test_a_redis_in_a_folder_whose_name_is_not_utf_8_tells_its_version_too() -> None:
+    facts = facts_in([b"redis_version:7.2.4\r\nexecutable:/srv/caf\xe9/redis-server\r\n", b"role:master\r\n"])
+    assert version_and_role(facts) == ("7.2.4", "primary")
 
 
 def test_a_replica_of_redis_answers_and_is_called_one(world: str) -> None:

@@ -107,7 +107,8 @@ def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUn
 
 def facts_in(replies: Sequence[Any]) -> dict[str, str]:
     """What the replies to INFO say. A user who may not ask gets an error in place of one, which says nothing."""
-    lines = [line for reply in replies if isinstance(reply, bytes) for line in reply.decode().splitlines()]
+    texts = [reply.decode(errors="replace") for reply in replies if isinstance(reply, bytes)]  # paths need not be UTF-8
+    lines = [line for text in texts for line in text.splitlines()]
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
