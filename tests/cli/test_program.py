@@ -173,16 +173,28 @@ def test_a_default_store_that_was_never_used_has_no_locks(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [["ls"], ["doctor"]], ids=lambda w: w[0])
+@pytest.mark.parametrize("default", [False, True], ids=["--url", "default"])
+@pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["doctor"]], ids=lambda w: w[0])
 def test_a_store_that_cannot_be_made_is_told_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    default: bool,
 ) -> None:
+    def told_of(folder: Path) -> str:
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+        assert main([words[0], *([] if default else ["--url", f"sqlite:///{folder}/locks.db"]), *words[1:]]) == 69
+        return capsys.readouterr().err
+
+    monkeypatch.setenv("HOLDFAST_URL", "")
+    monkeypatch.setattr(sys, "platform", "linux")
     (tmp_path / "file").touch()
-    assert main([*words, "--url", f"sqlite:///{tmp_path}/file/locks.db"]) == 69
-    assert capsys.readouterr().err.endswith(f"mistyped; {tmp_path}/file is no folder\n")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        assert told_of(tmp_path / name).endswith(f"mistyped; {tmp_path}/{name} is no folder\n")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write everywhere
-    assert main([*words, "--url", f"sqlite:///{tmp_path}/new/locks.db"]) == 69
-    assert f" may not write {tmp_path}: it belongs to " in capsys.readouterr().err
+    assert f" may not write {tmp_path}: it belongs to " in told_of(tmp_path / "new")
 
 
 @pytest.mark.slow

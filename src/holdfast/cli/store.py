@@ -57,20 +57,20 @@ def url_of_existing(args: Namespace) -> str:
     except (FileNotFoundError, NotADirectoryError):
         text = f"there is no lock store {str(file)!r}: no lock was ever acquired there, or its name is mistyped"
         assert file is not None
-        raise _NoStore(exits.UNAVAILABLE, text + _why_none_is_made(file)) from None
+        raise _NoStore(text, _why_none_is_made(file)) from None
     except OSError:  # it may be there; to open it tells what is wrong
         return url
     return url
 
 
 def url_to_look_at(args: Namespace) -> str:
-    """`url_of_existing`, or that of an empty store in place of a default one that was never used: no user wrote the
-    name of that, so it is not mistyped."""
+    """`url_of_existing`, or that of an empty store in place of a default one that was never used but can be: no user
+    wrote the name of that, so it is not mistyped."""
     try:
         return url_of_existing(args)
-    except _NoStore:
+    except _NoStore as none:
         chosen = os.environ.get("HOLDFAST_SYSTEM_URL" if args.system else "HOLDFAST_URL")
-        if args.url is not None or chosen:
+        if args.url is not None or chosen or none.why:
             raise
         return "memory://never-used"
 
@@ -78,13 +78,17 @@ def url_to_look_at(args: Namespace) -> str:
 class _NoStore(exits.Refused):
     """There is no such file."""
 
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(exits.UNAVAILABLE, f"{text}; {why}" if why else text)
+        self.why = why  # none can be made either
+
 
 def _why_none_is_made(file: Path) -> str:
     """The reason why no lock can be acquired there; empty if there is none."""
-    there = next(folder for folder in file.parents if os.path.exists(folder))
+    there = next(folder for folder in file.parents if os.path.lexists(folder))
     if not there.is_dir():
-        return f"; {there} is no folder"
-    return "" if _may_write(there) else f"; {_belongs_to_others(there)}"
+        return f"{there} is no folder"
+    return "" if _may_write(there) else _belongs_to_others(there)
 
 
 def system_url() -> str:
