@@ -22,6 +22,7 @@ from tests.servers.waiting import LIMIT, join, until
 Release = Callable[[], bool]
 
 HOUR = "SELECT acquire_lock(%s, %s, 3600)"
+AT_THE_TABLE = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
 COLUMNS = """SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute
     WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attname"""
 
@@ -49,8 +50,7 @@ def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: Theirs) -> N
     reader.execute("SELECT FROM distributed_locks")  # stands in the way of the migration until it commits
     with ThreadPoolExecutor() as threads:
         migrated = threads.submit(main, ["migrate", theirs.url])
-        at_the_table = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
-        until(lambda: theirs.ask(at_the_table), "the migration to wait for the table")
+        until(lambda: theirs.ask(AT_THE_TABLE), "the migration to wait for the table")
         busy = threads.submit(lambda: waiter.execute(HOUR, ("held", "new")).fetchone())
         beat = "UPDATE distributed_locks SET expires_at = now() + interval '2 hours' WHERE holder_id = 'old'"
         beats = threads.submit(lambda: beating.execute(beat.encode()).rowcount)
@@ -186,6 +186,18 @@ def test_roles_that_could_acquire_still_can(theirs: Theirs) -> None:
 
 
 # What is moved
+
+
+def test_what_was_acquired_while_it_waited_is_kept_at_every_isolation_level(theirs: Theirs) -> None:
+    with ThreadPoolExecutor() as threads, theirs.client() as writer:
+        writer.autocommit = False
+        assert writer.execute(HOUR, ("held", "me")).fetchone() == (True,)
+        level = "options=-cdefault_transaction_isolation%3Drepeatable%5C%20read"
+        migrated = threads.submit(main, ["migrate", f"{theirs.url}?{level}"])
+        until(lambda: theirs.ask(AT_THE_TABLE), "the migration to wait for the table")
+        writer.commit()
+        assert migrated.result(LIMIT) == 0
+    assert theirs.ask("SELECT array_agg(lock_name) FROM distributed_locks") == ["held"]
 
 
 def test_what_is_held_is_ours_from_then_on_and_what_has_expired_is_gone(

@@ -2,7 +2,7 @@
 -- This first transaction says what will be done, or refuses. Then it puts a gate before those functions: their callers
 -- share it, and the second transaction has it alone. So none of their functions is at its table while that is replaced,
 -- and a call that waits at the gate is answered by ours.
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
     v_theirs boolean := coalesce(THEIRS, false);

@@ -1,5 +1,6 @@
 -- The gate is ours alone from here to the end of the transaction, and so is their table if it is still there.
-BEGIN;
+-- What was committed while this waits for them has to be seen: so each statement looks anew.
+BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
     v_before text[];
