@@ -313,7 +313,7 @@ def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finishe
 def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
     assert theirs.ask(HOUR, "a", "me")
     assert main(["migrate", "--print", "postgresql://nowhere.invalid/db"]) == 0
-    theirs.server.psql(capsys.readouterr().out, theirs.name)
+    assert "ERROR" not in theirs.pipe(capsys.readouterr().out)
     with holdfast.connect(theirs.url) as locks:
         assert locks.inspect("a").holders[0].holder == "me"
 
@@ -349,6 +349,8 @@ def test_what_cannot_be_adopted_is_left_as_it_was_and_named(
     assert re.search(says, error), error
     assert "--schema locks" in error
     assert "run: holdfast migrate" not in error
+    assert empty.ask(objects) == before
+    assert re.search(says, empty.pipe(script("public"))), "psql goes on after the error"
     assert empty.ask(objects) == before
     assert main(["migrate", "--schema", "locks", empty.url]) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class Theirs:
         """Whether that connection's statement waits for a lock of the server's."""
         pid = connection.info.backend_pid
         return bool(self.ask("SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted", pid))
+
+    def pipe(self, sql: str) -> str:
+        """What psql complains of if that is its input, of which it leaves nothing out."""
+        words = [str(self.server.bin / "psql"), "-Xq", "-d", self.url]
+        return subprocess.run(words, input=sql, capture_output=True, text=True, check=True).stderr
 
     def close(self) -> None:
         for connection in self._clients:

@@ -2,6 +2,8 @@
 -- This first transaction says what will be done, or refuses. Then it puts a gate before those functions: their callers
 -- share it, and the second transaction has it alone. So none of their functions is at its table while that is replaced,
 -- and a call that waits at the gate is answered by ours.
+-- psql goes on after an error: the second transaction demands the mark that the first one leaves, or takes back.
+SET holdfast.checked = '';
 BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
@@ -10,6 +12,7 @@ DECLARE
     v_function record;
     v_replaced text;
 BEGIN
+    PERFORM set_config('holdfast.checked', '@', false);
     IF NOT v_theirs AND to_regclass('@.distributed_locks') IS NOT NULL THEN
         RETURN;  -- it is ours
     END IF;

@@ -7,6 +7,9 @@ DECLARE
     v_index record;
     v_users text;
 BEGIN
+    IF current_setting('holdfast.checked', true) IS DISTINCT FROM '@' THEN
+        RAISE 'the transaction before this one has failed, or ran on another connection. Nothing was changed';
+    END IF;
     IF THEIRS IS NOT TRUE THEN
         PERFORM pg_advisory_xact_lock(HOLDFAST, 0);
         RETURN;
