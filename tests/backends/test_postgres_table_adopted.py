@@ -300,6 +300,23 @@ def test_it_is_done_once_however_many_migrate(theirs: Theirs) -> None:
     assert theirs.ask("SELECT release_lock('a', 'me')") is True
 
 
+@pytest.mark.parametrize("parts", [[], [TABLE, ACQUIRE, RELEASE]])
+def test_one_that_looks_around_is_not_surprised_by_another(empty: Theirs, parts: list[str]) -> None:
+    empty.make(*parts, "SELECT pg_advisory_lock(7)")
+    looks = "IF v_theirs THEN"
+    slow = script("public").replace(looks, f"PERFORM pg_advisory_xact_lock(7);\n{looks}", 1)
+    first, second = empty.client(), empty.client()
+    with ThreadPoolExecutor() as threads:
+        looking = threads.submit(first.execute, slow.encode())
+        until(lambda: empty.waits(first), "the first to be in the middle of its checks")
+        beside = threads.submit(second.execute, script("public").encode())
+        until(lambda: beside.done() or empty.waits(second), "the second to end, or to wait for the first")
+        empty.make("SELECT pg_advisory_unlock(7)")
+        looking.result(LIMIT)
+        beside.result(LIMIT)
+    assert empty.ask(HOUR, "a", "me") is True
+
+
 def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finished(theirs: Theirs) -> None:
     first, commit, _ = script("public").partition("COMMIT;\n")
     theirs.connection.execute((first + commit).encode())

@@ -30,6 +30,8 @@ _TABLES: Final = ("tables",)  # what each version brought, in order
 _FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable")
 _CONSTANTS: Final = {
     "HOLDFAST": str(CLASS),
+    "MIGRATION": "0",  # of that class: one at a time
+    "GATE": "1",  # of that class: shared by the callers of functions that are replaced
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE} seconds'",
     "PRESENCE": f"interval '{PRESENCE} seconds'",

@@ -7,12 +7,14 @@ SET holdfast.checked = '';
 BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
-    v_theirs boolean := coalesce(THEIRS, false);
+    v_theirs boolean;
     v_found text;
     v_function record;
     v_replaced text;
 BEGIN
     PERFORM set_config('holdfast.checked', '@', false);
+    PERFORM pg_advisory_xact_lock(HOLDFAST, MIGRATION);
+    v_theirs := coalesce(THEIRS, false);
     IF NOT v_theirs AND to_regclass('@.distributed_locks') IS NOT NULL THEN
         RETURN;  -- it is ours
     END IF;
@@ -94,14 +96,11 @@ BEGIN
     RAISE INFO '@.distributed_locks is a lock table of your own: rows that have not expired become holds of ours%',
         coalesce('; our functions replace ' || v_replaced, '');
 
-    FOR attempt IN 1 .. 2 LOOP
-        IF THEIRS IS NOT TRUE OR EXISTS (
-            SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('@') AND starts_with(proname, 'holdfast_theirs_')
-        ) THEN
-            RETURN;  -- another migration made the gate, and goes on beside this one, or was interrupted
-        END IF;
-        PERFORM pg_advisory_xact_lock(HOLDFAST, 0);
-    END LOOP;
+    IF EXISTS (
+        SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('@') AND starts_with(proname, 'holdfast_theirs_')
+    ) THEN
+        RETURN;  -- another migration made the gate, and goes on beside this one, or was interrupted
+    END IF;
     FOR v_function IN
         SELECT oid::regprocedure AS signature, proname, pg_get_function_arguments(oid) AS header,
                format_type(prorettype, NULL) AS result, types, passed, casted
@@ -121,11 +120,11 @@ BEGIN
                 v_answer text;
             BEGIN
                 -- A transaction that has used the table must not wait: the migration waits for its end.
-                IF NOT pg_try_advisory_xact_lock_shared(HOLDFAST, 0) AND NOT EXISTS (
+                IF NOT pg_try_advisory_xact_lock_shared(HOLDFAST, GATE) AND NOT EXISTS (
                     SELECT FROM pg_locks
                     WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass('@.distributed_locks')
                 ) THEN
-                    PERFORM pg_advisory_xact_lock_shared(HOLDFAST, 0);
+                    PERFORM pg_advisory_xact_lock_shared(HOLDFAST, GATE);
                 END IF;
                 PERFORM FROM pg_proc WHERE oid = 0;  -- a look at any table shows what was replaced while this waited
                 IF to_regprocedure('@.holdfast_theirs_%1$s(%4$s)') IS NOT NULL THEN

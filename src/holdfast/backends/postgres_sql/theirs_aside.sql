@@ -10,9 +10,9 @@ BEGIN
     IF current_setting('holdfast.checked', true) IS DISTINCT FROM '@' THEN
         RAISE 'the transaction before this one has failed, or ran on another connection. Nothing was changed';
     END IF;
+    PERFORM pg_advisory_xact_lock(HOLDFAST, MIGRATION);
     IF THEIRS IS NOT TRUE THEN
-        PERFORM pg_advisory_xact_lock(HOLDFAST, 0);
-        RETURN;
+        RETURN;  -- there was none, or another migration was first
     END IF;
     -- A call that began before the gate was there may not have reached the table: it is given half a second.
     v_before := ARRAY(
@@ -28,16 +28,13 @@ BEGIN
         SET LOCAL lock_timeout = '10s';
     END IF;
     BEGIN
-        PERFORM pg_advisory_xact_lock(HOLDFAST, 0);
-        IF NOT THEIRS THEN
-            RETURN;  -- another migration was first
-        END IF;
+        PERFORM pg_advisory_xact_lock(HOLDFAST, GATE);
         LOCK TABLE @.distributed_locks IN ACCESS EXCLUSIVE MODE;
     EXCEPTION WHEN lock_not_available THEN
         SELECT string_agg(DISTINCT pid::text, ', ') INTO v_users FROM pg_locks
             WHERE granted AND pid <> pg_backend_pid() AND (
                 relation = '@.distributed_locks'::regclass
-                OR (locktype = 'advisory' AND classid = HOLDFAST AND objid = 0 AND objsubid = 2
+                OR (locktype = 'advisory' AND classid = HOLDFAST AND objid = GATE AND objsubid = 2
                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())));
         RAISE 'another transaction has used @.distributed_locks, and does not end (process %). The locks are as they were. '
             'pg_stat_activity shows what it does, and pg_terminate_backend ends it', coalesce(v_users, 'unknown');
