@@ -23,6 +23,9 @@ Release = Callable[[], bool]
 
 HOUR = "SELECT acquire_lock(%s, %s, 3600)"
 AT_THE_TABLE = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+GETTER = "CREATE FUNCTION get_lock(text) RETURNS SETOF distributed_locks LANGUAGE sql AS 'TABLE distributed_locks'"
+AUDIT = "CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+AUDIT += "CREATE TRIGGER audit AFTER INSERT ON distributed_locks EXECUTE FUNCTION audit()"
 COLUMNS = """SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute
     WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attname"""
 
@@ -137,8 +140,8 @@ def test_every_call_of_their_functions_finds_one_afterwards(empty: Theirs, named
 
 
 def test_functions_that_extend_or_return_nothing_are_replaced_too(empty: Theirs) -> None:
-    extend = "CREATE FUNCTION extend_lock(text, text, bigint) RETURNS void LANGUAGE sql AS 'UPDATE distributed_locks"
-    extend += " SET expires_at = now() + $3 * interval ''1 second'' WHERE lock_name = $1 AND holder_id = $2'"
+    extend = "CREATE FUNCTION extend_lock(text, text, bigint) RETURNS void BEGIN ATOMIC UPDATE distributed_locks"
+    extend += " SET expires_at = now() + $3 * interval '1 second' WHERE lock_name = $1 AND holder_id = $2; END"
     empty.make(TABLE, ACQUIRE, RELEASE.replace("boolean", "void").replace("RETURN FOUND;", ""), extend)
     first, commit, _ = script("public").partition("COMMIT;\n")
     for sql in (first + commit, script("public")):
@@ -346,7 +349,14 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
         ([TABLE.replace(" PRIMARY KEY", "")], "lock_name unique"),
         ([TABLE.replace("jsonb DEFAULT '{}'", "text")], "metadata text"),
         ([TABLE, "CREATE VIEW live AS SELECT * FROM distributed_locks"], "depend on it: view live"),
-        ([TABLE, "CREATE TABLE jobs (j varchar(255) REFERENCES distributed_locks)"], "foreign key of jobs"),
+        ([TABLE, "CREATE TABLE jobs (j varchar(255) REFERENCES distributed_locks)"], "constraint .* on table jobs"),
+        ([TABLE, GETTER], r"function get_lock\(text\)"),
+        ([TABLE, "CREATE FUNCTION tidy() RETURNS bool RETURN EXISTS (TABLE distributed_locks)"], r"function tidy\(\)"),
+        ([TABLE, ACQUIRE, "CREATE FUNCTION take() RETURNS bool RETURN acquire_lock('a', 'b')"], r"function take\(\)"),
+        ([TABLE, ACQUIRE, "CREATE VIEW take AS SELECT acquire_lock('a', 'b')"], "depend on it: view take"),
+        ([TABLE, "CREATE RULE tidy AS ON DELETE TO distributed_locks DO NOTHING"], "rule tidy on table"),
+        ([TABLE, AUDIT], "trigger audit on"),
+        ([TABLE, "ALTER TABLE distributed_locks ENABLE ROW LEVEL SECURITY"], "row-level security"),
         ([TABLE, ACQUIRE.replace("p_ttl_seconds", "p_ttl_ms")], "acquire_lock.* cannot be replaced"),
         ([TABLE, ACQUIRE.replace("boolean", "integer").replace("v_rows > 0", "v_rows")], "returns integer"),
         ([TABLE, ACQUIRE, RELEASE.replace("LANGUAGE", "SECURITY DEFINER LANGUAGE")], "SECURITY DEFINER"),

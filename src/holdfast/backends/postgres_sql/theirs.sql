@@ -41,19 +41,32 @@ BEGIN
                 'and metadata as jsonb, and lock_name unique. It stays as it is; choose another schema for the lock '
                 'table, such as --schema locks', v_found;
         END IF;
-        SELECT string_agg(what, ', ' ORDER BY what) INTO v_found FROM (
-            SELECT 'view ' || ev_class::regclass FROM pg_depend JOIN pg_rewrite ON pg_rewrite.oid = objid
-                WHERE classid = 'pg_rewrite'::regclass AND refobjid = '@.distributed_locks'::regclass
-            UNION SELECT 'foreign key of ' || conrelid::regclass FROM pg_constraint
-                WHERE contype = 'f' AND confrelid = '@.distributed_locks'::regclass
-            UNION SELECT 'trigger ' || quote_ident(tgname) FROM pg_trigger
-                WHERE tgrelid = '@.distributed_locks'::regclass AND NOT tgisinternal
-            UNION SELECT 'policy ' || quote_ident(polname) FROM pg_policy
-                WHERE polrelid = '@.distributed_locks'::regclass
-        ) AS depends (what);
-        IF v_found IS NOT NULL THEN
+        -- Constraints, indexes and sequences of the table itself go with it, and its functions are replaced.
+        WITH theirs (class, object) AS (
+            SELECT 'pg_proc'::regclass, oid FROM pg_proc WHERE pronamespace = to_regnamespace('@')
+                AND (proname IN OUR_FUNCTIONS OR starts_with(proname, 'holdfast_theirs_'))
+            UNION ALL SELECT 'pg_class'::regclass, '@.distributed_locks'::regclass
+            UNION ALL SELECT 'pg_type'::regclass, unnest(ARRAY[oid, typarray]) FROM pg_type
+                WHERE typrelid = '@.distributed_locks'::regclass
+        )
+        SELECT string_agg(DISTINCT coalesce(pg_describe_object('pg_class'::regclass, view.oid, 0),
+                                            pg_describe_object(classid, objid, objsubid)), ', ')
+            INTO v_found
+            FROM pg_depend JOIN theirs ON refclassid = class AND refobjid = object
+                LEFT JOIN pg_rewrite ON classid = 'pg_rewrite'::regclass AND pg_rewrite.oid = objid
+                LEFT JOIN pg_class AS view ON view.oid = ev_class AND view.relkind <> 'r'
+                LEFT JOIN pg_class AS part ON classid = 'pg_class'::regclass AND part.oid = objid
+                LEFT JOIN pg_constraint ON classid = 'pg_constraint'::regclass AND pg_constraint.oid = objid
+                LEFT JOIN pg_attrdef ON classid = 'pg_attrdef'::regclass AND pg_attrdef.oid = objid
+            WHERE deptype IN ('n', 'a') AND classid <> 'pg_statistic_ext'::regclass
+              AND coalesce(part.relkind NOT IN ('i', 'S'), true)
+              AND coalesce(conrelid, adrelid, 0) <> '@.distributed_locks'::regclass
+              AND NOT (class = 'pg_class'::regclass AND (classid, objid) IN (SELECT * FROM theirs));
+        v_found := concat_ws(', ', v_found, (
+            SELECT 'row-level security' FROM pg_class WHERE oid = '@.distributed_locks'::regclass AND relrowsecurity));
+        IF v_found <> '' THEN
             RAISE '@.distributed_locks is a lock table of your own, and cannot be adopted while these depend on it: %. '
-                'Drop them first, or choose another schema for the lock table, such as --schema locks', v_found;
+                'Drop or disable them first, or choose another schema for the lock table, such as --schema locks', v_found;
         END IF;
         IF (SELECT NOT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = '@.distributed_locks'::regclass) THEN
             RAISE insufficient_privilege USING MESSAGE = 'must be owner of table distributed_locks';
