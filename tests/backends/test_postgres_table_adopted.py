@@ -330,6 +330,30 @@ def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finishe
     assert theirs.ask("SELECT acquire_lock('a', 'other'), release_lock('a', 'me')") == (False, True)
 
 
+def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: Theirs) -> None:
+    first, commit, _ = script("public").partition("COMMIT;\n")
+    theirs.make(first + commit, ACQUIRE.replace("CREATE", "CREATE OR REPLACE").replace("DEFAULT 30", "DEFAULT 3600"))
+    theirs.make(first + commit)
+    gates = "SELECT count(*) FROM pg_proc WHERE proname IN ('acquire_lock', 'release_lock')"
+    assert theirs.ask(f"{gates} AND prosrc ~ 'holdfast_theirs_'") == theirs.ask(gates) == 2
+    assert theirs.ask("SELECT acquire_lock('a', 'me')") is True
+    left = "SELECT expires_at > now() + interval '1800 seconds' FROM distributed_locks"
+    assert theirs.ask(left) is True, "it is the newer function that is called"
+    assert main(["migrate", theirs.url]) == 0
+    assert theirs.ask("SELECT acquire_lock('a', 'other')") is False
+
+
+@pytest.mark.parametrize("parts", [[], [TABLE, *(part.replace("p_lock_name", "name") for part in (ACQUIRE, RELEASE))]])
+def test_a_lock_table_that_was_dropped_is_made_again(empty: Theirs, parts: list[str]) -> None:
+    empty.make(*parts)
+    assert main(["migrate", empty.url]) == 0
+    empty.make("DROP TABLE distributed_locks CASCADE")
+    assert main(["migrate", empty.url]) == 0
+    assert empty.ask(HOUR, "a", "me") is True
+    with holdfast.connect(empty.url) as locks:
+        assert locks.inspect("a").holders[0].holder == "me"
+
+
 def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
     assert theirs.ask(HOUR, "a", "me")
     assert main(["migrate", "--print", "postgresql://nowhere.invalid/db"]) == 0
@@ -359,6 +383,7 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
         ([TABLE, "ALTER TABLE distributed_locks ENABLE ROW LEVEL SECURITY"], "row-level security"),
         ([TABLE, ACQUIRE.replace("p_ttl_seconds", "p_ttl_ms")], "acquire_lock.* cannot be replaced"),
         ([TABLE, ACQUIRE.replace("boolean", "integer").replace("v_rows > 0", "v_rows")], "returns integer"),
+        ([TABLE, "CREATE FUNCTION release_lock() RETURNS boolean RETURN true"], r"release_lock\(\) returns boolean"),
         ([TABLE, ACQUIRE, RELEASE.replace("LANGUAGE", "SECURITY DEFINER LANGUAGE")], "SECURITY DEFINER"),
         ([ACQUIRE], r"the function acquire_lock\(.* not ours, and there is no \"public\".distributed_locks"),
     ],

@@ -55,6 +55,8 @@ _CONSTANTS: Final = {
     # Whether there is a distributed_locks, and not ours; null if there is none.
     "THEIRS": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
         WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
+    "IS_GATE": "(prosrc ~ 'holdfast_theirs_')",
+    "IS_OURS": "(prosrc ~ 'holdfast_(?!theirs_)')",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at

@@ -75,17 +75,18 @@ BEGIN
 
     FOR v_function IN
         SELECT oid::regprocedure AS signature, pg_get_function_result(oid) AS result, prosecdef,
-               prokind = 'f' AND proallargtypes IS NULL AND pg_get_function_result(oid) ~ CASE proname
+               coalesce(prokind = 'f' AND proallargtypes IS NULL AND pg_get_function_result(oid) ~ CASE proname
                    WHEN 'acquire_lock' THEN '^boolean$' ELSE '^(boolean|void)$' END
                AND kinds ~ CASE proname
                    WHEN 'acquire_lock' THEN '^SSNJ?$' WHEN 'release_lock' THEN '^SS$' ELSE '^SSN$' END
                AND coalesce(proargnames[1], '') !~* 'holder|owner'
-               AND coalesce(proargnames[3], '') !~* 'ms$|milli|minute' AS is_known
+               AND coalesce(proargnames[3], '') !~* 'ms$|milli|minute', false) AS is_known
         FROM pg_proc, LATERAL (
             SELECT string_agg(CASE WHEN typname IN ('json', 'jsonb') THEN 'J' ELSE typcategory END, '' ORDER BY number)
             FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number) JOIN pg_type ON pg_type.oid = type
         ) AS arguments (kinds)
-        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS AND (v_theirs OR kinds ~ '^SS')
+        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS 
+          AND (v_theirs OR (kinds ~ '^SS' AND NOT IS_OURS))
         ORDER BY proname, pg_proc.oid
     LOOP
         IF NOT v_theirs THEN
@@ -109,11 +110,7 @@ BEGIN
     RAISE INFO '@.distributed_locks is a lock table of your own: rows that have not expired become holds of ours%',
         coalesce('; our functions replace ' || v_replaced, '');
 
-    IF EXISTS (
-        SELECT FROM pg_proc WHERE pronamespace = to_regnamespace('@') AND starts_with(proname, 'holdfast_theirs_')
-    ) THEN
-        RETURN;  -- another migration made the gate, and goes on beside this one, or was interrupted
-    END IF;
+    -- A migration that was interrupted has made some gates. One of them may have been replaced since, by a newer function.
     FOR v_function IN
         SELECT oid::regprocedure AS signature, proname, pg_get_function_arguments(oid) AS header,
                format_type(prorettype, NULL) AS result, types, passed, casted
@@ -123,8 +120,9 @@ BEGIN
                    string_agg(format('$%s::%s', number, OUR_TYPES[number]), ', ' ORDER BY number)
             FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number)
         ) AS arguments (types, passed, casted)
-        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS
+        WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS AND NOT IS_GATE
     LOOP
+        EXECUTE format('DROP FUNCTION IF EXISTS @.%I(%s)', 'holdfast_theirs_' || v_function.proname, v_function.types);
         EXECUTE format('ALTER FUNCTION %s RENAME TO %I', v_function.signature, 'holdfast_theirs_' || v_function.proname);
         EXECUTE format(
             $function$

@@ -100,7 +100,12 @@ BEGIN
         EXECUTE format('DROP FUNCTION %s', v_function.signature);
         IF v_function.has_names THEN
             EXECUTE format(
-                'CREATE FUNCTION @.%1$I(%2$s) RETURNS boolean LANGUAGE plpgsql AS ''BEGIN RETURN @.%1$I(%3$s); END''',
+                $function$
+                CREATE FUNCTION @.%1$I(%2$s) RETURNS boolean LANGUAGE plpgsql AS $alias$
+                BEGIN
+                    RETURN @.%1$I(%3$s);  -- holdfast_alias
+                END $alias$
+                $function$,
                 v_function.proname, v_function.header, v_function.casted);
         END IF;
     END LOOP;
