@@ -27,7 +27,7 @@ LISTENER: Final = 0x48454152  # of those that a connection holds as long as it l
 
 _THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
-_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable")
+_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable", "theirs_called")
 _CONSTANTS: Final = {
     "HOLDFAST": str(CLASS),
     "MIGRATION": "0",  # of that class: one at a time
@@ -57,6 +57,10 @@ _CONSTANTS: Final = {
         WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
     "IS_GATE": "(prosrc ~ 'holdfast_theirs_')",
     "IS_OURS": "(prosrc ~ 'holdfast_(?!theirs_)')",
+    # Roles that may execute a function, as GRANT names them; its owner if none may.
+    "CALLERS": """coalesce((
+        SELECT string_agg(CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END, ', ')
+        FROM aclexplode(coalesce(proacl, acldefault('f', proowner)))), quote_ident(pg_get_userbyid(proowner)))""",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at

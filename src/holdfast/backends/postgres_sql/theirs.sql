@@ -113,7 +113,7 @@ BEGIN
     -- A migration that was interrupted has made some gates. One of them may have been replaced since, by a newer function.
     FOR v_function IN
         SELECT oid::regprocedure AS signature, proname, pg_get_function_arguments(oid) AS header,
-               format_type(prorettype, NULL) AS result, types, passed, casted
+               format_type(prorettype, NULL) AS result, types, passed, casted, CALLERS AS callers
         FROM pg_proc, LATERAL (
             SELECT string_agg(format_type(type, NULL), ', ' ORDER BY number),
                    string_agg(format('$%s', number), ', ' ORDER BY number),
@@ -148,6 +148,7 @@ BEGIN
             $function$,
             v_function.proname, v_function.header, v_function.result, v_function.types, v_function.passed,
             v_function.casted, CASE WHEN v_function.result = 'void' THEN '' ELSE 'v_answer' END);
+        EXECUTE format('GRANT EXECUTE ON FUNCTION @.%I(%s) TO %s', v_function.proname, v_function.types, v_function.callers);
     END LOOP;
 END $$;
 COMMIT;

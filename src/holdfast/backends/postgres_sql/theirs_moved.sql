@@ -13,6 +13,7 @@ DECLARE
     v_right text;
     v_function record;
     v_ttl double precision;
+    v_callers text[] := '{}';
 BEGIN
     IF to_regclass('@.holdfast_theirs') IS NULL THEN
         RETURN;
@@ -66,6 +67,9 @@ BEGIN
         WHERE pg_class.oid = '@.holdfast_theirs'::regclass GROUP BY grantee
     LOOP
         EXECUTE format('GRANT %s ON @.distributed_locks TO %s', v_role.rights, v_role.name);
+        IF v_role.acquires THEN
+            v_callers := v_callers || v_role.name;
+        END IF;
         FOR v_right IN
             SELECT format('GRANT %s ON @.%I TO %s', CASE relkind
                        WHEN 'S' THEN 'USAGE, UPDATE' ELSE 'SELECT, INSERT, UPDATE, DELETE' END, relname, v_role.name)
@@ -78,11 +82,14 @@ BEGIN
     END LOOP;
 
     -- One function of ours takes the calls of all of theirs. A second one of that name is there only if parameters had
-    -- other names, for callers that use those. Calls by position go to ours: PostgreSQL prefers text to varchar.
+    -- other names, for callers that use those, or took json, which is no jsonb. Calls by position go to ours: PostgreSQL prefers text to varchar.
     FOR v_function IN
         SELECT oid::regprocedure AS signature, proname, header, casted,
-               proname IN OUR_FUNCTIONS AND proargnames[1:pronargs]
-                   <> (ARRAY['p_lock_name', 'p_holder_id', 'p_ttl_seconds', 'p_metadata'])[1:pronargs] AS has_names,
+               proname IN OUR_FUNCTIONS AND (
+                   proargnames[1:pronargs]
+                       <> (ARRAY['p_lock_name', 'p_holder_id', 'p_ttl_seconds', 'p_metadata'])[1:pronargs]
+                   OR 'json'::regtype = ANY (proargtypes::oid[])) AS has_alias,
+               CALLERS AS callers,
                CASE WHEN proname = 'acquire_lock' THEN pg_get_function_arg_default(oid, 3) END AS usual_ttl
         FROM pg_proc, LATERAL (
             SELECT string_agg(concat_ws(' ', quote_ident(nullif(proargnames[number], '')),
@@ -97,8 +104,9 @@ BEGIN
         IF v_function.usual_ttl IS NOT NULL THEN
             EXECUTE format('SELECT greatest(%L, (%s)::double precision)', v_ttl, v_function.usual_ttl) INTO v_ttl;
         END IF;
+        v_callers := v_callers || v_function.callers;
         EXECUTE format('DROP FUNCTION %s', v_function.signature);
-        IF v_function.has_names THEN
+        IF v_function.has_alias THEN
             EXECUTE format(
                 $function$
                 CREATE FUNCTION @.%1$I(%2$s) RETURNS boolean LANGUAGE plpgsql AS $alias$
@@ -115,6 +123,7 @@ BEGIN
             v_ttl);
     END IF;
     DROP TABLE @.holdfast_theirs;
+    PERFORM set_config('holdfast.callers', array_to_string(v_callers, ', '), true);
 
     -- Their callers may give a hold more time by an UPDATE of expires_at. Its ttl has to follow, or it would look as if
     -- the clock had been set back.
