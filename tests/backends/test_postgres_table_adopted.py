@@ -68,6 +68,24 @@ def test_callers_that_hold_wait_and_extend_go_on_through_it(theirs: Theirs) -> N
     assert waiter.execute(HOUR, ("held", "new")).fetchone() == (True,)
 
 
+def test_a_transaction_that_began_before_may_still_call(theirs: Theirs) -> None:
+    caller = theirs.client()
+    caller.prepare_threshold = 0  # a statement that is prepared remembers the function that it found
+    for _ in range(2):
+        assert caller.execute(HOUR, ("a", "me")).fetchone() == (True,)
+    caller.autocommit = False
+    caller.execute("SELECT 1")
+    long = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+    long += " AND clock_timestamp() > xact_start + interval '700 milliseconds'"
+    with ThreadPoolExecutor() as threads:
+        migrated = threads.submit(main, ["migrate", theirs.url])
+        until(lambda: migrated.done() or theirs.ask(long), "the migration to wait for the transaction")
+        assert caller.execute(HOUR, ("a", "me")).fetchone() == (True,)
+        caller.commit()
+        assert migrated.result(LIMIT) == 0
+    assert theirs.ask(HOUR, "a", "other") is False
+
+
 def test_nobody_is_let_in_twice_while_it_happens(theirs: Theirs) -> None:
     inside: list[str] = []
     wrong: list[str] = []
@@ -435,12 +453,16 @@ def test_a_role_that_does_not_own_it_is_told_whose_it_is(theirs: Theirs, capsys:
 
 
 def test_a_transaction_that_stays_in_the_way_is_named(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
-    with theirs.client() as idle:
-        idle.autocommit = False
+    with theirs.client() as idle, theirs.client() as innocent, ThreadPoolExecutor() as threads:
+        idle.autocommit = innocent.autocommit = False
         assert idle.execute(HOUR, ("a", "me")).fetchone() == (True,)
-        assert main(["migrate", f"{theirs.url}?options=-clock_timeout%3D50"]) == 69
-        error = capsys.readouterr().err
-        assert f"does not end (process {idle.info.backend_pid})" in error
+        migrated = threads.submit(main, ["migrate", f"{theirs.url}?options=-clock_timeout%3D500"])
+        until(lambda: migrated.done() or theirs.ask(AT_THE_TABLE), "the migration to wait for the table")
+        waits = threads.submit(lambda: innocent.execute(HOUR, ("b", "me")).fetchone())
+        assert migrated.result(LIMIT) == 69
+        assert f"does not end (process {idle.info.backend_pid})" in capsys.readouterr().err
+        assert waits.result(LIMIT) == (True,)
+        innocent.commit()
         assert theirs.ask("SELECT acquire_lock('b', 'me'), release_lock('b', 'me')") == (True, True)
         idle.commit()
     assert main(["migrate", theirs.url]) == 0

@@ -29,6 +29,10 @@ _THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, b
 _TABLES: Final = ("tables",)  # what each version brought, in order
 _FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable", "theirs_called")
 _CONSTANTS: Final = {
+    # Whether a row of pg_locks is about a lock table of the user's own, or a lock of ours that stands for it.
+    "IS_AT_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
+        relation = to_regclass('@.distributed_locks')
+        OR (locktype = 'advisory' AND classid = HOLDFAST AND objid IN (MIGRATION, GATE) AND objsubid = 2)))""",
     "HOLDFAST": str(CLASS),
     "MIGRATION": "0",  # of that class: one at a time
     "GATE": "1",  # of that class: shared by the callers of functions that are replaced

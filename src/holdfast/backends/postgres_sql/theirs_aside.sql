@@ -3,9 +3,11 @@
 BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
+    v_wait interval := current_setting('lock_timeout')::interval;
+    v_until timestamptz;
     v_before text[];
+    v_users text[];
     v_index record;
-    v_users text;
 BEGIN
     IF current_setting('holdfast.checked', true) IS DISTINCT FROM '@' THEN
         RAISE 'the transaction before this one has failed, or ran on another connection. Nothing was changed';
@@ -14,30 +16,37 @@ BEGIN
     IF THEIRS IS NOT TRUE THEN
         RETURN;  -- there was none, or another migration was first
     END IF;
-    -- A call that began before the gate was there may not have reached the table: it is given half a second.
+    IF v_wait = interval '0' THEN
+        v_wait := '10 seconds';
+    END IF;
+    -- A transaction that began before the gate was there may be in a function of theirs, or remember it, without having
+    -- reached the table. Callers need not wait meanwhile. From the table on it is waited for below.
+    v_until := clock_timestamp() + greatest(v_wait, interval '500 milliseconds');
     v_before := ARRAY(
-        SELECT virtualtransaction FROM pg_locks
-        WHERE locktype = 'virtualxid' AND pid <> pg_backend_pid()
-          AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database()));
-    FOR attempt IN 1 .. 50 LOOP
-        EXIT WHEN NOT EXISTS (
-            SELECT FROM pg_locks WHERE locktype = 'virtualxid' AND virtualtransaction = ANY (v_before));
+        SELECT virtualtransaction FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE locktype = 'virtualxid' AND pid <> pg_backend_pid() AND datname = current_database()
+          AND backend_type IS DISTINCT FROM 'autovacuum worker');
+    LOOP
+        EXIT WHEN clock_timestamp() > v_until OR NOT EXISTS (
+            SELECT virtualtransaction FROM pg_locks WHERE locktype = 'virtualxid' AND virtualtransaction = ANY (v_before)
+            EXCEPT SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE);
         PERFORM pg_sleep(0.01);
     END LOOP;
-    IF current_setting('lock_timeout') = '0' THEN  -- all of their callers wait as long
-        SET LOCAL lock_timeout = '10s';
-    END IF;
+    v_until := clock_timestamp() + v_wait;  -- all of their callers wait as long
     BEGIN
+        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE AND granted);
+        PERFORM set_config('lock_timeout', ceil(1000 * extract(epoch FROM v_wait))::text, true);
         PERFORM pg_advisory_xact_lock(HOLDFAST, GATE);
+        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE AND granted);
+        v_wait := greatest(v_until - clock_timestamp(), interval '1 millisecond');
+        PERFORM set_config('lock_timeout', ceil(1000 * extract(epoch FROM v_wait))::text, true);
         LOCK TABLE @.distributed_locks IN ACCESS EXCLUSIVE MODE;
-    EXCEPTION WHEN lock_not_available THEN
-        SELECT string_agg(DISTINCT pid::text, ', ') INTO v_users FROM pg_locks
-            WHERE granted AND pid <> pg_backend_pid() AND (
-                relation = '@.distributed_locks'::regclass
-                OR (locktype = 'advisory' AND classid = HOLDFAST AND objid = GATE AND objsubid = 2
-                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())));
+    EXCEPTION WHEN lock_not_available THEN  -- callers that waited behind this have the gate now
         RAISE 'another transaction has used @.distributed_locks, and does not end (process %). The locks are as they were. '
-            'pg_stat_activity shows what it does, and pg_terminate_backend ends it', coalesce(v_users, 'unknown');
+            'pg_stat_activity shows what it does, and pg_terminate_backend ends it', coalesce((
+                SELECT string_agg(DISTINCT pid::text, ', ') FROM pg_locks
+                WHERE IS_AT_THE_TABLE AND granted AND virtualtransaction = ANY (v_users) AND pid <> pg_backend_pid()
+            ), 'unknown');
     END;
     FOR v_index IN
         SELECT relname, row_number() OVER (ORDER BY relname) AS number
