@@ -17,9 +17,9 @@ from holdfast.engine.outage import with_hint
 from holdfast.errors import BackendUnavailable
 
 _MORE = """It can be run again at any time, by several at once too: what is there stays,
-functions are put in place of older ones, all in one transaction. A lock table
-of your own that is called distributed_locks is adopted, with what it holds;
-calls of its functions go on. The user who runs it must be allowed to create
+functions are put in place of older ones, all of them or none. A lock table of
+your own that is called distributed_locks is adopted, with what it holds; calls
+of its functions go on. The user who runs it must be allowed to create
 tables in that schema. Users of the locks need no more than USAGE on the schema
 and the rights to read and write its tables and sequences.
 

@@ -1,16 +1,20 @@
 """Run a script on a PostgreSQL server, once and by whoever may: migrations.
 
-Decides: how long that may take, what to advise a role that may not, and which messages are reported.
+Decides: how long that may take, how it ends early, what to advise a role that may not, and which messages are reported.
 Leaves to the script: its transactions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
 from typing import Any, Final
 
+import psycopg
 from psycopg import pq
 
+from holdfast._reentry import NoThread, start_thread
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_places import Place, conninfo
@@ -30,12 +34,20 @@ from holdfast.drivers.postgres_wire import (
 
 _CONNECTS = 10.0  # seconds, for each host
 _RUNS = 60.0
+_CANCELS = 5.0
 _INFO: Final = b"INFO"  # the severity of messages that the script means for its user
 Report = Callable[[str], None]
 
 
 class _Script(Speaker):
     """A connection on which a refusal is about the script itself: no other command would mend it."""
+
+    def prepare(self) -> Waiting:
+        """The server stops if this process is killed. A pooler would keep that setting for its next client."""
+        self.must_keep_every_name()
+        ((pid,),) = yield from self.say_plainly(b"SELECT pg_backend_pid()")
+        if int(pid) == self.pg.backend_pid:
+            yield from self._settle([])
 
     def _refusal(self, code: str, text: str) -> Refused:
         at = f"PostgreSQL at {self._place.name} refuses: {text}"
@@ -51,6 +63,24 @@ class _Script(Speaker):
                 report(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY).decode(errors="replace"))
 
         self.pg.notice_handler = on_notice
+
+    def close(self) -> None:
+        """A script that is not at its end is cancelled: the server would go on with it."""
+        try:
+            if self.pg.transaction_status == pq.TransactionStatus.ACTIVE:
+                done = Event()
+                start_thread("holdfast-cancel", _cancel, self.pg.get_cancel(), done)  # which cannot be interrupted
+                done.wait(_CANCELS)
+        except (psycopg.Error, NoThread):
+            pass  # it notices that the connection is closed
+        finally:
+            super().close()
+
+
+def _cancel(request: pq.abc.PGcancel, done: Event) -> None:
+    with suppress(psycopg.Error):
+        request.cancel()
+    done.set()
 
 
 def run_script(place: Place, text: str, report: Report) -> None:
@@ -68,7 +98,7 @@ def run_script(place: Place, text: str, report: Report) -> None:
     raise no_connection(place, reasons)
 
 
-def _run(speaker: Speaker, place: Place, text: str) -> None:
+def _run(speaker: _Script, place: Place, text: str) -> None:
     try:
         run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
     except Late:
@@ -83,8 +113,8 @@ def _run(speaker: Speaker, place: Place, text: str) -> None:
         speaker.close()
 
 
-def _say(speaker: Speaker, place: Place, script: bytes) -> Waiting:
-    speaker.must_keep_every_name()
+def _say(speaker: _Script, place: Place, script: bytes) -> Waiting:
+    yield from speaker.prepare()
     try:
         yield from speaker.say_plainly(script)
     except NoRights as error:

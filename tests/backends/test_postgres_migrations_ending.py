@@ -1,0 +1,61 @@
+"""A migration that does not come to its end: the server does not go on with it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast._connect import migration
+from holdfast.backends.postgres_table_schema import CLASS
+from holdfast.drivers.postgres_wire import Speaker
+from tests.backends.their_table import Theirs
+from tests.servers.waiting import LIMIT, until
+
+pytestmark = pytest.mark.slow
+
+WAITS = f"""SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+    WHERE datname = current_database() AND locktype = 'advisory' AND classid = {CLASS} AND NOT granted"""
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Theirs]:
+    """A database in which another migration does not end."""
+    made = Theirs(tmp_path)
+    made.make(f"SELECT pg_advisory_lock({CLASS}, 0)")
+    yield made
+    made.close()
+
+
+def _waits(database: Theirs) -> bool:
+    return bool(database.ask(WAITS))
+
+
+def test_one_whose_process_was_killed_ends_on_the_server(busy: Theirs) -> None:
+    program = subprocess.Popen([sys.executable, "-m", "holdfast", "migrate", busy.url])
+    until(lambda: _waits(busy), "the migration to wait")
+    program.kill()
+    program.wait(LIMIT)
+    until(lambda: not _waits(busy), "the server to notice")
+
+
+def test_one_that_was_interrupted_is_cancelled(busy: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Speaker, "_settle", lambda *_: ())  # else the server would notice by itself
+    ours = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        until(lambda: _waits(busy), "the migration to wait")
+        signal.pthread_kill(ours, signal.SIGINT)
+
+    with ThreadPoolExecutor() as threads:
+        interrupted = threads.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            migration(busy.url).run(print)
+        interrupted.result(LIMIT)
+    until(lambda: not _waits(busy), "the server to end it")
