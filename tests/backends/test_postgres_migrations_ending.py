@@ -15,7 +15,7 @@ import pytest
 from holdfast._connect import migration
 from holdfast.backends.postgres_table_schema import CLASS
 from holdfast.drivers.postgres_wire import Speaker
-from tests.backends.their_table import Theirs
+from tests.backends.their_table import TABLE, Theirs
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -59,3 +59,13 @@ def test_one_that_was_interrupted_is_cancelled(busy: Theirs, monkeypatch: pytest
             migration(busy.url).run(print)
         interrupted.result(LIMIT)
     until(lambda: not _waits(busy), "the server to end it")
+
+
+def test_one_whose_messages_cannot_be_reported_is_done_and_says_why(busy: Theirs) -> None:
+    def report(_: str) -> None:
+        raise OSError("No space left on device")
+
+    busy.make("SELECT pg_advisory_unlock_all()", TABLE)
+    with pytest.raises(OSError, match="No space left"):
+        migration(busy.url).run(report)
+    assert busy.ask("SELECT acquire_lock('a', 'me')") is True

@@ -42,6 +42,8 @@ Report = Callable[[str], None]
 class _Script(Speaker):
     """A connection on which a refusal is about the script itself: no other command would mend it."""
 
+    unreported: Exception | None = None  # why the first message that could not be reported was not
+
     def prepare(self) -> Waiting:
         """The server stops if this process is killed. A pooler would keep that setting for its next client."""
         self.must_keep_every_name()
@@ -60,7 +62,11 @@ class _Script(Speaker):
 
         def on_notice(notice: Any) -> None:
             if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == _INFO:
-                report(notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY).decode(errors="replace"))
+                text = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY).decode(errors="replace")
+                try:
+                    report(text)
+                except Exception as error:  # which psycopg would drop
+                    self.unreported = self.unreported or error
 
         self.pg.notice_handler = on_notice
 
@@ -84,7 +90,7 @@ def _cancel(request: pq.abc.PGcancel, done: Event) -> None:
 
 
 def run_script(place: Place, text: str, report: Report) -> None:
-    """Raises BackendUnavailable. Messages of the script are reported while it runs."""
+    """Raises BackendUnavailable. Messages are reported while the script runs; an error in that is raised afterwards."""
     reasons: list[Exception] = []
     for params in place.hosts:
         try:
@@ -94,6 +100,8 @@ def run_script(place: Place, text: str, report: Report) -> None:
         else:
             speaker.report_to(report)
             _run(speaker, place, text)
+            if speaker.unreported is not None:
+                raise speaker.unreported
             return
     raise no_connection(place, reasons)
 
