@@ -22,7 +22,8 @@ from tests.servers.waiting import LIMIT, join, until
 Release = Callable[[], bool]
 
 HOUR = "SELECT acquire_lock(%s, %s, 3600)"
-AT_THE_TABLE = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND NOT granted"
+AT_THE_TABLE = """SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+    WHERE datname = current_database() AND mode = 'AccessExclusiveLock' AND NOT granted"""
 GETTER = "CREATE FUNCTION get_lock(text) RETURNS SETOF distributed_locks LANGUAGE sql AS 'TABLE distributed_locks'"
 AUDIT = "CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
 AUDIT += "CREATE TRIGGER audit AFTER INSERT ON distributed_locks EXECUTE FUNCTION audit()"
@@ -198,7 +199,7 @@ def test_their_holder_extends_and_releases_by_hand(theirs: Theirs) -> None:
 def test_roles_that_could_acquire_still_can(theirs: Theirs) -> None:
     worker, auditor = theirs.role("worker"), theirs.role("auditor")
     theirs.connection.execute(f'GRANT SELECT, INSERT, UPDATE, DELETE ON distributed_locks TO "{worker}"'.encode())
-    theirs.connection.execute(f'GRANT SELECT ON distributed_locks TO "{auditor}"'.encode())
+    theirs.connection.execute(f'GRANT SELECT (holder_id) ON distributed_locks TO "{auditor}"'.encode())
     assert main(["migrate", theirs.url]) == 0
     with theirs.client(user=worker) as connection:
         assert connection.execute(HOUR, ("a", "me")).fetchone() == (True,)
@@ -444,6 +445,18 @@ def test_what_cannot_be_adopted_is_left_as_it_was_and_named(
     assert re.search(says, empty.pipe(script("public"))), "psql goes on after the error"
     assert empty.ask(objects) == before
     assert main(["migrate", "--schema", "locks", empty.url]) == 0
+
+
+def test_columns_that_ours_has_with_another_meaning_are_refused(
+    empty: Theirs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty.make(script("locks"))
+    known = {"lock_name", "holder_id", "acquired_at", "expires_at", "metadata"}
+    rows = empty.connection.execute(COLUMNS, ("locks.distributed_locks",)).fetchall()
+    ours = [name for name, *_ in rows if name not in known | {"namespace"}]  # with that one it would be ours
+    empty.make(TABLE.replace("metadata", "".join(f"{name} text, " for name in ours) + "metadata"))
+    assert main(["migrate", empty.url]) == 69
+    assert f"mean something else: {', '.join(ours)}. Rename them" in capsys.readouterr().err
 
 
 def test_a_role_that_does_not_own_it_is_told_whose_it_is(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:

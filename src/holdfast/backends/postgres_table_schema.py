@@ -63,8 +63,11 @@ _CONSTANTS: Final = {
     "IS_OURS": "(prosrc ~ 'holdfast_(?!theirs_)')",
     # Roles that may execute a function, as GRANT names them; its owner if none may.
     "CALLERS": """coalesce((
-        SELECT string_agg(CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END, ', ')
-        FROM aclexplode(coalesce(proacl, acldefault('f', proowner)))), quote_ident(pg_get_userbyid(proowner)))""",
+        SELECT string_agg(GRANTEE, ', ') FROM aclexplode(coalesce(proacl, acldefault('f', proowner)))),
+        quote_ident(pg_get_userbyid(proowner)))""",
+    "GRANTEE": "CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END",
+    # No table of theirs may have these: they would mean something else.
+    "OUR_COLUMNS": "('namespace', 'slot', 'ttl', 'claim', 'mode', 'max_holders', 'fence', 'ended')",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
     "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at

@@ -41,6 +41,14 @@ BEGIN
                 'and metadata as jsonb, and lock_name unique. It stays as it is; choose another schema for the lock '
                 'table, such as --schema locks', v_found;
         END IF;
+        SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO v_found FROM pg_attribute
+            WHERE attrelid = '@.distributed_locks'::regclass AND attnum > 0 AND NOT attisdropped
+              AND attname IN OUR_COLUMNS;
+        IF v_found IS NOT NULL THEN
+            RAISE '@.distributed_locks is a lock table of your own, and cannot be adopted: ours has columns that are called '
+                'the same and mean something else: %. Rename them first, or choose another schema for the lock table, such '
+                'as --schema locks', v_found;
+        END IF;
         -- Constraints, indexes and sequences of the table itself go with it, and its functions are replaced.
         WITH theirs (class, object) AS (
             SELECT 'pg_proc'::regclass, oid FROM pg_proc WHERE pronamespace = to_regnamespace('@')

@@ -61,7 +61,7 @@ BEGIN
     RAISE INFO '% held and kept, % expired and dropped', v_kept, v_all - v_kept;
 
     FOR v_role IN
-        SELECT CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS name,
+        SELECT GRANTEE AS name,
                string_agg(privilege_type, ', ') AS rights, bool_or(privilege_type = 'INSERT') AS acquires
         FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))
         WHERE pg_class.oid = '@.holdfast_theirs'::regclass GROUP BY grantee
@@ -79,6 +79,14 @@ BEGIN
         LOOP
             EXECUTE v_right;
         END LOOP;
+    END LOOP;
+
+    FOR v_right IN
+        SELECT format('GRANT %s (%I) ON @.distributed_locks TO %s', privilege_type, attname, GRANTEE)
+        FROM pg_attribute, aclexplode(attacl)
+        WHERE attrelid = '@.holdfast_theirs'::regclass AND attnum > 0 AND NOT attisdropped
+    LOOP
+        EXECUTE v_right;
     END LOOP;
 
     -- One function of ours takes the calls of all of theirs. A second one of that name is there only if parameters had
