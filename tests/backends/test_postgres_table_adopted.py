@@ -360,6 +360,13 @@ def test_one_that_looks_around_is_not_surprised_by_another(empty: Theirs, parts:
     assert empty.ask(HOUR, "a", "me") is True
 
 
+def test_a_table_that_is_made_meanwhile_is_not_adopted_unseen(empty: Theirs) -> None:
+    first, commit, then = script("public").partition("COMMIT;\n")
+    empty.make(first + commit, TABLE)
+    with pytest.raises(psycopg.Error, match="by another client meanwhile"):
+        empty.make(then)
+
+
 def test_one_that_was_interrupted_changes_nothing_for_callers_and_can_be_finished(theirs: Theirs) -> None:
     first, commit, _ = script("public").partition("COMMIT;\n")
     theirs.connection.execute((first + commit).encode())

@@ -12,9 +12,9 @@ DECLARE
     v_function record;
     v_replaced text;
 BEGIN
-    PERFORM set_config('holdfast.checked', '@', false);
     PERFORM pg_advisory_xact_lock(HOLDFAST, MIGRATION);
     v_theirs := coalesce(THEIRS, false);
+    PERFORM set_config('holdfast.checked', CASE WHEN v_theirs THEN 'theirs in ' ELSE 'none in ' END || '@', false);
     IF NOT v_theirs AND to_regclass('@.distributed_locks') IS NOT NULL THEN
         RETURN;  -- it is ours
     END IF;

@@ -9,12 +9,15 @@ DECLARE
     v_users text[];
     v_index record;
 BEGIN
-    IF current_setting('holdfast.checked', true) IS DISTINCT FROM '@' THEN
+    IF coalesce(current_setting('holdfast.checked', true) NOT IN ('theirs in ' || '@', 'none in ' || '@'), true) THEN
         RAISE 'the transaction before this one has failed, or ran on another connection. Nothing was changed';
     END IF;
     PERFORM pg_advisory_xact_lock(HOLDFAST, MIGRATION);
     IF THEIRS IS NOT TRUE THEN
         RETURN;  -- there was none, or another migration was first
+    END IF;
+    IF current_setting('holdfast.checked') <> 'theirs in ' || '@' THEN
+        RAISE '@.distributed_locks was made by another client meanwhile. Nothing was changed; another try may succeed';
     END IF;
     IF v_wait = interval '0' THEN
         v_wait := '10 seconds';
