@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast import BackendUnavailable
 from holdfast._reentry import drive
-from holdfast._worlds.asyncio_ import AsyncioGuard
+from holdfast._worlds.asyncio_ import AsyncioGuard, in_executor
 from holdfast.aio import AsyncLocks
 from holdfast.observe.events import Event
 from holdfast.sync import Locks
@@ -168,6 +168,20 @@ def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_t
         assert "holdfast-keeper" in refused
         assert lease is not None
         renew(lease)
+
+
+def test_what_no_thread_of_a_loop_could_be_started_for_is_not_done_later() -> None:
+    """A pool keeps what it was given, and its next thread would do it: a connection that nobody waits for."""
+    done: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with no_thread_left(), pytest.raises(BackendUnavailable, match="no thread could be started"):
+            in_executor(loop, done.append, "refused")
+        await in_executor(loop, done.append, "started")
+
+    asyncio.run(main())
+    assert done == ["started"]
 
 
 def test_what_no_thread_can_be_started_for_is_done_when_there_is_one(url: str) -> None:

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from holdfast._reentry import nothing
+from holdfast._reentry import NoThread, nothing, starting
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, frames_of
 
@@ -34,8 +34,8 @@ class AsyncioSignal:
             call_in(self._loop, self._raise)
 
     def is_set(self) -> bool:
-        """Whether the next `wait` will not sleep."""
-        return self._up
+        """Whether it was set and no `wait` has returned for it yet."""
+        return self._up or (self._waiting is not None and self._waiting.done())
 
     def _raise(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -104,6 +104,20 @@ def background_tasks() -> set[asyncio.Task[Any]]:
     """Those of the running loop that are not done, as `asyncio.all_tasks` would name them."""
     loop = asyncio.get_running_loop()
     return {task for task in list(_background) if task.get_loop() is loop and not task.done()}
+
+
+def in_executor(loop: asyncio.AbstractEventLoop, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    """`work(*args)` in a thread of the loop's, or NoThread: then it does not run later either, though the pool has it."""
+    wanted = True
+
+    def run() -> T:
+        return work(*args) if wanted else None  # type: ignore[return-value]  # no one waits for it
+
+    try:
+        return starting(loop.run_in_executor, None, run)
+    except NoThread:
+        wanted = False
+        raise
 
 
 async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[str], Exception]) -> T:

@@ -12,10 +12,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from holdfast._reentry import starting
 from holdfast._time import boot_now
 from holdfast._worlds import Signal
-from holdfast._worlds.asyncio_ import background_task, end_tasks, wait_for_task
+from holdfast._worlds.asyncio_ import background_task, end_tasks, in_executor, wait_for_task
 from holdfast.drivers.postgres_advisory import IDLE, MOST
 from holdfast.drivers.postgres_advisory_line import Dialled, Line, Rows, Statement, dial
 from holdfast.drivers.postgres_advisory_watch import OnBroken
@@ -106,7 +105,7 @@ class AsyncioSessions:
         if self._closed:
             raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
         loop = self._belong_here()
-        dialling = starting(loop.run_in_executor, None, dial, self.place, self.holder, self._prepare, within)
+        dialling = in_executor(loop, dial, self.place, self.holder, self._prepare, within)
         try:
             dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
         except asyncio.CancelledError:

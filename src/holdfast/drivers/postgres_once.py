@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from psycopg import pq
 
-from holdfast._reentry import starting
 from holdfast._time import boot_now
 from holdfast.drivers.postgres_lines import Late, run
 from holdfast.drivers.postgres_names import Names, each_address
@@ -31,7 +30,9 @@ async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> 
         return _ask(place, sql, until)
     import asyncio  # takes long to import, and a blocking caller does not need it
 
-    return await starting(asyncio.get_running_loop().run_in_executor, None, _ask, place, sql, until)
+    from holdfast._worlds.asyncio_ import in_executor
+
+    return await in_executor(asyncio.get_running_loop(), _ask, place, sql, until)
 
 
 def _ask(place: Place, sql: str, until: float) -> bytes:
