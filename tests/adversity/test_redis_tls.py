@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import ssl
 import threading
@@ -24,6 +23,7 @@ from holdfast.drivers.redis_places import Address, place_of_client, place_of_url
 from holdfast.drivers.redis_tls import Tls, context_of
 from holdfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere
+from tests.forks import child_may_take
 from tests.patrols import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
@@ -265,14 +265,7 @@ def test_threads_that_connect_at_once_build_one_context(
 
 
 def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent_that_builds_a_context() -> None:
-    other = threading.Thread(target=redis_tls._mutex.acquire)  # it is in the middle of that, for ever
-    other.start()
-    join(other)
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if redis_tls._mutex.acquire(timeout=0) else 1)
-    redis_tls._after_fork()  # for the tests that follow
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert child_may_take(lambda: redis_tls._mutex)
 
 
 def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates, server: Server) -> None:

@@ -24,6 +24,7 @@ from holdfast.engine.core import lock_order
 from holdfast.engine.order import ORDER, LockOrder, LockOrderWarning
 from holdfast.sync import Locks
 from holdfast.testing import FakeClock
+from tests.forks import child_may_take
 from tests.servers.waiting import join, until
 
 
@@ -301,15 +302,7 @@ def test_it_keeps_no_locks_alive(url: str) -> None:
 
 
 def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent() -> None:
-    mutex = ORDER._mutex
-    other = threading.Thread(target=mutex.acquire)  # it is in the middle of a step, for ever
-    other.start()
-    other.join()
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if ORDER._mutex.acquire(timeout=0) else 1)
-    ORDER.after_fork()  # for the tests that follow
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert child_may_take(lambda: ORDER._mutex)
 
 
 PROGRAM = """
