@@ -107,7 +107,7 @@ def background_tasks() -> set[asyncio.Task[Any]]:
 
 
 def in_executor(loop: asyncio.AbstractEventLoop, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """`work(*args)` in a thread of the loop's, or NoThread: then it does not run later either, though the pool has it."""
+    """`work(*args)` in a thread of the loop's, or NoThread: then it does not run later either."""
     wanted = True
 
     def run() -> T:
