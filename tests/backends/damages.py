@@ -140,6 +140,7 @@ HOLDS: Table = {
         "a ttl of ages": _held(lambda held: held.replace(b" 60000000 ", b" 9" + b"0" * 15 + b" ")),
         "a ttl of more than that": _held(lambda held: held.replace(b" 60000000 ", b" 9" + b"0" * 400 + b" ")),
         "a line more": _held(lambda held: held + b"\n" + RANDOM.replace(b"\n", b"")),
+        "its line twice": _held(lambda held: held + b"\n" + held[17:]),
     },
     "sqlite": {
         "an end of zeros": _hold("ends_at", "zeroblob(8)"),

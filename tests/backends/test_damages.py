@@ -13,7 +13,9 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
+from holdfast._model import SHARED, Claim, Terms
 from holdfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
+from holdfast._reentry import drive
 from holdfast.primitives.names import metadata_text
 from tests.backends import damages
 from tests.patrols import look_often
@@ -150,6 +152,28 @@ class TestHolds:
             next(election.observe())
         locks.break_lock("x")
         assert next(election.observe()).vacant
+
+
+def test_a_claim_that_is_granted_anew_while_its_hold_lingers_has_one_line_in_redis(tmp_path: Path) -> None:
+    store = damages.RedisStore(tmp_path)
+    with holdfast.connect(store.url) as locks:
+        backend = locks._logic.engine.backend
+        claim = Claim("c0", Terms("x", "x", "h", 60.0, SHARED, 3))
+        drive(backend.acquire(claim, enqueue=False, within=LIMIT))
+        assert drive(backend.release(claim, linger=60.0, within=LIMIT))
+        again: Any = drive(backend.acquire(claim, enqueue=False, within=LIMIT))
+        info = locks.break_lock("x")
+        assert ([one.fence for one in info.holders], info.damage) == ([again.fence], "")
+    store.close()
+
+
+def test_a_reservation_that_redis_keeps_twice_takes_room_once(tmp_path: Path) -> None:
+    store = damages.RedisStore(tmp_path)
+    with holdfast.connect(store.url) as locks:
+        assert locks.lock("x", ttl=60).acquire()
+        store.change("x", "held", lambda held: held[:16] + b"+?c0 1 1 1 x\n?c0 1 1 1 x")
+        assert locks.lock("x", ttl=60).acquire(timeout=0)
+    store.close()
 
 
 class TestShown:

@@ -62,7 +62,7 @@ local function grant()
   if own then drop_waiter(id) end
   local alone = exclusive + shared == 0
   local fence = count_number()
-  ids[#ids + 1] = id
+  if not holds[id] then ids[#ids + 1] = id end  -- else it was released, and lingers
   holds[id] = { base = now, ttl = ttl, fence = fence, acquired = text(wall), ended = false, mode = mode, limit = limit,
     holder = holder, metadata = ARGV[5] }
   tell(fence, holder)

@@ -11,7 +11,8 @@
 -- The sign is "-" if the name is free, which makes the rest void, "+" if somebody may wait, "*" if somebody may watch too,
 -- else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are microseconds, a
 -- limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
--- What others have put there may be anything. A line that cannot be read stays as it is, and no claim is granted beside it;
+-- What others have put there may be anything. A line that cannot be read, and a second hold of one claim, stay as they are,
+-- and no claim is granted beside them;
 -- if not even the number and the sign can be read, that is true of all of it. A waiter or an observer that cannot be read
 -- is forgotten: it asks again.
 -- Each call of the server costs about as much as all else that a script does, so there are few.
@@ -49,6 +50,7 @@ local function read_line(line)
   if sign == '?' then
     local id, until_, alive, place, mode = string.match(line, '^?(%S+) (%d+) (%d+) (%d+) ([xs])$')
     if not are_numbers(until_, alive, place) then return false end
+    if kept[id] then return true end  -- the same again: no claim holds by it
     kept[id] = { until_ = tonumber(until_), alive = tonumber(alive), place = tonumber(place), mode = mode }
     take_room(mode, 1)
   elseif sign == '!' then
@@ -58,7 +60,7 @@ local function read_line(line)
   else
     local ended, id, base, fence, acquired, ttl, mode, limit, holder, metadata =
       string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) ([xs]) (%d+) (%S*) (.*)$')
-    if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > LONGEST then return false end
+    if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > LONGEST or holds[id] then return false end
     holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
       ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
     ids[#ids + 1] = id
@@ -187,7 +189,7 @@ local function end_hold(id)
   local hold = holds[id]
   holds[id] = nil
   for place = #ids, 1, -1 do
-    if ids[place] == id then table.remove(ids, place) end  -- the same claim may be granted anew
+    if ids[place] == id then table.remove(ids, place) end
   end
   take_room(hold.mode, -1)
   changed = true
