@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdfast
+from holdfast import BackendUnavailable
 from holdfast._time import full_jitter
 from holdfast._values import NANO, NOTHING, Rate, Stored, Write, Written, book, decide
 
@@ -75,3 +80,27 @@ def test_a_write_is_decided_by_its_id_then_its_fence_then_its_version() -> None:
     assert decide(stored, Write("x", '"b"')) is None
     assert decide(NOTHING, Write("x", '"b"', if_version=0)) is None
     assert decide(NOTHING, Write("x", '"b"', if_version=1)) == Written("conflict", 0, 0)
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_delete_that_is_refused_as_damaged_frees_the_cell_or_says_so(
+    monkeypatch: pytest.MonkeyPatch, heals: bool
+) -> None:
+    """A read may find it sound all the same: another client has damaged it since."""
+    with holdfast.connect("memory://") as locks:
+        cell = locks.cell("x")
+        cell.write(1)
+        backend = locks._logic.engine.backend
+        done = backend.write
+
+        async def write(key: str, write: Write, **options: Any) -> Written:
+            refused = write.if_version is not None or not heals
+            return Written("damaged", 0, 0) if refused else await done(key, write, **options)
+
+        monkeypatch.setattr(backend, "write", write)
+        if heals:
+            cell.delete()
+            assert cell.read() == (None, 0)
+        else:
+            with pytest.raises(BackendUnavailable, match="cell 'x' is damaged"):
+                cell.delete()

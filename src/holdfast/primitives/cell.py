@@ -54,11 +54,17 @@ class CellLogic:
         if if_version is not None:
             await self._do(write)
             return
-        attempt = 0
+        attempt, damaged = 0, False
         while (stored := await self._read()).damage or stored.version:  # 0: it is gone, whoever did it
-            written, failures = await self._ask(write if stored.damage else write._replace(if_version=stored.version))
+            damaged = damaged or bool(stored.damage)
+            written, failures = await self._ask(write if damaged else write._replace(if_version=stored.version))
             if written.outcome == "written":
                 return
+            if written.outcome == "damaged":
+                if damaged:
+                    raise damaged_cell(self._name, stored.damage or "its version cannot be read")
+                damaged = True
+                continue
             if failures and written.version:
                 raise self._unknown(written.version)
             attempt += 1
