@@ -9,10 +9,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
-from holdfast._records import is_count
+from holdfast._records import LARGEST_NUMBER, is_count
 
 NANO: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
 FURTHEST: Final = 2**62  # nanoseconds ahead: nothing is booked as far as that
+FAR_VERSION: Final = LARGEST_NUMBER // 2  # no cell is counted on above that: its versions go on at the clock
 
 
 class Rate(NamedTuple):
@@ -97,7 +98,7 @@ NOTHING: Final = Stored()
 
 def as_stored(value: Any, version: Any, fence: Any, writer: Any) -> Stored:
     """What a store gives back, or that it is damaged."""
-    if not (is_count(version) and is_count(fence) and isinstance(writer, str)):
+    if not (is_count(version) and version < LARGEST_NUMBER and is_count(fence) and isinstance(writer, str)):
         return Stored(damage="its version, its fence or its writer cannot be read")
     return Stored(value, version, fence, writer) if isinstance(value, str | None) else Stored(damage="it is not text")
 
@@ -119,12 +120,18 @@ class Written(NamedTuple):
     fence: int
 
 
-def after(stored: Stored, write: Write, last_deleted: int) -> Stored:
-    """What the cell holds after a write that goes through; `last_deleted` is the highest version that was deleted."""
+def last_version(stored: Stored, clock: int) -> int:
+    """What later versions are above: its own, or the clock if it is damaged or leaves too little room to count on.
+
+    `clock` is in microseconds, and so above all versions that were counted.
+    """
+    return clock if stored.damage or stored.version > FAR_VERSION else stored.version
+
+
+def after(stored: Stored, write: Write, last: int) -> Stored:
+    """What the cell holds after a write that goes through; `last` is the last version, its own or a deleted cell's."""
     fence = max(stored.fence, write.fence or 0)
-    if write.value is None:
-        return Stored(fence=fence)
-    return Stored(write.value, (stored.version or last_deleted) + 1, fence, write.id)
+    return Stored(fence=fence) if write.value is None else Stored(write.value, last + 1, fence, write.id)
 
 
 def decide(stored: Stored, write: Write) -> Written | None:

@@ -29,6 +29,7 @@ Table = dict[str, dict[str, Damage]]  # by backend and by what is done
 RANDOM = random.Random(7).randbytes(64)
 HUGE = by_scale(300_000, soak=8_000_000)  # characters
 DEEP = "[" * 3000 + "]" * 3000
+FAR_VERSIONS = (2**53 - 1, 2**53 - 2, 2**52 + 1)  # that can be read, though no cell was counted on to there
 METADATA = {
     "deep": DEEP,
     "a little too deep": "[" * 60 + "]" * 60,
@@ -102,6 +103,19 @@ def ask(locks: holdfast.Locks, id: str, holder: str, metadata: str, *, enqueue: 
     return drive(locks._logic.engine.backend.acquire(claim, enqueue=enqueue, within=30.0))
 
 
+def count_on(locks: holdfast.Locks, before: int) -> None:
+    """Cell x, whose last sound version was `before`, and a new one can be used: no version of either comes twice."""
+    seen = {"x": {before}, "y": {0}}
+    for name in "xyxy":
+        cell = locks.cell(name)
+        for value in range(3):
+            version = cell.write(value)
+            assert version not in seen[name]
+            seen[name].add(version)
+            assert cell.read() == (value, version)
+        cell.delete()
+
+
 def _held(change: Callable[[bytes], bytes]) -> Damage:
     return lambda store, name: store.change(name, "held", change)
 
@@ -113,6 +127,10 @@ def _waiter(change: Callable[[bytes], bytes]) -> Damage:
 def _row(table: str, column: str, value: str, waiting: int | None = None) -> Damage:
     kind = "" if waiting is None else f" AND waiting = {waiting}"
     return lambda store, name: store.execute(f"UPDATE {table} SET {column} = {value} WHERE key = ?{kind}", name)
+
+
+def _hash(field: str, value: Any) -> Damage:
+    return lambda store, name: store.cell(name, field, value)
 
 
 def _metadata(text: str) -> Damage:
@@ -212,11 +230,12 @@ LIMITERS: Table = {
 CELLS: Table = {
     "redis": {
         "another type": lambda store, name: store.retype(name, "cell"),
-        "version in words": lambda store, name: store.cell(name, "n", "two"),
-        "version of zeros": lambda store, name: store.cell(name, "n", b"\0" * 8),
-        "version without end": lambda store, name: store.cell(name, "n", "9" * 400),
-        "version below zero": lambda store, name: store.cell(name, "n", "-5"),
-        "fence in words": lambda store, name: store.cell(name, "f", "two"),
+        "version in words": _hash("n", "two"),
+        "version of zeros": _hash("n", b"\0" * 8),
+        "version without end": _hash("n", "9" * 400),
+        "version beyond what can be counted on": _hash("n", str(2**53)),
+        "version below zero": _hash("n", "-5"),
+        "fence in words": _hash("f", "two"),
         "no value": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "v"),
         "no writer": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "w"),
         "deleted, with a version in words": lambda store, name: (
@@ -230,16 +249,23 @@ CELLS: Table = {
             ("version", "'two'"),
             ("version", "zeroblob(8)"),
             ("version", "9e300"),
+            ("version", "9223372036854775807"),
+            ("version", "1 << 53"),
+            ("version", "-5"),
             ("fence", "'two'"),
             ("writer", "zeroblob(8)"),
         )
     },
 }
+FAR: Table = {
+    "redis": {str(version): _hash("n", str(version)) for version in FAR_VERSIONS},
+    "sqlite": {str(version): _row("cells", "version", str(version)) for version in FAR_VERSIONS},
+}
 VALUES: Table = {
     "redis": {
-        "deep": lambda store, name: store.cell(name, "v", DEEP),
-        "no JSON": lambda store, name: store.cell(name, "v", "{zeros"),
-        "no text": lambda store, name: store.cell(name, "v", b"\xff\xfe"),
+        "deep": _hash("v", DEEP),
+        "no JSON": _hash("v", "{zeros"),
+        "no text": _hash("v", b"\xff\xfe"),
     },
     "sqlite": {
         "deep": lambda store, name: store.execute("UPDATE cells SET value = ? WHERE key = ?", DEEP, name),

@@ -305,6 +305,14 @@ class TestValues:
         assert cell.write(3) > before
         assert cell.read().value == 3
 
+    @each(damages.FAR)
+    def test_a_version_that_was_not_counted_to_spoils_no_other_cell(
+        self, locks: holdfast.Locks, damage: Damage
+    ) -> None:
+        before = locks.cell("x").write(1)
+        damage("x")
+        damages.count_on(locks, before)
+
     @each(damages.VALUES)
     def test_a_value_that_cannot_be_read_can_be_written_over(self, locks: holdfast.Locks, damage: Damage) -> None:
         cell = locks.cell("x")

@@ -14,7 +14,7 @@ import holdfast
 from holdfast import BackendUnavailable
 from holdfast._records import LARGEST_METADATA, LONGEST_NAME
 from holdfast.backends.postgres_table_schema import script
-from tests.backends.damages import HUGE, METADATA
+from tests.backends.damages import HUGE, METADATA, count_on
 from tests.renewals import renew
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import until
@@ -142,6 +142,40 @@ def test_a_damaged_limiter_gives_no_permit_twice_and_heals(
         assert 0 < answer.retry_after <= 3600
         quick = locks.limiter("z", rate=1000)
         until(quick.try_acquire, "a permit")
+
+
+@pytest.mark.parametrize(
+    "change", ["version = 9223372036854775807", "version = 9007199254740992", "version = -7", "fence = -5"]
+)
+def test_a_damaged_cell_says_so_and_its_delete_frees_it(url: str, peer: psycopg.Connection[Any], change: str) -> None:
+    with holdfast.connect(url) as locks:
+        cell = locks.cell("x")
+        before = cell.write({"a": 1})
+        peer.execute(f"UPDATE holdfast_cells SET {change} WHERE key = 'x'".encode())
+        for use in (cell.read, lambda: cell.write(2), lambda: cell.write(2, if_version=before)):
+            with pytest.raises(BackendUnavailable, match=r"cell 'x' is damaged.*delete\(\)"):
+                use()
+        cell.delete()
+        assert cell.read() == (None, 0)
+        assert cell.write(3) > before
+        count_on(locks, before)
+
+
+@pytest.mark.parametrize("key", ["x", ""])
+@pytest.mark.parametrize("version", [2**53 - 1, 2**63 - 1])
+def test_a_version_that_was_not_counted_to_spoils_no_other_cell(
+    url: str, peer: psycopg.Connection[Any], version: int, key: str
+) -> None:
+    with holdfast.connect(url) as locks:
+        cell = locks.cell("x")
+        before = cell.write(1)
+        if not key:
+            cell.delete()
+        peer.execute("UPDATE holdfast_cells SET version = %s WHERE key = %s", (version, key))
+        with suppress(BackendUnavailable):  # it may be damaged
+            cell.write(2)
+        cell.delete()
+        count_on(locks, before)
 
 
 @pytest.mark.parametrize("value", ["[" * 3000 + "]" * 3000, "{zeros"])

@@ -155,7 +155,9 @@ def is_corrupt(*uses: Callable[[], object]) -> None:
 # Cells that were deleted
 
 
-@pytest.mark.parametrize("change", ["version = 'two'", "version = 9e300", "writer = zeroblob(8)"])
+@pytest.mark.parametrize(
+    "change", ["version = 'two'", "version = 9e300", "version = (1 << 53) - 1", "writer = zeroblob(8)"]
+)
 def test_no_version_is_given_twice_though_that_of_the_last_deleted_cell_is_damaged(
     locks: Locks, store: damages.SqliteStore, change: str
 ) -> None:
@@ -169,3 +171,4 @@ def test_no_version_is_given_twice_though_that_of_the_last_deleted_cell_is_damag
         assert version > before
         before = version
         cell.delete()
+    damages.count_on(locks, before)

@@ -280,7 +280,7 @@ class MemoryBackend:
             outcome = decide(stored, write)
             if outcome is not None:
                 return outcome
-            written = after(stored, write, store.last_deleted)
+            written = after(stored, write, stored.version or store.last_deleted)
             if write.value is None:
                 store.cells.pop(key, None)
                 store.last_deleted = max(store.last_deleted, stored.version)

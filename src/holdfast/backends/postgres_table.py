@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
 from holdfast._time import boot_now
-from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written
+from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import postgres_table_requests as requests
 from holdfast.backends.postgres_table_requests import AT_ONCE, LONG, Catalogue, columns_of, split
 from holdfast.drivers.postgres import PostgresDriver
@@ -237,7 +237,7 @@ class PostgresTableBackend:
 
     async def read(self, key: str) -> Stored:
         found = await self._question("read", key)
-        return NOTHING if found is None else Stored(*found)
+        return NOTHING if found is None else as_stored(*found)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         only = None if write.if_version is None else str(write.if_version)

@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import Any, Final
 
 from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
-from holdfast._records import DEEPEST, LARGEST_METADATA, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
+from holdfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
 from holdfast._text import shown
-from holdfast._values import FURTHEST
+from holdfast._values import FAR_VERSION, FURTHEST
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
@@ -42,6 +42,8 @@ _CONSTANTS: Final = {
     "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
     "KEPT_CHANGES": str(KEPT_CHANGES),
     "FURTHEST": str(FURTHEST),
+    "FAR_VERSION": str(FAR_VERSION),
+    "LARGEST_NUMBER": str(LARGEST_NUMBER),
     "LONGEST_TTL": str(int(LONGEST_TTL)),
     "LONGEST_NAME": str(LONGEST_NAME),
     "LONGEST_KEY": str(LONGEST_KEY),

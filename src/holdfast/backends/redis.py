@@ -27,7 +27,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
-from holdfast._records import NO_HOLD, Held, damaged_lock, is_count, lock_info
+from holdfast._records import NO_HOLD, Held, damaged_lock, lock_info
 from holdfast._time import boot_now
 from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import redis_requests as requests
@@ -252,8 +252,9 @@ class RedisBackend:
                 raise
             return Stored(damage="it is not a hash")
         found = (value, fence, writer)
-        if found == (None, None, None) and (version is None or is_count(_count(version))):
-            return NOTHING
+        if found == (None, None, None):  # of a deleted cell the last version is kept
+            last = as_stored(None, 0 if version is None else _count(version), 0, "")
+            return last if last.damage else NOTHING
         if None in found:
             return Stored(damage="a part of it is gone")
         try:

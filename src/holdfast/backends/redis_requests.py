@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from holdfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE, SHARED, Renewal, Terms
 from holdfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
-from holdfast._values import FURTHEST
+from holdfast._values import FAR_VERSION, FURTHEST
 from holdfast.drivers.redis_routes import Call
 from holdfast.drivers.redis_wire import CLUSTERED, Script, words
 from holdfast.drivers.redis_wire import script as pack_script
@@ -42,6 +42,7 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
     "LONGEST": int(LONGEST_TTL * MICRO),
     "FURTHEST": FURTHEST,
+    "FAR_VERSION": FAR_VERSION,
     "PLAIN": PLAIN,
     "LONGEST_NAME": LONGEST_NAME,
     "LARGEST_METADATA": LARGEST_METADATA,

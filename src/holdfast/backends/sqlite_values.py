@@ -20,6 +20,7 @@ from holdfast._values import (
     book,
     can_be_booked,
     decide,
+    last_version,
     used_up,
 )
 from holdfast.backends.sqlite_store import check_boot
@@ -61,11 +62,10 @@ def write(t: Transaction, key: str, write: Write) -> Written:
     outcome = decide(stored, write)
     if outcome is not None:
         return outcome
-    if stored.damage:
-        stored = Stored(version=first_fence())  # above all that it can have had
-    written = after(stored, write, _last_deleted(t))
+    last = last_version(stored, first_fence())
+    written = after(stored, write, last or _last_deleted(t))
     if write.value is None:
-        _delete(t, key, stored.version)
+        _delete(t, key, last)
     else:
         t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, *written[:4]))
     return Written("written", written.version, written.fence)
@@ -79,6 +79,5 @@ def _delete(t: Transaction, key: str, version: int) -> None:
 
 
 def _last_deleted(t: Transaction) -> int:
-    """The highest version that was ever deleted; if that cannot be read, the clock is above it."""
-    stored = read(t, "")
-    return first_fence() if stored.damage else stored.version
+    """The highest version that was ever deleted."""
+    return last_version(read(t, ""), first_fence())

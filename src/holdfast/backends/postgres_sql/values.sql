@@ -52,7 +52,7 @@ LANGUAGE sql STABLE AS $$
     SELECT json_build_array(value, version, fence, writer) FROM @.holdfast_cells WHERE key = p_key AND p_key <> ''
 $$;
 
--- A null value deletes. Answers ["written" or "conflict" or "stale", version, fence].
+-- A null value deletes. Answers ["written" or "conflict" or "stale" or "damaged", version, fence]. See `_values`.
 CREATE OR REPLACE FUNCTION @.holdfast_write(
     p_key text, p_writer text, p_value text, p_if_version bigint DEFAULT NULL, p_fence bigint DEFAULT NULL
 ) RETURNS json
@@ -61,9 +61,17 @@ DECLARE
     v_version bigint;
     v_fence bigint;
     v_writer text;
+    v_clock bigint := floor(extract(epoch FROM clock_timestamp()) * 1000000);  -- above all versions that were counted
 BEGIN
     PERFORM pg_advisory_xact_lock(HOLDFAST, hashtext('cell ' || p_key));
     SELECT version, fence, writer INTO v_version, v_fence, v_writer FROM @.holdfast_cells WHERE key = p_key FOR UPDATE;
+    IF v_version NOT BETWEEN 0 AND LARGEST_NUMBER - 1 OR v_fence NOT BETWEEN 0 AND LARGEST_NUMBER THEN
+        IF coalesce(p_value, p_if_version::text, p_fence::text) IS NOT NULL THEN
+            RETURN json_build_array('damaged', 0, 0);
+        END IF;
+        v_version := v_clock;
+        v_fence := 0;
+    END IF;
     v_version := coalesce(v_version, 0);
     v_fence := coalesce(v_fence, 0);
     IF v_writer = p_writer THEN
@@ -74,6 +82,9 @@ BEGIN
         RETURN json_build_array('conflict', v_version, v_fence);
     END IF;
     v_fence := greatest(v_fence, p_fence);
+    IF v_version > FAR_VERSION THEN
+        v_version := v_clock;
+    END IF;
     IF p_value IS NULL THEN
         DELETE FROM @.holdfast_cells WHERE key = p_key;
         IF v_version > 0 THEN  -- what is written there later goes on above that version
@@ -83,7 +94,8 @@ BEGIN
         RETURN json_build_array('written', 0, v_fence);
     END IF;
     IF v_version = 0 THEN
-        SELECT coalesce(max(version), 0) INTO v_version FROM @.holdfast_cells WHERE key = '';
+        SELECT coalesce(max(CASE WHEN version BETWEEN 0 AND FAR_VERSION THEN version ELSE v_clock END), 0)
+            INTO v_version FROM @.holdfast_cells WHERE key = '';
     END IF;
     INSERT INTO @.holdfast_cells VALUES (p_key, p_value, v_version + 1, v_fence, p_writer)
         ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, fence = excluded.fence,

@@ -2,21 +2,25 @@
 --       4 if_version or ""   5 fence or ""   See `_values.decide`.
 local stored = redis.pcall('HMGET', KEYS[1], 'v', 'n', 'f', 'w')
 if stored.err and not string.find(stored.err, 'WRONGTYPE', 1, true) then redis.call('HMGET', KEYS[1], 'v') end
-local function count(digits)
-  return #digits <= 16 and string.find(digits, '^%d+$') and tonumber(digits) <= LARGEST + 1 and tonumber(digits)
+local function count(digits, largest)
+  return #digits <= 16 and string.find(digits, '^%d+$') and tonumber(digits) <= largest and tonumber(digits)
 end
-local last, fence = count(stored[2] or '0'), count(stored[3] or '0')
+local last, fence = count(stored[2] or '0', LARGEST), count(stored[3] or '0', LARGEST + 1)
+local function clock()  -- above all versions that it can have had
+  local time = redis.call('TIME')
+  return time[1] * 1000000 + time[2]
+end
 local whole = stored[1] and stored[2] and stored[3] and stored[4] or not (stored[1] or stored[3] or stored[4])
 if stored.err or not (last and fence and whole) then  -- as `RedisBackend.read` sees it
   if ARGV[2] ~= '0' or ARGV[4] ~= '' or ARGV[5] ~= '' then return { 'damaged', 0, 0 } end
-  local time = redis.call('TIME')
-  stored, last, fence = {}, time[1] * 1000000 + time[2], 0  -- above all versions that it can have had
+  stored, last, fence = {}, clock(), 0
 end
 local version = stored[1] and last or 0
 if stored[4] == ARGV[1] then return { 'written', version, fence } end
 if ARGV[5] ~= '' and tonumber(ARGV[5]) < fence then return { 'stale', version, fence } end
 if ARGV[4] ~= '' and tonumber(ARGV[4]) ~= version then return { 'conflict', version, fence } end
 if ARGV[5] ~= '' then fence = tonumber(ARGV[5]) end
+if last > FAR_VERSION then last = clock() end  -- see `_values.last_version`
 if ARGV[2] == '0' then
   redis.call('DEL', KEYS[1])
   if last > 0 then  -- what is written here later goes on above that version
