@@ -129,6 +129,21 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             second.release()
 
 
+@pytest.mark.parametrize("ttl", ["100000000 years", "-100000000 years"])
+def test_a_hold_that_is_over_keeps_nobody_from_the_rest_whatever_its_ttl(
+    url: str, peer: psycopg.Connection[Any], older: str, ttl: str
+) -> None:
+    with holdfast.connect(url, schema=older) as locks:
+        assert locks.lock("x", ttl=60, renew=False).acquire()
+        over = "UPDATE older.distributed_locks SET ttl = %s::interval, expires_at = now() - interval '1 second'"
+        peer.execute(over, (ttl,))
+        peer.execute("SELECT older.holdfast_sweep(clock_timestamp())")  # as every so many grants of any name do
+        assert peer.execute("SELECT count(*) FROM older.distributed_locks").fetchone() == (0,)
+        peer.execute("SELECT older.holdfast_acquire('', 'x', 'c', 'h', 60)")
+        peer.execute(over, (ttl,))
+        assert locks.lock("x", ttl=60).acquire(timeout=0)
+
+
 @pytest.mark.parametrize("until_", ["NaN", "9e19", "Infinity"])
 def test_a_damaged_limiter_gives_no_permit_twice_and_heals(
     url: str, peer: psycopg.Connection[Any], older: str, until_: str

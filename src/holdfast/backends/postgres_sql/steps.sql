@@ -194,9 +194,11 @@ $$;
 -- The name as it is now: what has expired is gone and handed over.
 CREATE OR REPLACE FUNCTION @.holdfast_look(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    v_made_room boolean := @.holdfast_expire(p_ns, p_name, p_now);  -- first: its ttl may be anything
 BEGIN
     PERFORM @.holdfast_count_anew(p_ns, p_name, p_now);
-    IF @.holdfast_expire(p_ns, p_name, p_now) THEN
+    IF v_made_room THEN
         PERFORM @.holdfast_hand_over(p_ns, p_name, p_now);
     END IF;
 END $$;
