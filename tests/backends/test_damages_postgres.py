@@ -129,6 +129,30 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             second.release()
 
 
+MANY = """SELECT holdfast_many('{}', '{}', '{}', '{}', '{}', '{}', '{"",""}', '{x,y}', '{c1,c2}', '{h,h}', '{60,60}',
+    '{exclusive,exclusive}', '{NULL,NULL}', '{NULL,NULL}', '{NULL,NULL}')"""
+
+
+@pytest.mark.parametrize("change", ["slot = 7", "slot = -3", "ttl = '-1 day'", "ttl = '0'"])
+def test_a_hold_with_a_slot_or_a_ttl_that_none_has_lets_no_second_claim_in(
+    url: str, peer: psycopg.Connection[Any], change: str
+) -> None:
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        peer.execute(f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode())
+        assert others.lock("x").acquire(timeout=0) is None
+        assert peer.execute("SELECT acquire_lock('x', 'another', 60)").fetchone() == (False,)
+        (_, answers), *_ = peer.execute(MANY).fetchone() or ((None, []),)
+        assert ["fence" in answer for answer in answers] == [False, True]
+        info = others.inspect("x")
+        assert [one.fence for one in info.holders] == [lease.fence]
+        assert info.holders[0].expires_at > lease.acquired_at
+        renew(lease)
+        assert lease.release()
+        assert others.lock("x", ttl=60).acquire(timeout=0)
+
+
 @pytest.mark.parametrize("ttl", ["100000000 years", "-100000000 years"])
 def test_a_hold_that_is_over_keeps_nobody_from_the_rest_whatever_its_ttl(
     url: str, peer: psycopg.Connection[Any], older: str, ttl: str

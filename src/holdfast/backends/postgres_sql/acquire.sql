@@ -281,6 +281,8 @@ BEGIN
                    coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
                    p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.holdfast_fence')
             WHERE NOT EXISTS (SELECT FROM @.holdfast_queue WHERE lock_name = p_name AND namespace = p_ns)
+              -- Whoever holds conflicts by slot 0, unless others have moved it.
+              AND NOT EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot <> 0)
             ON CONFLICT DO NOTHING
             RETURNING @.holdfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0
             INTO v_answer, v_sweeps;

@@ -71,6 +71,8 @@ BEGIN
                         AS asked (ns, name, claim, holder, ttl, mode, max_holders, metadata, ours, address)
                     WHERE ours AND address IS NULL AND NOT EXISTS (SELECT FROM @.holdfast_queue AS other
                                                WHERE other.lock_name = asked.name AND other.namespace = asked.ns)
+                        AND NOT EXISTS (SELECT FROM @.distributed_locks AS other  -- as in holdfast_acquire
+                            WHERE other.lock_name = asked.name AND other.namespace = asked.ns AND other.slot <> 0)
                     ON CONFLICT DO NOTHING RETURNING claim, fence, acquired_at
             )
             SELECT array_agg(claim), array_agg(@.holdfast_granted(fence, acquired_at)), max(fence)

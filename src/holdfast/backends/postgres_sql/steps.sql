@@ -142,7 +142,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN least(p_until - p_now, p_t
 CREATE OR REPLACE FUNCTION @.holdfast_count_anew(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
     UPDATE @.distributed_locks SET expires_at = p_now + ttl
-        WHERE lock_name = p_name AND namespace = p_ns AND expires_at - ttl > p_now;
+        WHERE lock_name = p_name AND namespace = p_ns
+          AND CASE WHEN ttl > '0' THEN expires_at - ttl > p_now ELSE false END;  -- else it is damaged, and says nothing
     UPDATE @.holdfast_queue SET
             alive_until = least(alive_until, p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END),
             reserved_until = CASE WHEN reserved_until > p_now + GRACE THEN p_now + GRACE ELSE reserved_until END
