@@ -54,7 +54,7 @@ def lock_info(key: str, holds: Iterable[Held], queue: Iterable[Any], damage: str
         flaws.append(flaw)
     if damage:
         holders.append(UNREADABLE)
-    waiting = tuple(_cut(one) for one in queue if isinstance(one, str))
+    waiting = tuple(cut_id(one) for one in queue if isinstance(one, str))
     return LockInfo(key, tuple(holders), len(waiting), waiting, listed(flaws))
 
 
@@ -66,7 +66,7 @@ def listed(flaws: Iterable[str]) -> str:
 def _shown(held: Held) -> tuple[HolderInfo, str]:
     if not _is_sound(held):
         return UNREADABLE, NO_HOLD
-    holder, claim_id = _cut(held.holder), _cut(held.claim_id, LONGEST_KEY)
+    holder, claim_id = cut_id(held.holder), cut_id(held.claim_id, LONGEST_KEY)
     flaw = "" if holder == held.holder else f"a holder id is longer than {LONGEST_NAME} characters"
     if claim_id != held.claim_id:
         flaw = listed([flaw, f"a claim id is longer than {LONGEST_KEY} characters"])
@@ -95,7 +95,8 @@ def is_count(value: Any) -> bool:
     return value.__class__ is int and 0 <= value <= LARGEST_NUMBER
 
 
-def _cut(id: str, longest: int = LONGEST_NAME) -> str:
+def cut_id(id: str, longest: int = LONGEST_NAME) -> str:
+    """A holder or a claim as far as it is shown: the one that is stored may have no end."""
     return id if len(id) <= longest else f"{id[: longest - 1]}…"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -192,6 +193,9 @@ class TestShown:
                 assert len(info.holders[0].holder) <= 255
             assert [one.name for one in others.list()] == ["x", "y"]
             assert others.lock("x").acquire(timeout=0) is None
+            with pytest.raises(holdfast.AcquireTimeout) as refused, others.lock("x", wait=0):
+                pass
+            assert len(pickle.dumps(refused.value)) < 2000
             renew(lease)
             assert others.break_lock("x").damage
             assert others.inspect("x") == holdfast.LockInfo("x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import holdfast
 from holdfast import BackendUnavailable
 from holdfast._records import LARGEST_METADATA, LONGEST_NAME
+from holdfast.backends.postgres_table_requests import info
 from holdfast.backends.postgres_table_schema import script
 from tests.backends.damages import HUGE, METADATA, count_on
 from tests.renewals import renew
@@ -47,6 +49,7 @@ TIMES = {
     "no end": ("expires_at", "infinity"),
     "no begin": ("acquired_at", "-infinity"),
     "a ttl of ages": ("ttl", "100000000 years"),
+    "a ttl below zero": ("ttl", "-1 day"),
 }
 
 
@@ -90,6 +93,12 @@ def test_what_is_not_too_much_is_kept(url: str, peer: psycopg.Connection[Any], w
         assert (info.holders[0].holder, info.damage) == (holder, "")
 
 
+@pytest.mark.parametrize("metadata", [7, ["a"], {"a": 1}])
+def test_metadata_that_is_no_text_is_shown_as_damaged(metadata: Any) -> None:
+    answer = {"name": "x", "now": 0, "holders": [["h", "c", 1, "exclusive", 0, 1, metadata]], "queue": []}
+    assert info("", answer).damage == "the metadata of 'h' is not text"
+
+
 @pytest.fixture
 def older(peer: psycopg.Connection[Any]) -> Iterator[str]:
     """A schema whose tables refuse nothing."""
@@ -117,9 +126,12 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             assert [one.name for one in others.list()] == ["w", "x", "y"]
             info = others.inspect("x")
             assert info.locked
-            assert info.damage or what in ("no end", "a ttl of ages")
+            assert info.damage or what in ("no end", "a ttl of ages", "a ttl below zero")
             with suppress(BackendUnavailable):  # or its times cannot be counted with
                 assert others.lock("x").acquire(timeout=0) is None
+                with pytest.raises(holdfast.AcquireTimeout) as refused, others.lock("x", wait=0):
+                    pass
+                assert len(pickle.dumps(refused.value)) < 2000
             renew(sound)
             assert others.break_lock("x").locked
             assert others.inspect("x") == holdfast.LockInfo("x")

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Final
 
 from holdfast._model import PATROL, Busy, Change, Grant, LockInfo, Sight, Terms, patrol
-from holdfast._records import Held, lock_info
+from holdfast._records import Held, cut_id, lock_info
 from holdfast.backends.postgres_table_schema import WRAPPED
 from holdfast.drivers.postgres_jobs import Job, Many
 from holdfast.drivers.postgres_wire import Statement
@@ -115,9 +115,9 @@ def _survives(metadata: str) -> bool:
     return "\\u0000" not in text
 
 
-def kept(text: str | None) -> str | None:
+def kept(text: Any) -> Any:
     """The JSON that was asked for, from what the column gives back."""
-    if text is None or not text.startswith(_BEGINS):
+    if not isinstance(text, str) or not text.startswith(_BEGINS):
         return text
     with suppress(ValueError, RecursionError):  # another client's, with something else in it
         found = json.loads(text)
@@ -136,7 +136,8 @@ def busy(answer: Any, *, deaf: bool) -> Busy:
     retry_after = patrol(position, inf if retry is None else float(retry))
     if deaf:
         retry_after = min(retry_after, POLLED * (1 + position))
-    return Busy(position, retry_after, answer["holder"])
+    holder = answer["holder"]
+    return Busy(position, retry_after, holder if holder is None else cut_id(holder))
 
 
 def sight(answer: Any, *, deaf: bool) -> Sight:

@@ -27,7 +27,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
-from holdfast._records import NO_HOLD, Held, damaged_lock, lock_info
+from holdfast._records import NO_HOLD, Held, cut_id, damaged_lock, lock_info
 from holdfast._time import boot_now
 from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import redis_requests as requests
@@ -329,7 +329,7 @@ def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) 
     retry_after = patrol(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
         return Busy(ahead, retry_after)
-    return Busy(ahead, retry_after, unquote(_text(holder)), claim_id=_text(claim_id) if claim_id else None)
+    return Busy(ahead, retry_after, cut_id(unquote(_text(holder))), claim_id=_text(claim_id) if claim_id else None)
 
 
 def _granted(answer: bytes) -> Grant:

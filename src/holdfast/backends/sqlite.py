@@ -35,7 +35,7 @@ from holdfast._model import (
     Sight,
     patrol,
 )
-from holdfast._records import MOST_READ, Held, is_count, lock_info
+from holdfast._records import MOST_READ, Held, cut_id, is_count, lock_info
 from holdfast._values import Booked, Rate, Stored, Write, Written
 from holdfast.backends import sqlite_values as values
 from holdfast.backends.sqlite_scene import OF_HOLDER, OF_WAITER, SOUND_WAITER, Row, Scene, hand_over
@@ -194,7 +194,7 @@ def _insert(
 
 
 def _busy(t: Transaction, own: _Own, inside: list[Row], mode: Mode) -> Busy:
-    holder = next((row.holder for row in inside if not row.waiting), None)
+    holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
     ends = (row.until for row in inside)
     room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
     return Busy(own.ahead, patrol(own.ahead, room_at - t.now), holder)

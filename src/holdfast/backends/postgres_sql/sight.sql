@@ -46,7 +46,8 @@ LANGUAGE sql AS $$
         'holders', coalesce((
             SELECT json_agg(json_build_array(
                 left(holder_id, LONGEST_KEY), left(claim, LONGEST_KEY), fence, mode, extract(epoch FROM acquired_at),
-                extract(epoch FROM least(CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, CASE WHEN ttl > '0' THEN ttl END)),
+                extract(epoch FROM coalesce(least(
+                    CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, CASE WHEN ttl > '0' THEN ttl END), ttl)),
                 left(metadata::text, MOST_READ)) ORDER BY fence)
             FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now), '[]'),
         'queue', coalesce((
