@@ -45,6 +45,9 @@ ENOUGH = {
     "a long holder": ("é" * LONGEST_NAME, "{}"),
 }
 
+MANY = """SELECT holdfast_many('{}', '{}', '{}', '{}', '{}', '{}', '{"",""}', '{x,y}', '{c1,c2}', '{h,h}', '{60,60}',
+    '{exclusive,exclusive}', '{NULL,NULL}', '{NULL,NULL}', '{NULL,NULL}')"""
+
 TIMES = {
     "no end": ("expires_at", "infinity"),
     "no begin": ("acquired_at", "-infinity"),
@@ -82,6 +85,25 @@ def test_what_is_too_much_is_refused_by_the_function_that_clients_call(
             with pytest.raises(psycopg.errors.InvalidParameterValue):
                 peer.execute(asked, (name, *TOO_MUCH[what], address))
         assert [one.name for one in locks.list()] == ["x"]
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1", "NaN", "Infinity", "NULL"])
+def test_a_ttl_that_is_none_is_refused_by_the_functions_that_clients_call(
+    peer: psycopg.Connection[Any], ttl: str
+) -> None:
+    one = f"SELECT holdfast_acquire('', 'x', 'c', 'h', ('{{{ttl}}}'::float[])[1])"
+    for ask in (one, MANY.replace("{60,60}", f"{{60,{ttl}}}")):
+        with pytest.raises(psycopg.errors.InvalidParameterValue):
+            peer.execute(ask.encode())
+    assert peer.execute("SELECT count(*) FROM distributed_locks").fetchone() == (0,)
+
+
+def test_metadata_is_bounded_whatever_a_session_makes_of_backslashes(peer: psycopg.Connection[Any]) -> None:
+    peer.execute("SET standard_conforming_strings = off; SET escape_string_warning = off")
+    asked = "SELECT acquire_lock('x', 'h', 60, %s::jsonb)"
+    assert peer.execute(asked, (f"[{'[],' * 60}[]]",)).fetchone() == (True,)
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        peer.execute(asked, TOO_MUCH["deep metadata"][1:])
 
 
 @pytest.mark.parametrize("what", ENOUGH)
@@ -139,10 +161,6 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             assert second is not None
             assert second.fence > lease.fence
             second.release()
-
-
-MANY = """SELECT holdfast_many('{}', '{}', '{}', '{}', '{}', '{}', '{"",""}', '{x,y}', '{c1,c2}', '{h,h}', '{60,60}',
-    '{exclusive,exclusive}', '{NULL,NULL}', '{NULL,NULL}', '{NULL,NULL}')"""
 
 
 @pytest.mark.parametrize("change", ["slot = 7", "slot = -3", "ttl = '-1 day'", "ttl = '0'"])

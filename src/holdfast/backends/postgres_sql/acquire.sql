@@ -264,9 +264,9 @@ DECLARE
     v_sweeps boolean;
     v_now timestamptz;
 BEGIN
-    IF length(p_holder) > LONGEST_NAME OR p_ttl > LONGEST_TTL OR length(v_metadata) > LARGEST_METADATA
-        OR length(translate(v_metadata, '[{', '')) < length(v_metadata) - DEEPEST
-    THEN  -- there may be too much of it
+    IF length(p_holder) > LONGEST_NAME OR (p_ttl > 0 AND p_ttl <= LONGEST_TTL) IS NOT TRUE
+        OR length(v_metadata) > LARGEST_METADATA OR length(translate(v_metadata, '[{', '')) < length(v_metadata) - DEEPEST
+    THEN  -- it may be over a limit
         PERFORM @.holdfast_bound(p_holder, p_ttl, p_metadata);
     END IF;
     IF NOT pg_try_advisory_xact_lock(HOLDFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN

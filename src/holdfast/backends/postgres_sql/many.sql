@@ -56,7 +56,8 @@ BEGIN
     IF cardinality(a_names) > 0 THEN
         PERFORM @.holdfast_bound(holder, ttl, metadata)
             FROM unnest(a_holders, a_ttls, a_metadata) AS asked (holder, ttl, metadata)
-            WHERE length(holder) > LONGEST_NAME OR ttl > LONGEST_TTL OR length(metadata::text) > PLAIN;
+            WHERE length(holder) > LONGEST_NAME OR (ttl > 0 AND ttl <= LONGEST_TTL) IS NOT TRUE
+                OR length(metadata::text) > PLAIN;
         SELECT array_agg(pg_try_advisory_xact_lock(HOLDFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
             FROM unnest(a_ns, a_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());

@@ -27,7 +27,7 @@ BEGIN
     IF length(v_text) > 2 * LARGEST_METADATA THEN
         RETURN false;
     END IF;
-    v_bare := regexp_replace(v_text, '"(\\.|[^"\\])*"', '', 'g');
+    v_bare := regexp_replace(v_text, E'"(\\\\.|[^"\\\\])*"', '', 'g');
     RETURN length(v_text) - length(v_bare) + length(replace(v_bare, ' ', '')) <= LARGEST_METADATA
         AND @.holdfast_depth(v_bare) <= DEEPEST;
 END $$;
