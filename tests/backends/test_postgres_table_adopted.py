@@ -313,6 +313,21 @@ def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: py
         assert locks.lock("a").acquire(blocking=False) is None
 
 
+def test_times_without_an_end_become_such_as_can_be_counted_with(empty: Theirs) -> None:
+    empty.make(TABLE, "INSERT INTO distributed_locks VALUES ('a', 'me', '-infinity', 'infinity')")
+    assert main(["migrate", empty.url]) == 0
+    with holdfast.connect(empty.url) as locks:
+        for again in (False, True):
+            if again:  # a heartbeat of theirs
+                empty.make("UPDATE distributed_locks SET expires_at = 'infinity'")
+            (held,) = locks.inspect("a").holders
+            assert not locks.inspect("a").damage
+            assert held.holder == "me"
+            assert empty.ask("SELECT ttl <= interval '3653 days' AND isfinite(expires_at) FROM distributed_locks")
+            assert locks.lock("a").acquire(blocking=False) is None
+        assert empty.ask("SELECT release_lock('a', 'me')") is True
+
+
 def test_it_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
     for what in (
         "CREATE SCHEMA app",

@@ -54,7 +54,8 @@ BEGIN
             WHERE until > $1
         $rows$,
         v_columns,
-        CASE WHEN 'acquired_at' = ANY (v_there) THEN 'coalesce(acquired_at, $1)' ELSE '$1' END,
+        CASE WHEN 'acquired_at' = ANY (v_there)
+            THEN 'CASE WHEN isfinite(acquired_at) THEN acquired_at ELSE $1 END' ELSE '$1' END,
         CASE WHEN 'metadata' = ANY (v_there) THEN 'metadata::jsonb' ELSE 'NULL' END) USING v_now;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
     SELECT count(*) INTO v_all FROM @.holdfast_theirs;
@@ -137,6 +138,7 @@ BEGIN
     -- the clock had been set back.
     CREATE OR REPLACE FUNCTION @.holdfast_heartbeat() RETURNS trigger LANGUAGE plpgsql AS $heartbeat$
     BEGIN
+        NEW.expires_at := least(NEW.expires_at, clock_timestamp() + interval '10 years');
         NEW.ttl := NEW.expires_at - clock_timestamp();
         RETURN NEW;
     END $heartbeat$;
