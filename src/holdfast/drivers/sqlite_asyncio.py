@@ -77,7 +77,7 @@ class AsyncioSqlite:
                 jobs.put(_End.UNWANTED)  # an interrupt: should the thread run all the same, it ends at once
                 raise
             self._jobs = jobs
-            weakref.finalize(self, jobs.put, _End.DROPPED)  # without close(): the thread must not stay
+            weakref.finalize(self, self._jobs.put, _End.DROPPED)  # without close(): the thread must not stay
         return self._jobs
 
     async def close(self) -> None:
