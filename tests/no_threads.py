@@ -33,5 +33,8 @@ def no_thread_left(*, once: bool = False) -> Iterator[list[str]]:
 
 
 def _name(thread: Any) -> str:
-    """Of a thread, or of the job that one is to be started for."""
-    return str(thread.name if isinstance(thread, threading.Thread) else getattr(thread.__self__, "_name", thread))
+    """Of a thread, or of the job or the plain function that one is to be started for."""
+    if isinstance(thread, threading.Thread):
+        return thread.name
+    job = getattr(thread, "__self__", None)
+    return str(getattr(job, "_name", thread.__name__))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ import pytest
 
 from tests import flaky
 from tests.backends.collecting import Collector, collect_all
+from tests.no_threads import no_thread_left
 from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import has_ended
 from tests.servers.proxy import Proxy
@@ -219,3 +221,13 @@ def test_garbage_is_collected_for_certain_though_another_thread_is_collecting() 
     collect_all()
     assert left() is None
     join(collecting)
+
+
+def test_a_thread_that_is_refused_is_named_whatever_it_was_to_run() -> None:
+    def plain() -> None: ...
+
+    with no_thread_left() as refused:
+        for start in (threading.Thread(target=plain, name="named").start, lambda: _thread.start_new_thread(plain, ())):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                start()
+    assert refused == ["named", "plain"]
