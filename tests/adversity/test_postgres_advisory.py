@@ -181,6 +181,7 @@ class TestServersThatAreFull(OnPostgres):
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]
         late = stage.locks()
         await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be told")
+        await late.close()  # a connection of its own that is still being made would take the room
         patient = stage.start(stage.locks().lock("d", wait=LIMIT).take())
         await stage.breathe()
         await first[0].release()
