@@ -237,13 +237,13 @@ class Engine:
             self.let_go(lease)
         # Asked before, or by somebody else who waits for the answer now: then that may have freed it, but not time.
         again = lease._state == "releasing" and self.now() < lease._deadline
-        if not lease._move("release"):
-            return False
         linger = self.linger(lease) if lease._request.min_hold else 0.0
-        now = self.now()
-        within = lease._deadline - now  # afterwards it has ended by itself
-        within = self.patience if within > self.patience else max(0.02, within)
         try:
+            if not lease._move("release"):
+                return False
+            now = self.now()
+            within = lease._deadline - now  # afterwards it has ended by itself
+            within = self.patience if within > self.patience else max(0.02, within)
             try:
                 if not self.outage.watches:
                     freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
