@@ -16,7 +16,7 @@ async def acquire(locks: LocksLogic) -> Awaitable[object]:
 async def release(locks: LocksLogic) -> Awaitable[object]:
     lease = await locks.lock("a", ttl=TTL).acquire()
     assert lease is not None
-    return lease._release_once()
+    return lease._release()
 
 
 async def extend(locks: LocksLogic) -> Awaitable[object]:

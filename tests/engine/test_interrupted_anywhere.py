@@ -77,7 +77,7 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"Keeper._wake", "Job.start", "LockLogic._enrol"} <= _sweep(tell)
+    assert {"Keeper._wake", "Job.start", "LockLogic._adopt"} <= _sweep(tell)
 
 
 class Waiting:

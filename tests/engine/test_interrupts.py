@@ -1,13 +1,11 @@
 """A KeyboardInterrupt before or after the effect of any verb, and inside any wait, leaves nothing behind.
 
 Each story is told again and again, interrupted at its first such point, at its second, and so on to its end. A real
-SIGINT can fall between any two instructions, so the last test sends thousands.
+SIGINT can fall between any two instructions: see `test_interrupted_primitives`.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -178,68 +176,6 @@ def test_interrupted_while_it_waits_in_vain_it_leaves_nothing_behind(url: str) -
     clock = FakeClock()
     points = sweep(lambda point: run_against_another(acquire_in_vain, url, point, lets_go=False, clock=clock))
     assert {"before wait", "before abandon", "after abandon"} <= set(points)
-
-
-INTERRUPTED_ALL_THE_TIME = """
-import os, random, signal, sys, time
-import holdfast
-
-locks = holdfast.connect(sys.argv[1])
-outer, inner = locks.lock("a", ttl=600), locks.lock("b", ttl=600, reentrant=True)
-engine = locks._logic.engine
-random.seed(7)
-
-
-def interrupt(number, frame):
-    # As Ctrl-C does, at any instruction of an acquire or a release. Before the first instruction of __exit__, say, no
-    # Python code can do anything about an interrupt, so one that comes outside is put off.
-    while frame is not None:
-        if frame.f_code.co_name in ("_ask", "_release") and "/engine/" in frame.f_code.co_filename:
-            raise KeyboardInterrupt
-        frame = frame.f_back
-    signal.setitimer(signal.ITIMER_REAL, 0.00003)
-
-
-def cycle():
-    with outer:
-        with inner as lease:
-            lease.extend(700)
-            with inner:
-                pass
-
-
-signal.signal(signal.SIGALRM, interrupt)
-cycle()  # everything is imported, opened and started
-started = time.monotonic()
-for _ in range(200):
-    cycle()
-usual = (time.monotonic() - started) / 200
-interrupts = 0
-for done in range(int(sys.argv[2])):
-    try:
-        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.000005, 1.2 * usual))
-        cycle()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        continue
-    except KeyboardInterrupt:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    interrupts += 1
-    left = [info for info in locks.list() if info.holders or info.waiters]
-    if left or engine.keeper.leases or engine.entered:
-        print("left behind after", done, "cycles:", left, engine.keeper.leases, engine.entered)
-        os._exit(1)
-signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is still on its way must not fall into the end
-print(interrupts)
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_thousands_of_real_interrupts_leave_nothing_behind(url: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_ALL_THE_TIME, url, "20000"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(ran.stdout) > 100, "enough of them fell inside a cycle"
 
 
 def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_the_end_of_a_reported_outage_is_reported_too(
             locks.engine.events.listen(lambda event: broken(locks).heal() if event.kind == "unreachable" else None)
             lease = await locks.lock("a", ttl=TTL).acquire()
             assert lease is not None
-            await lease._release_once()
+            await lease._release()
 
     run_hurried(kind, faulty, work, clock)
     told = [getattr(record, "lock_kind", "") for record in caplog.records]

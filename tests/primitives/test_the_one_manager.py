@@ -113,7 +113,7 @@ from holdfast._faces import sync_manager
 other = threading.Thread(target=sync_manager._mutex.acquire)  # as if it were about to make it
 other.start()
 other.join()
-manager._logic._turns._lines["b"] = __import__("collections").deque()  # or to ask for a name
+manager._logic._turns._lines["b"] = ["a caller"]  # or to ask for a name
 child = os.fork()
 if not child:
     same = holdfast.get_distributed_lock()

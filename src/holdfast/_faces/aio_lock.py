@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, cast
 
 from holdfast._time import Seconds
 from holdfast.engine import lease
 from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.statement import AsyncExit, begun
 
 
 class AsyncLease(lease.Lease):
@@ -71,12 +71,9 @@ class AsyncLock:
         return await self._logic.locked()
 
     def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
-        return self._logic.enter(sys._getframe(1))  # type: ignore[return-value]
+        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
 
-    def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> Coroutine[Any, Any, None]:
-        return self._logic.leave(exc)
+    __aexit__ = AsyncExit()
 
     def __repr__(self) -> str:
         return f"<AsyncLock {self._logic!r}>"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast, overload
 
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
@@ -16,6 +15,7 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
+from holdfast.primitives.statement import AsyncExit, begun
 
 T = TypeVar("T")
 Elected = Callable[[AsyncLease], Awaitable[T] | T]
@@ -80,13 +80,10 @@ class AsyncMultiLock:
         """Whether anybody holds one of the names."""
         return await self._logic.locked()
 
-    async def __aenter__(self) -> AsyncMultiLease:
-        return cast("AsyncMultiLease", await self._logic.enter(sys._getframe(1)))
+    def __aenter__(self) -> Coroutine[Any, Any, AsyncMultiLease]:
+        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._logic.leave(exc)
+    __aexit__ = AsyncExit()
 
     def __repr__(self) -> str:
         return f"<AsyncMultiLock {self._logic!r}>"
@@ -167,13 +164,10 @@ class AsyncElection:
         finally:
             await observer.close()
 
-    async def __aenter__(self) -> AsyncLease:
-        return cast("AsyncLease", await self._logic.enter(sys._getframe(1)))
+    def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
+        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._logic.leave(exc)
+    __aexit__ = AsyncExit()
 
     def __repr__(self) -> str:
         return f"<AsyncElection {self._logic!r}>"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 
 from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds
 from holdfast.engine import lease
 from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.statement import Exit, begun
 
 
 class Lease(lease.Lease):
@@ -64,12 +64,9 @@ class Lock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self._logic.leave(exc), self._logic.engine, nothing)
+    __exit__ = Exit()
 
     def __repr__(self) -> str:
         return f"<Lock {self._logic!r}>"

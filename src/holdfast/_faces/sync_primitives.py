@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Any, TypeVar
 
 from holdfast._faces.sync_lock import Lease, Lock
@@ -17,6 +16,7 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
+from holdfast.primitives.statement import Exit, begun
 
 T = TypeVar("T")
 Elected = Callable[[Lease], T]
@@ -82,12 +82,9 @@ class MultiLock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> MultiLease:
-        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self._logic.leave(exc), self._logic.engine, nothing)
+    __exit__ = Exit()
 
     def __repr__(self) -> str:
         return f"<MultiLock {self._logic!r}>"
@@ -152,18 +149,18 @@ class Election:
         """
         observer = self._logic.observer()
         try:
-            while (change := drive(observer.next())) is not None:
-                yield change
+            try:
+                while (change := drive(observer.next())) is not None:
+                    yield change
+            finally:
+                drive(observer.close(), self._logic.engine, nothing)
         finally:
-            drive(observer.close(), self._logic.engine, nothing)
+            observer.left_behind()
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter(sys._getframe(1)))  # type: ignore[return-value]
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        drive(self._logic.leave(exc), self._logic.engine, nothing)
+    __exit__ = Exit()
 
     def __repr__(self) -> str:
         return f"<Election {self._logic!r}>"

@@ -62,7 +62,7 @@ class Request(NamedTuple):
 class Home(Protocol):
     """What a lease tells the lock object that it was taken through."""
 
-    def let_go_of(self, lease: Lease) -> None: ...
+    async def release_last(self, lease: Lease) -> bool: ...
     def drop(self, lease: Lease) -> None: ...
 
 
@@ -278,14 +278,6 @@ class Lease(Unique):
             await self._engine.downgrade(self)
 
     async def _release(self) -> bool:
-        freed = await self._release_once()
-        if self._home is not None:
-            self._home.let_go_of(self)
-        return freed
-
-    async def _release_once(self) -> bool:
         """Undo one entering of it; the last one ends it."""
-        if self._depth > 1:
-            self._depth -= 1
-            return self.held
-        return await self._engine.release(self)
+        home = self._home
+        return await (self._engine.release(self) if home is None else home.release_last(self))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.engine.waking import Waking
 from holdfast.errors import LeaseLost, LockError, NotHeld
-from holdfast.primitives.lock import LockLogic
+from holdfast.primitives.lock import Entry, LockLogic
+from holdfast.primitives.statement import With
 
 
 class Leadership(NamedTuple):
@@ -68,12 +69,15 @@ class ElectionLogic:
         self._lease = lease or self._lease
         return lease
 
-    async def enter(self, body: FrameType) -> Lease:
-        self._lease = await self._lock.enter(body)
-        return self._lease
+    async def enter(self, body: FrameType, statement: With | None = None) -> Lease:
+        lease = self._lease = await self._lock.enter(body, statement)
+        return lease
 
-    async def leave(self, exc: BaseException | None) -> None:
-        await self._lock.leave(exc)
+    def leave(self, exc: BaseException | None, entry: Entry | None = None) -> Coroutine[Any, Any, None]:
+        return self._lock.leave(exc, entry)
+
+    def left_behind(self, entry: Entry) -> None:
+        self._lock.left_behind(entry)
 
     def leads(self) -> bool:
         return self.is_leader
@@ -116,16 +120,21 @@ class ElectionLogic:
             raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
         if on_lost is not None:
             lock = LockLogic(self.engine, self._request._replace(on_lost=on_lost))
+        led: Lease | None = None
+
+        async def lead(lease: Lease) -> Any:
+            nonlocal led
+            led = self._lease = lease
+            with outside():
+                answer = on_elected(lease)
+            return await settled(answer, self.engine.world)
+
         while True:
-            lease = None
+            led = None
             try:
-                async with lock as lease:
-                    self._lease = lease
-                    with outside():
-                        answer = on_elected(lease)
-                    return await settled(answer, self.engine.world)
+                return await lock.hold(lead)
             except LeaseLost:
-                if lease is None or not lease.lost:
+                if led is None or not led.lost:
                     raise  # of another lock: the caller's business
 
     def observer(self) -> Observer:
@@ -152,13 +161,13 @@ class Observer:
         self._untold: deque[Leadership] = deque()
         self._last: Leadership | None = None
         self._process = os.getpid()
-        self._engine.waiting[claim.id] = claim  # so that a `Locks` that closes ends it
 
     async def next(self) -> Leadership | None:
         """The next change, as soon as there is one; None when the `Locks` is closed."""
         engine = self._engine
         if self._process != os.getpid():  # in the child of a fork: what was ours is the parent's
             self._begin(Claim(new_claim_id(), self._claim.terms))
+        engine.waiting[self._claim.id] = self._claim  # so that a `Locks` that closes ends it
         while not engine.closed:
             while self._untold:
                 told = self._untold.popleft()
@@ -188,6 +197,11 @@ class Observer:
         return sight
 
     async def close(self) -> None:
-        self._engine.waiting.pop(self._claim.id, None)
         if not self._engine.closed and self._process == os.getpid():
             await self._engine.abandon(self._claim)
+        self._engine.waiting.pop(self._claim.id, None)
+
+    def left_behind(self) -> None:
+        """Nobody observes any more. If it is not closed, have that done soon: an interrupt fell into it."""
+        if self._claim.id in self._engine.waiting:
+            self._engine.put_off(self.close())

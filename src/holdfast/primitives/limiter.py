@@ -18,7 +18,7 @@ from holdfast._text import shown
 from holdfast._time import FOREVER, Seconds, length, say
 from holdfast._values import NANO, Allowance, Booked, Rate
 from holdfast.engine.core import Engine
-from holdfast.engine.lease import Request
+from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LeaseLost, LockError
 from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.names import positive, whole
@@ -59,17 +59,19 @@ class LimiterLogic:
         answer = (await self._book(cost)).allowance
         if answer.allowed or now() + answer.retry_after > give_up_at:
             return answer
+
+        async def book_ahead(turn: Lease) -> None:
+            nonlocal answer
+            turn._guard = None  # to lose the turn, as by a long pause, takes nothing from what was booked
+            booked = await self._book(cost, give_up_at)
+            answer = booked.allowance
+            if answer.allowed:
+                await self._wait_for(cost, booked)
+                answer = answer._replace(retry_after=0.0)
+
         left = None if timeout is None else max(0.0, give_up_at - now())
-        try:
-            async with LockLogic(self._engine, self._turn._replace(wait=left)) as turn:
-                turn._guard = None  # to lose the turn, as by a long pause, takes nothing from what was booked
-                booked = await self._book(cost, give_up_at)
-                answer = booked.allowance
-                if answer.allowed:
-                    await self._wait_for(cost, booked)
-                    answer = answer._replace(retry_after=0.0)
-        except (AcquireTimeout, LeaseLost):
-            pass
+        with suppress(AcquireTimeout, LeaseLost):
+            await LockLogic(self._engine, self._turn._replace(wait=left)).hold(book_ahead)
         return answer
 
     async def _wait_for(self, cost: int, booked: Booked) -> None:

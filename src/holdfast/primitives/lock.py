@@ -7,10 +7,11 @@ Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: h
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
+from typing import TypeVar
 
 from holdfast._model import Busy
 from holdfast._text import shown
@@ -20,6 +21,9 @@ from holdfast.engine.acquire import Adopt, acquire
 from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
+from holdfast.primitives.statement import With
+
+T = TypeVar("T")
 
 
 def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> float | None:
@@ -45,10 +49,10 @@ def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: st
     return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
 
 
-class _Entry:
+class Entry:
     """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
 
-    __slots__ = ("guard", "lease", "let_go", "owner")
+    __slots__ = ("guard", "lease", "let_go", "owner")  # no `__eq__` or `__hash__`: to look it up calls nothing
 
     def __init__(self, lease: Lease, owner: object, guard: Guard | None) -> None:
         self.lease = lease
@@ -67,46 +71,42 @@ class LockLogic:
         self.request = request
         # Oldest first. One object may be shared by threads or tasks, and a lost lease stands beside its successor
         # until its own `with` is left.
-        self._current: list[_Entry] = []
+        self._current: dict[Entry, None] = {}
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
-        answer = await self._take(wait_for(blocking, timeout, self.request.wait), self._adopt)
+        wait = wait_for(blocking, timeout, self.request.wait)
+        answer: Lease | Busy | None = self._enter_again(None, None)
+        if answer is None:
+            answer = await self._ask(wait, partial(self._adopt, None, None))
         if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
             return None
         return answer  # type: ignore[return-value]
 
-    def _take(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
+    async def enter(self, body: FrameType, statement: With | None = None) -> Lease:
+        """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
+        started = self.engine.now()
+        answer: Lease | Busy | None = self._enter_again(body, statement)
+        if answer is None:
+            answer = await self._ask(self.request.wait, partial(self._adopt, body, statement))
+        if answer.__class__ is Busy:
+            request = self.request
+            raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
+        return answer  # type: ignore[return-value]
+
+    def _ask(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
         engine, request = self.engine, self.request
         if engine.closed:
             engine.must_be_open()
-        if request.reentrant:
-            inner = self._enter_again(adopt)
-            if inner is not None:
-                return _ready(inner)
         if request.terms.holder is not engine.holder and not request.named:  # this object came through a fork
             request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
         return acquire(engine, request, wait, adopt)
 
-    def _adopt(self, lease: Lease) -> None:
-        self._enrol(lease, self.engine.world.owner(), None)
-
-    def _adopt_to_enter(self, body: FrameType, lease: Lease) -> None:
-        world = self.engine.world
-        owner = world.owner()
-        guard = world.guard(owner)
-        if lease._guard is None:
-            lease._enter(guard, body)
-        self._enrol(lease, owner, guard)
-
-    def _enrol(self, lease: Lease, owner: object, guard: Guard | None) -> None:
-        lease._owner = owner
-        lease._home = self
-        if self.request.reentrant:
-            self.engine.entered[owner, self.request.terms.key] = lease
-        self._current.append(_Entry(lease, owner, guard))
-
-    def _enter_again(self, adopt: Adopt) -> Lease | None:
+    def _enter_again(self, body: FrameType | None, statement: With | None) -> Lease | None:
+        """The lease that the caller has already, if it may be entered again."""
+        if not self.request.reentrant:
+            return None
+        self.engine.must_be_open()
         lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
         if lease is None:
             return None
@@ -114,30 +114,50 @@ class LockLogic:
             self.engine.keeper.notice(lease)
             return None  # lost, and no body runs under it: ask afresh
         lease._check()  # inside its `with`, what was lost cannot be entered again
-        lease._depth += 1
-        adopt(lease)
+        self._adopt(body, statement, lease, again=True)
         return lease
 
-    async def enter(self, body: FrameType) -> Lease:
-        """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
-        started = self.engine.now()
-        answer = await self._take(self.request.wait, partial(self._adopt_to_enter, body))
-        if answer.__class__ is Busy:
-            request = self.request
-            raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
-        return answer  # type: ignore[return-value]
+    def _adopt(self, body: FrameType | None, statement: With | None, lease: Lease, *, again: bool = False) -> None:
+        """It is the caller's from now on. In a `with` it has a body."""
+        engine, key = self.engine, self.request.terms.key
+        owner = engine.world.owner()
+        guard = None
+        if body is not None:
+            guard = engine.world.guard(owner)
+            if lease._guard is None:
+                lease._enter(guard, body)
+        entry = Entry(lease, owner, guard)
+        # Nothing is called from here on, so no interrupt falls in between: all of it is done, or nothing.
+        lease._owner = owner
+        lease._home = self
+        if self.request.reentrant:
+            engine.entered[owner, key] = lease
+        if again:
+            lease._depth += 1
+        if statement is not None:
+            statement.entry = entry
+        self._current[entry] = None
 
-    async def __aenter__(self) -> Lease:
-        return await self.enter(sys._getframe(1))
-
-    async def __aexit__(self, _: object, exc: BaseException | None, __: object) -> None:
-        await self.leave(exc)
-
-    async def leave(self, exc: BaseException | None) -> None:
-        """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
-        entry = None
+    async def hold(self, work: Callable[[Lease], Awaitable[T]]) -> T:
+        """What `work` answers, run under the lock. For code of ours: a `with` of the user's has a statement."""
+        statement = With(self)
         try:
-            entry = self._find(entered=True)
+            lease = await self.enter(sys._getframe(), statement)
+            try:
+                answer = await work(lease)
+            except BaseException as error:
+                await self.leave(error, statement.entry)
+                raise
+            await self.leave(None, statement.entry)
+            return answer
+        finally:
+            if self.engine.world.blocking and statement.entry in self._current:
+                self.left_behind(statement.entry)  # an interrupt fell into the start of `leave`
+
+    async def leave(self, exc: BaseException | None, entry: Entry | None = None) -> None:
+        """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
+        try:
+            entry = entry or self._find(entered=True)
             if entry is None:
                 return
             lease, guard = entry.lease, entry.guard
@@ -163,7 +183,14 @@ class LockLogic:
                 await self._end(entry, None)
             raise
 
-    async def _end(self, entry: _Entry, exc: BaseException | None) -> None:
+    def left_behind(self, entry: Entry) -> None:
+        """Its `with` is over. If the entry is not, it is ended soon. Takes no mutex."""
+        if entry in self._current:
+            if entry.lease._guard is entry.guard:
+                entry.lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
+            self.engine.put_off(self._end(entry, None))
+
+    async def _end(self, entry: Entry, exc: BaseException | None) -> None:
         engine, lease = self.engine, entry.lease
         # A coroutine that is being closed can await nothing, and may be closed in the middle of anything.
         closing = exc.__class__ is GeneratorExit and not engine.world.blocking
@@ -185,10 +212,9 @@ class LockLogic:
                     exc.add_note(f"also: {error}")
         self._forget(entry)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         entry.let_go = True
-        if entry in self._current:
-            self._current.remove(entry)
+        self._current.pop(entry, None)
 
     async def release(self) -> None:
         """Let go of what the caller last acquired through this object; if that is nothing, of what anybody did.
@@ -199,26 +225,41 @@ class LockLogic:
         if entry is None:
             name = self.request.terms.name
             raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
-        freed = await entry.lease._release_once()
-        self._let_go(entry)
-        if not freed:
+        if not await self._release(entry):
             raise entry.lease._not_held()
+
+    async def release_last(self, lease: Lease) -> bool:
+        """Undo one entering of it; the last one ends it."""
+        entry = next((entry for entry in list(self._current)[::-1] if entry.lease is lease and not entry.let_go), None)
+        return await (self.engine.release(lease) if entry is None else self._release(entry))
+
+    async def _release(self, entry: Entry) -> bool:
+        lease = entry.lease
+        if lease._depth > 1:
+            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            entry.let_go = True
+            freed = lease.held
+        else:
+            freed = await self.engine.release(lease)
+        self._let_go(entry)
+        return freed
 
     def let_go_of(self, lease: Lease) -> None:
         """One acquire of it is over."""
-        for entry in self._current[::-1]:
+        for entry in list(self._current)[::-1]:
             if entry.lease is lease and not entry.let_go:
                 self._let_go(entry)
                 return
 
-    def _let_go(self, entry: _Entry) -> None:
+    def _let_go(self, entry: Entry) -> None:
         entry.let_go = True
         if entry.guard is None:  # else it stays until its `with` is left, which then ends nobody else's hold
-            self._current.remove(entry)
+            self._current.pop(entry, None)
 
     def drop(self, lease: Lease) -> None:
         """It never reached anybody."""
-        self._current[:] = [entry for entry in self._current if entry.lease is not lease]
+        for entry in [entry for entry in list(self._current) if entry.lease is lease]:
+            self._forget(entry)
 
     async def locked(self) -> bool:
         """Whether anybody holds it, here or elsewhere."""
@@ -226,15 +267,11 @@ class LockLogic:
         info = await self.engine.once(lambda: self.engine.backend.inspect(self.request.terms.key))
         return info.locked
 
-    def _find(self, *, entered: bool) -> _Entry | None:
+    def _find(self, *, entered: bool) -> Entry | None:
         """The caller's last `with`, or else last entry that is not let go of; if there is none, anybody's."""
-        current = self._current
-        if len(current) == 1:
-            entry = current[0]
-            return None if ((entry.guard is None) if entered else entry.let_go) else entry
         owner = self.engine.world.owner()
         found = None
-        for entry in current[::-1]:
+        for entry in list(self._current)[::-1]:
             if (entry.guard is None) if entered else entry.let_go:
                 continue
             if entry.owner is owner:
@@ -244,9 +281,5 @@ class LockLogic:
 
     def __repr__(self) -> str:
         terms = self.request.terms
-        leases = [entry.lease for entry in self._current]
+        leases = [entry.lease for entry in list(self._current)]
         return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {leases!r}"
-
-
-async def _ready(lease: Lease) -> Lease:
-    return lease

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, Final, NamedTuple, TypedDict, TypeVar
 
@@ -30,6 +29,7 @@ from holdfast.primitives.locks import LocksLogic
 from holdfast.primitives.names import valid
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 FEW: Final = 64  # leases that may have ended unseen before they are looked for
 
@@ -82,45 +82,53 @@ class ManagerLogic:
     ) -> LockResult:
         started = self.locks.engine.now()
         request = self._lock(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata, renew=False).request
-        answer = await self._try(request)
-        if isinstance(answer, Busy) and request.wait != 0:
-            answer = await self._wait(request, started)
-        if isinstance(answer, Busy):
-            return await self._refused(request, answer, started)
-        return LockResult(True, _told(answer))
+        taken: list[Lease] = []  # by this call: what is only extended stays, should the caller not get its answer
+        try:
+            answer = await self._try(request, taken)
+            if isinstance(answer, Busy) and request.wait != 0:
+                answer = await self._wait(request, started, taken)
+            if isinstance(answer, Busy):
+                return await self._refused(request, answer, started)
+            return LockResult(True, _told(answer))
+        except BaseException:
+            for lease in taken:
+                self._forget(lease)
+                self.locks.engine.behind(self.locks.engine.release, lease)
+            raise
 
-    async def _try(self, request: Request) -> Lease | Busy:
+    async def _try(self, request: Request, taken: list[Lease]) -> Lease | Busy:
         """Extend it if this manager holds it, else ask for it once."""
         name = request.terms.name
-        turns = await self._take_turn(name)
-        try:
-            return await self._extend_or_ask(request, 0.0)
-        finally:
-            turns.give(name)
+        return await self._in_turn(name, lambda: self._extend_or_ask(request, 0.0, taken))
 
-    async def _wait(self, request: Request, started: float) -> Lease | Busy:
+    async def _wait(self, request: Request, started: float, taken: list[Lease]) -> Lease | Busy:
         """One caller stands in the queue for all of this manager that wait for the name."""
-        turns, what = self._turns_here(), ("waiting for", request.terms.name)
-        if await turns.take(what, self._left(request, started)):
-            try:
-                answer = await self._extend_or_ask(request, self._left(request, started))
-            finally:
-                turns.give(what)
-            if not isinstance(answer, Busy):
-                return answer
-        return await self._try(request)  # another caller of this manager may have been luckier
+
+        def ask() -> Awaitable[Lease | Busy]:
+            return self._extend_or_ask(request, self._left(request, started), taken)
+
+        turns = self._turns_here()
+        answer = await turns.run(("waiting for", request.terms.name), ask, self._left(request, started))
+        if answer is None or isinstance(answer, Busy):
+            return await self._try(request, taken)  # another caller of this manager may have been luckier
+        return answer
 
     def _left(self, request: Request, started: float) -> float | None:
         return None if request.wait is None else max(0.0, started + request.wait - self.locks.engine.now())
 
-    async def _extend_or_ask(self, request: Request, wait: float | None) -> Lease | Busy:
+    async def _extend_or_ask(self, request: Request, wait: float | None, taken: list[Lease]) -> Lease | Busy:
         lease = self._held.get(request.terms.name)
         if lease is not None:
             if lease._state == "releasing":
                 await lease._release()  # the last try went unanswered
             if await self._extended(lease, request.terms.ttl):
                 return lease
-        return await acquire(self.locks.engine, request, wait, self._adopt)
+
+        def adopt(lease: Lease) -> None:
+            taken.append(lease)
+            self._adopt(lease)
+
+        return await acquire(self.locks.engine, request, wait, adopt)
 
     def _lock(
         self,
@@ -181,16 +189,15 @@ class ManagerLogic:
         return sum(lease.held for lease in list(self._held.values()))
 
     async def release(self, name: str) -> bool:
-        turns = await self._take_turn(valid(name))
-        try:
+        async def release() -> bool:
             lease = self._held.get(name)
             if lease is None:
                 return False
             freed = await lease._release()
             self._forget(lease)  # not before: what could not be asked can be asked again
             return freed
-        finally:
-            turns.give(name)
+
+        return await self._in_turn(valid(name), release)
 
     async def release_all(self) -> int:
         """How many were released. Each is tried; then the first error is raised, if there was one."""
@@ -219,7 +226,8 @@ class ManagerLogic:
         blocking = self.locks.engine.world.blocking
         if blocking and inspect.iscoroutinefunction(work):
             raise TypeError("with_lock() takes a plain function here; use holdfast.aio for coroutines")
-        async with scope:
+
+        async def call(_: Lease) -> Any:
             with outside():
                 answer = work()
             if not blocking:
@@ -229,18 +237,20 @@ class ManagerLogic:
                 raise TypeError("what with_lock() was given gave a coroutine; use holdfast.aio for those")
             return answer
 
+        return await scope.hold(call)
+
     async def close(self) -> None:
         await self.locks.close()
         self._held.clear()
 
-    async def _take_turn(self, name: str) -> _Turns:
-        """To try or release it: that is one request, so whoever has the turn gives it back soon."""
-        turns = self._turns_here()
-        if await turns.take(name, self.locks.engine.patience):
-            return turns
-        raise BackendUnavailable(
-            f"lock {name!r} was not asked for: the backend has not answered others who asked for it here", name=name
-        )
+    async def _in_turn(self, name: str, work: Callable[[], Awaitable[T]]) -> T:
+        """To try or release it: that is one request, so a caller that has the turn gives it back soon."""
+        answer = await self._turns_here().run(name, work, self.locks.engine.patience)
+        if answer is None:
+            raise BackendUnavailable(
+                f"lock {name!r} was not asked for: the backend has not answered others who asked for it here", name=name
+            )
+        return answer
 
     def _turns_here(self) -> _Turns:
         if self._turns.pid != os.getpid():  # those who had a turn, or waited for one, are the parent's
@@ -258,43 +268,38 @@ class _Turns:
         self.pid = os.getpid()
         self._world = world
         self._mutex = threading.Lock()
-        self._lines: dict[Hashable, deque[Signal]] = {}  # a line, though empty, for each turn that is taken
+        self._lines: dict[Hashable, list[Signal]] = {}  # the first in each has the turn
 
-    async def take(self, what: Hashable, wait: float | None) -> bool:
-        """Whether the turn came within `wait` seconds; None waits for as long as it takes."""
+    async def run(self, what: Hashable, work: Callable[[], Awaitable[T]], wait: float | None) -> T | None:
+        """What `work` answers, when the turn has come; None if that is not within `wait` seconds."""
         signal = self._world.signal()
-        with self._mutex:
-            line = self._lines.get(what)
-            if line is None:
-                self._lines[what] = deque()
-                return True
-            line.append(signal)
         try:
-            woken = await signal.wait(wait)
+            try:
+                return await work() if await self._take(what, signal, wait) else None
+            finally:
+                self._leave(what, signal)
         except BaseException:
-            if not self._left(what, signal):
-                self.give(what)  # it came at the same moment, and nobody is here to take it
+            self._leave(what, signal)  # again: an interrupt may have cut it short
             raise
-        return woken or not self._left(what, signal)
 
-    def _left(self, what: Hashable, signal: Signal) -> bool:
-        """Leave the line; False if the turn has come."""
+    async def _take(self, what: Hashable, signal: Signal, wait: float | None) -> bool:
         with self._mutex:
-            line = self._lines.get(what, ())
-            if signal not in line:
-                return False
-            self._lines[what].remove(signal)
-            return True
+            line = self._lines.setdefault(what, [])
+            line.append(signal)
+            if line[0] is signal:
+                return True
+        return await signal.wait(wait) or line[0] is signal
 
-    def give(self, what: Hashable) -> None:
-        """To the next in line."""
+    def _leave(self, what: Hashable, signal: Signal) -> None:
+        """Leave the line; the next has the turn, if this was the first."""
         with self._mutex:
-            line = self._lines[what]
-            if not line:
-                del self._lines[what]
-                return
-            following = line.popleft()
-        following.set()
+            line = self._lines.get(what, [])
+            if signal in line:
+                line.remove(signal)
+            if line:
+                line[0].set()  # it has the turn now, or has had it before: then that changes nothing
+            else:
+                self._lines.pop(what, None)
 
 
 def _told(lease: Lease) -> LockInfo:

@@ -22,6 +22,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.lease import Lease, Request, Unique
 from holdfast.errors import LockError, NotHeld
 from holdfast.primitives.lock import timed_out, wait_for
+from holdfast.primitives.statement import With
 
 Missed = tuple[str, Busy]  # the name that was not to be had, and who was in the way
 
@@ -196,15 +197,17 @@ class MultiLogic:
             return None
         return answer  # type: ignore[return-value]
 
-    async def enter(self, body: FrameType) -> MultiLease:
+    async def enter(self, body: FrameType, statement: With | None = None) -> MultiLease:
         started = self.engine.now()
-        answer = await self._take(self._wait, body)
+        answer = await self._take(self._wait, body, statement)
         if answer.__class__ is tuple:
             then = f"; none of {self.names} is kept"
             raise timed_out(*answer, self._wait, self.engine.now() - started, then)
         return answer  # type: ignore[return-value]
 
-    async def _take(self, wait: float | None, body: FrameType | None) -> MultiLease | Missed:
+    async def _take(
+        self, wait: float | None, body: FrameType | None, statement: With | None = None
+    ) -> MultiLease | Missed:
         engine = self.engine
         engine.must_be_open()
         if wait is None:  # before an earlier name is waited for, perhaps for long, only to find that it was in vain
@@ -215,7 +218,7 @@ class MultiLogic:
             multi = self._lease_type(engine, self._on_lost)
             try:
                 missed = await self._take_each(multi, give_up_at)
-                if missed is None and self._hand_out(multi, body):
+                if missed is None and self._hand_out(multi, body, statement):
                     return multi
                 await self._undo(multi)
             except BaseException as error:
@@ -238,7 +241,7 @@ class MultiLogic:
                 break
         return None
 
-    def _hand_out(self, multi: MultiLease, body: FrameType | None) -> bool:
+    def _hand_out(self, multi: MultiLease, body: FrameType | None, statement: With | None) -> bool:
         """It is the caller's from now on, unless one of them is lost already. Inside a `with` it has a body."""
         engine = self.engine
         guard = _OneGuard(engine.world.guard(engine.world.owner()), engine.mutex) if body is not None else None
@@ -251,6 +254,8 @@ class MultiLogic:
             multi._guard = guard
             for lease in multi._leases:
                 lease._enter(guard, body)
+            if statement is not None:
+                statement.entry = multi
             self._current.append(multi)
         return True
 
@@ -263,11 +268,10 @@ class MultiLogic:
         with suppress(LockError):
             await multi._end(behind=closing)
 
-    async def leave(self, exc: BaseException | None) -> None:
+    async def leave(self, exc: BaseException | None, multi: MultiLease | None = None) -> None:
         """After the body. Raises LeaseLost if one was lost and nothing else went wrong."""
-        multi = None
         try:
-            multi = self._find(entered=True)
+            multi = multi or self._find(entered=True)
             if multi is None:
                 return
             ours = self._close_guard(multi, exc)
@@ -284,6 +288,11 @@ class MultiLogic:
             if multi is not None:
                 await self._undo(multi, interrupt)
             raise
+
+    def left_behind(self, multi: MultiLease) -> None:
+        """Its `with` is over. If it is not, it is ended soon. Takes no mutex."""
+        if multi in self._current:
+            self.engine.put_off(self._undo(multi))
 
     def _close_guard(self, multi: MultiLease, exc: BaseException | None) -> bool:
         """The body is over. True if it was ended by the loss and by nothing else."""

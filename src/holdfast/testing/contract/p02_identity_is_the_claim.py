@@ -202,7 +202,7 @@ class IdentityIsTheClaim(Promise, about="store"):
         for _ in range(50):
             lease = await lock.take()
             await lease.release()
-        assert lock.raw._logic._current == []
+        assert not lock.raw._logic._current
 
     async def test_breaking_ends_it_whoever_holds(self, stage: Stage) -> None:
         await stage.locks(holder="stuck").lock("safe").take()

@@ -114,7 +114,7 @@ class Elections(Promise, about="engine", needs=("observe",)):
         await ann.hand_over("eve")
         await campaigns[1].result()
         assert (ann.is_leader, eve.is_leader) == (False, True)
-        assert ann.raw._logic._lock._current == []  # nothing of the old term is kept
+        assert not ann.raw._logic._lock._current  # nothing of the old term is kept
         assert await eve.candidates() == ("bob", "joe")  # as they stood
         await eve.resign()
         await campaigns[0].result()

@@ -1,0 +1,56 @@
+"""A KeyboardInterrupt at any instruction of any primitive leaves nothing that no caller will ever let go of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.engine.interrupting import Interrupt
+from tests.engine.storm import ALONE, BESIDE_ANOTHER, Scene
+
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was cut short before it began
+
+_numbers = count()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    scene = Scene(f"memory://interrupted-{next(_numbers)}")
+    yield scene
+    scene.close()
+
+
+def _ours(file: str) -> bool:
+    return "/holdfast/" in file and "/testing/" not in file
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene: Scene, name: str) -> None:
+    tell = ALONE[name](scene)
+    tell()  # everything is imported, opened and started
+    for point in count(1):
+        with Interrupt(point, _ours) as interrupt:
+            try:
+                tell()
+            except KeyboardInterrupt:
+                assert interrupt.struck
+        if not interrupt.struck:
+            break
+        scene.must_leave_nothing(interrupt.struck)
+    assert point > 50, "there were enough of them"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("name", [*ALONE, *BESIDE_ANOTHER])
+def test_thousands_of_real_interrupts_leave_nothing_behind(name: str, kind: str, tmp_path: Path) -> None:
+    url = "memory://storm" if kind == "memory" else f"sqlite:///{tmp_path}/locks.db"
+    command = [sys.executable, "-m", "tests.engine.storm", url, name, "5000"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "5000\n"), ran.stderr
