@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from holdfast import LockInfo
+from holdfast._reentry import drive
+from holdfast.engine.lease import Lease
+from holdfast.primitives import manager
 from tests.engine.interrupting import Interrupt
 from tests.engine.storm import ALONE, BESIDE_ANOTHER, Scene
+from tests.servers.waiting import join
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was cut short before it began
 
@@ -43,6 +49,30 @@ def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene:
             break
         scene.must_leave_nothing(interrupt.struck)
     assert point > 50, "there were enough of them"
+
+
+def test_what_another_caller_of_the_manager_has_got_meanwhile_is_not_taken_from_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, others = manager._told, []
+
+    def in_a_thread(work: Callable[[], object]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        join(thread)
+
+    def interrupted(lease: Lease) -> LockInfo:
+        monkeypatch.setattr(manager, "_told", told)
+        in_a_thread(lambda: others.append(scene.manager.acquire("a")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manager, "_told", interrupted)
+    engine = scene.manager._logic.locks.engine
+    monkeypatch.setattr(engine, "behind", lambda verb, lease: in_a_thread(lambda: drive(verb(lease))))
+    with pytest.raises(KeyboardInterrupt):
+        scene.manager.acquire("a")
+    assert [result.fence for result in others] == [holder.fence for holder in scene.locks.inspect("a").holders]
+    assert scene.manager.release("a")
 
 
 @pytest.mark.soak

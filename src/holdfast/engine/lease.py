@@ -66,6 +66,11 @@ class Home(Protocol):
     def drop(self, lease: Lease) -> None: ...
 
 
+def call_of(body: FrameType | None) -> FrameType | None:
+    """The call that the body of a `with` is part of. An `ExitStack`'s own is over long before the body is."""
+    return body if body is not None and body.f_globals is not _CONTEXTLIB else None
+
+
 class Unique:
     """To release a copy would release the original."""
 
@@ -262,9 +267,9 @@ class Lease(Unique):
         self._failures = 0
 
     def _enter(self, guard: Guard | None, body: FrameType | None) -> None:
-        """It protects the body of a `with` in that call, or of none. An `ExitStack`'s call is over long before that."""
+        """It protects the body of a `with` in that call, or of none."""
         self._guard = guard
-        self._body = body if body is not None and body.f_globals is not _CONTEXTLIB else None
+        self._body = body
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)

@@ -19,7 +19,7 @@ from holdfast._time import Seconds, length, say
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import Adopt, acquire
 from holdfast.engine.core import Engine
-from holdfast.engine.lease import Lease, Request
+from holdfast.engine.lease import Lease, Request, call_of
 from holdfast.errors import AcquireTimeout, LockError, NotHeld
 from holdfast.primitives.statement import With
 
@@ -121,15 +121,13 @@ class LockLogic:
         """It is the caller's from now on. In a `with` it has a body."""
         engine, key = self.engine, self.request.terms.key
         owner = engine.world.owner()
-        guard = None
-        if body is not None:
-            guard = engine.world.guard(owner)
-            if lease._guard is None:
-                lease._enter(guard, body)
-        entry = Entry(lease, owner, guard)
+        guard = engine.world.guard(owner) if body is not None else None
+        call, entry = call_of(body), Entry(lease, owner, guard)
         # Nothing is called from here on, so no interrupt falls in between: all of it is done, or nothing.
         lease._owner = owner
         lease._home = self
+        if guard is not None and lease._guard is None:
+            lease._guard, lease._body = guard, call
         if self.request.reentrant:
             engine.entered[owner, key] = lease
         if again:

@@ -92,9 +92,16 @@ class ManagerLogic:
             return LockResult(True, _told(answer))
         except BaseException:
             for lease in taken:
-                self._forget(lease)
-                self.locks.engine.behind(self.locks.engine.release, lease)
+                self.locks.engine.behind(self._give_back, lease)
             raise
+
+    async def _give_back(self, lease: Lease) -> None:
+        """It was acquired for a caller that did not get it. A caller that has extended it since keeps it."""
+
+        async def release() -> bool:
+            return lease._depth == 1 and await self._release(lease)
+
+        await self._in_turn(lease.name, release)
 
     async def _try(self, request: Request, taken: list[Lease]) -> Lease | Busy:
         """Extend it if this manager holds it, else ask for it once."""
@@ -122,6 +129,7 @@ class ManagerLogic:
             if lease._state == "releasing":
                 await lease._release()  # the last try went unanswered
             if await self._extended(lease, request.terms.ttl):
+                lease._depth += 1  # so many callers have it
                 return lease
 
         def adopt(lease: Lease) -> None:
@@ -191,13 +199,14 @@ class ManagerLogic:
     async def release(self, name: str) -> bool:
         async def release() -> bool:
             lease = self._held.get(name)
-            if lease is None:
-                return False
-            freed = await lease._release()
-            self._forget(lease)  # not before: what could not be asked can be asked again
-            return freed
+            return lease is not None and await self._release(lease)
 
         return await self._in_turn(valid(name), release)
+
+    async def _release(self, lease: Lease) -> bool:
+        freed = await lease._release()
+        self._forget(lease)  # not before: what could not be asked can be asked again
+        return freed
 
     async def release_all(self) -> int:
         """How many were released. Each is tried; then the first error is raised, if there was one."""

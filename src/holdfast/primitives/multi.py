@@ -19,7 +19,7 @@ from holdfast._time import FOREVER, Seconds
 from holdfast._worlds import Guard
 from holdfast.engine.acquire import acquire
 from holdfast.engine.core import Engine
-from holdfast.engine.lease import Lease, Request, Unique
+from holdfast.engine.lease import Lease, Request, Unique, call_of
 from holdfast.errors import LockError, NotHeld
 from holdfast.primitives.lock import timed_out, wait_for
 from holdfast.primitives.statement import With
@@ -253,7 +253,7 @@ class MultiLogic:
             multi._home = self
             multi._guard = guard
             for lease in multi._leases:
-                lease._enter(guard, body)
+                lease._enter(guard, call_of(body))
             if statement is not None:
                 statement.entry = multi
             self._current.append(multi)
