@@ -53,7 +53,7 @@ def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> No
     for held in list(engine.keeper.leases.values()):
         with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
             drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
-    for claim in [*engine.waiting.values(), *engine.unfinished.values()]:
+    for claim in [*engine.waiting.values(), *engine.unfinished.claims]:
         with suppress(LockError):
             drive(twin.abandon(claim, within=1.0))
     drive(twin.close())

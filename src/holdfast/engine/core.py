@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast._debug import debug_is_on
 from holdfast._ids import default_holder
-from holdfast._model import PRESENCE, SHARED, Busy, Claim, Grant, Renewal
+from holdfast._model import SHARED, Busy, Claim, Grant, Renewal
 from holdfast._reentry import Mutex, nothing, put_off, start_put_off
-from holdfast._time import FOREVER, Seconds, length, pause_before_retry
+from holdfast._time import Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.callbacks import BackgroundEvents, OnLost
 from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
 from holdfast.engine.outage import Outage
+from holdfast.engine.unfinished import Unfinished
 from holdfast.errors import BackendUnavailable, LockError, SelfDeadlock, Unsupported
 from holdfast.observe.events import Event, Events, Kind
 
@@ -66,7 +67,7 @@ class Engine:
         self.on_renewed: Callable[[], object] = nothing  # of our own: called by the keeper, and never waits
         self.entered: dict[tuple[object, str], Lease] = {}  # by owner and key: leases that may be entered again
         self.waiting: dict[str, Claim] = {}  # by id: those that were asked for, and of which no lease has come yet
-        self.unfinished: dict[str, Claim] = {}  # by id: those that are still to be abandoned, in the background
+        self.unfinished = Unfinished(self)  # those that are still to be abandoned, in the background
         self._given_holder = holder
         self.holder = default_holder() if holder is None else holder
         self.order = order  # in debug mode: who asked for what while holding what
@@ -85,16 +86,16 @@ class Engine:
 
     def _begin_again(self) -> None:
         """The event loop was closed with all that ran in it, and this is used in another one now."""
-        waited, unfinished = list(self.waiting.values()), list(self.unfinished.values())
+        waited = list(self.waiting.values())
         self.waiting.clear()
         self.outage.begin_again()
         self.on_lost.begin_again()
         self.background.begin_again()
         self.keeper.begin_again()
         for claim in waited:
-            self.behind(self.abandon, claim)
-        for claim in unfinished:
-            self._finish_behind(claim)
+            self._take_back(claim)
+            self.unfinished.note(claim)
+        self.unfinished.begin_again()
 
     def _arrive(self) -> None:
         if not self.world.blocking:
@@ -149,36 +150,29 @@ class Engine:
 
         What cannot be done `within` that time is tried further in the background.
         """
-        kept = self.keeper.leases.get(claim.id)
-        if kept is not None:  # interrupted just after the grant, before anybody had the lease
-            kept._move("release")
-            self.keeper.forget(kept)
-            self.let_go(kept)
-            if kept._home is not None:
-                kept._home.drop(kept)
+        self._take_back(claim)
         if self.world.blocking or self.backend.capabilities.instant:
             await self._abandon(claim, within)
         else:
             await self.world.shielded(self._abandon(claim, within))
 
+    def _take_back(self, claim: Claim) -> None:
+        """It may have been interrupted just after the grant, before anybody had the lease."""
+        kept = self.keeper.leases.get(claim.id)
+        if kept is not None:
+            kept._move("release")
+            self.keeper.forget(kept)
+            self.let_go(kept)
+            if kept._home is not None:
+                kept._home.drop(kept)
+
     async def _abandon(self, claim: Claim, within: float) -> None:
         try:
             await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
-            self._finish_behind(claim)
+            self.unfinished.add(claim)
         except LockError:
             pass  # the store cannot be used at all, and to try again would not change that
-
-    def _finish_behind(self, claim: Claim) -> None:
-        self.unfinished[claim.id] = claim
-        self._spawn(lambda: self._abandon_later(claim), "holdfast-abandon")  # else `close` does it, or its ttl
-
-    async def _abandon_later(self, claim: Claim) -> None:
-        """Time clears it away at the latest; until then, try."""
-        until = self.now() + claim.terms.ttl + PRESENCE if self.backend.capabilities.expires else FOREVER
-        with suppress(LockError):
-            await self.insist(lambda within: self.backend.abandon(claim, within=within), until)
-        self.unfinished.pop(claim.id, None)
 
     async def extend(self, lease: Lease, ttl: float) -> None:
         self._arrive()
@@ -271,15 +265,17 @@ class Engine:
 
     def behind(self, verb: Callable[[S], Awaitable[object]], subject: S) -> None:
         """Do it in the background, where there still is one; else the ttl does. Takes no mutex."""
-        self._spawn(lambda: _quietly(verb, subject), "holdfast-behind")
+        self.spawn(lambda: _quietly(verb, subject), "holdfast-behind")
 
-    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Soon, or as soon as a thread can be started for it; never, if it needs an event loop and none runs."""
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> bool:
+        """Soon, or as soon as a thread can be started for it; False: never, it needs an event loop and none runs."""
         try:
             self.world.spawn(work(), name)
         except RuntimeError:
-            if self.world.blocking or self.backend.capabilities.instant:
-                put_off(work(), nothing)
+            if not (self.world.blocking or self.backend.capabilities.instant):
+                return False
+            put_off(work(), nothing)
+        return True
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
         await self._release_again(lease, linger, heir, None)
@@ -312,7 +308,7 @@ class Engine:
             if self.backend.capabilities.expires:
                 self.tell_lease("release_failed", lease, f"it ends by itself when its ttl has passed; {last}")
             else:
-                self._finish_behind(lease._claim)
+                self.unfinished.add(lease._claim)
                 self.tell_lease("release_failed", lease, f"it is tried again until its session ends; {last}")
             raise
 
@@ -418,12 +414,13 @@ class Engine:
             self.patience = max(0.02, until - self.now())
             with suppress(BackendUnavailable):  # likewise
                 await self._release_again(lease, linger, "", None)
-                self.unfinished.pop(lease._claim.id, None)
+                self.unfinished.done(lease._claim)
         for claim in list(self.waiting.values()):  # their callers learn of the end with the next answer
             await self.abandon(claim, within=max(0.02, until - self.now()))
-        for claim in list(self.unfinished.values()):
+        for claim in self.unfinished.claims:
             with suppress(BackendUnavailable):
                 await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
+                self.unfinished.done(claim)
         await self.on_lost.all_called(TELL_WITHIN)
         await self.background.all_told(TELL_WITHIN)
         await self.backend.close()
@@ -435,7 +432,7 @@ class Engine:
         for lease in list(self.keeper.leases.values()):
             if lease._guard is not None or lease._claim.id in self.waiting:
                 taken.append((lease, self.linger(lease)))
-                self.unfinished[lease._claim.id] = lease._claim  # should what follows be cut short
+                self.unfinished.note(lease._claim)  # should what follows be cut short
                 self.keeper.lose(lease, "denied", "its Locks was closed")
         return taken
 
@@ -453,7 +450,7 @@ class Engine:
         self.events.after_fork()
         self.entered = {}
         self.waiting = {}
-        self.unfinished = {}
+        self.unfinished = Unfinished(self)
         self.holder = default_holder() if self._given_holder is None else self._given_holder
 
 

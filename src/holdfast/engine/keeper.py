@@ -415,7 +415,7 @@ class Keeper:
         self.forget(lease)
         engine = self._engine
         if step == "deadline" and not engine.backend.capabilities.expires:
-            engine.behind(engine.abandon, lease._claim)  # else the store would keep it for ever
+            engine.unfinished.add(lease._claim)  # else the store would keep it for ever
         try:
             if lease._request.on_lost is not None:
                 engine.on_lost.call(lease)

@@ -1,0 +1,197 @@
+"""Claims that could not be abandoned: few threads or tasks see to all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast import BackendUnavailable
+from holdfast._faces.aio_lock import AsyncLease
+from holdfast._faces.sync_lock import Lease
+from holdfast._model import Busy, Claim, Grant
+from holdfast._worlds import drive
+from holdfast._worlds.asyncio_ import AsyncioWorld
+from holdfast._worlds.threads import ThreadWorld
+from holdfast.engine import unfinished
+from holdfast.engine.core import BRIEFLY, Engine
+from holdfast.engine.unfinished import MAX_WORKERS
+from holdfast.primitives.locks import LocksLogic
+from holdfast.testing import FakeClock
+from tests.engine.asking import TTL
+from tests.engine.hurried import run_hurried
+from tests.engine.stub import StubBackend
+from tests.servers.waiting import LIMIT, until, until_async
+
+MANY = 10 * MAX_WORKERS
+WORKER = "holdfast-abandon"
+
+
+def gone(**facts: Any) -> BackendUnavailable:
+    return BackendUnavailable("the server is gone", **facts)
+
+
+class Mute(StubBackend):
+    """It answers nothing: an acquire fails, and so does whoever abandons with little time. Others wait for `speaks`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.speaks = threading.Event()
+        self.abandoned: Counter[str] = Counter()
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
+        raise gone(transient=False)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        if within <= BRIEFLY:
+            raise gone()
+        await self._wait()
+        self.abandoned[claim.terms.name] += 1
+
+    async def _wait(self) -> None:
+        assert self.speaks.wait(LIMIT)
+
+
+class MuteInLoop(Mute):
+    async def _wait(self) -> None:
+        await until_async(self.speaks.is_set)
+
+
+def noting_spawns(world: Any) -> list[str]:
+    """The names of what is started in the background from now on."""
+    spawn, names = world.spawn, list[str]()
+
+    def note(work: Any, name: str) -> None:
+        names.append(name)
+        spawn(work, name)
+
+    world.spawn = note
+    return names
+
+
+async def fail_many_times(engine: Engine) -> None:
+    locks = LocksLogic(engine, "holdfast")
+    for number in range(MANY):
+        with pytest.raises(BackendUnavailable):
+            await locks.lock(str(number), ttl=TTL, wait=0).acquire()
+    assert len(engine.unfinished.claims) == MANY
+
+
+def all_once(backend: Mute) -> bool:
+    return backend.abandoned == Counter(map(str, range(MANY)))
+
+
+def test_a_few_threads_abandon_whatever_a_mute_server_leaves() -> None:
+    backend = Mute()
+    engine = Engine(backend, ThreadWorld(), lease_type=Lease, holder="us")
+    names = noting_spawns(engine.world)
+
+    async def story() -> None:
+        await fail_many_times(engine)
+        assert 1 <= names.count(WORKER) <= MAX_WORKERS
+        backend.speaks.set()
+
+    try:
+        drive(story())
+        until(lambda: not engine.unfinished)
+        assert all_once(backend)
+    finally:
+        backend.speaks.set()
+        drive(engine.close())
+
+
+def test_a_few_tasks_abandon_whatever_a_mute_server_leaves() -> None:
+    backend = MuteInLoop()
+
+    async def story() -> None:
+        engine = Engine(backend, AsyncioWorld(), lease_type=AsyncLease, holder="us")
+        names = noting_spawns(engine.world)
+        await fail_many_times(engine)
+        assert 1 <= names.count(WORKER) <= MAX_WORKERS
+        backend.speaks.set()
+        await until_async(lambda: not engine.unfinished)
+        assert all_once(backend)
+        await engine.close()
+
+    asyncio.run(story())
+
+
+# In hurried worlds: a pause between two tries takes no time
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=("threads", "asyncio"))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Failing(StubBackend):
+    """An acquire fails as it is told, or is answered; so is whoever abandons, but for a name that hangs."""
+
+    def __init__(self, *outcomes: BackendUnavailable | Busy) -> None:
+        super().__init__()
+        self.outcomes = list(outcomes)
+        self.abandons = self.fails_to_abandon = 0
+        self.hangs = ""
+        self.abandoned: list[str] = []
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Any:
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Busy):
+            return outcome
+        raise outcome
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        self.abandons += 1
+        if within <= BRIEFLY or claim.terms.name == self.hangs:
+            raise gone()
+        self.abandoned.append(claim.terms.name)
+
+
+async def settle(locks: LocksLogic, condition: Callable[[], object]) -> None:
+    """What is done in the background comes to that."""
+    if locks.engine.world.blocking:
+        until(condition)
+    else:
+        await until_async(condition)
+
+
+def test_a_claim_that_cannot_be_abandoned_does_not_hold_up_the_others(
+    kind: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unfinished, "MAX_WORKERS", 1)
+    backend = Failing(gone(transient=False))
+    backend.hangs = "a"
+
+    async def work(locks: LocksLogic) -> None:
+        for name in "abc":
+            with pytest.raises(BackendUnavailable):
+                await locks.lock(name, ttl=TTL, wait=0).acquire()
+        await settle(locks, lambda: sorted(backend.abandoned) == ["b", "c"])
+        await settle(locks, lambda: not locks.engine.unfinished)  # the time of the first is over by then
+
+    run_hurried(kind, lambda _: backend, work, clock)
+
+
+def test_what_time_has_ended_is_not_tried_any_more(kind: str, clock: FakeClock) -> None:
+    backend = Failing(gone(transient=False))
+    backend.hangs = "a"
+
+    async def work(locks: LocksLogic) -> None:
+        started = clock.now()
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("a", ttl=30, wait=0).acquire()
+        await settle(locks, lambda: not locks.engine.unfinished)
+        assert clock.now() >= started + 30
+        assert backend.abandons >= 3
+
+    run_hurried(kind, lambda _: backend, work, clock)
+    assert not backend.abandoned
