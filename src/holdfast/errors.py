@@ -79,12 +79,14 @@ class BackendUnavailable(LockError):
     """The backend could not be asked, or did not answer. What was asked may still have happened.
 
     `transient` tells whether trying again could help: False for a read-only, full or corrupt store.
+    `sent` is False if nothing of it can have reached the server, since there was no connection to it.
     `retry_after` is how many seconds have to pass first, if the backend answers and says so.
     `hint` is the end of the message: a command that tells more, where there is one.
     `kind` is what the server calls its refusal, where it does.
     """
 
     transient: bool = True
+    sent: bool = True
     retry_after: float | None = None
     hint: str = ""
     kind: str = ""

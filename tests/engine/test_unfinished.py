@@ -1,4 +1,4 @@
-"""Claims that could not be abandoned: few threads or tasks see to all of them."""
+"""Claims that could not be abandoned: few threads or tasks see to all of them, and none to what was never sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from holdfast.engine.unfinished import MAX_WORKERS
 from holdfast.primitives.locks import LocksLogic
 from holdfast.testing import FakeClock
 from tests.engine.asking import TTL
-from tests.engine.hurried import run_hurried
+from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
 from tests.servers.waiting import LIMIT, until, until_async
 
@@ -195,3 +195,84 @@ def test_what_time_has_ended_is_not_tried_any_more(kind: str, clock: FakeClock) 
 
     run_hurried(kind, lambda _: backend, work, clock)
     assert not backend.abandoned
+
+
+UNSENT = gone(sent=False)
+SENT = gone()
+BUSY = Busy(1, 1.0, holder="another")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "owed"),
+    [
+        ([UNSENT], []),
+        ([SENT, UNSENT], ["a"]),
+        ([UNSENT, SENT], ["a"]),
+        ([UNSENT, SENT, UNSENT], ["a"]),
+        ([BUSY, UNSENT], ["a"]),
+        ([UNSENT, BUSY, UNSENT], ["a"]),
+    ],
+    ids=str,
+)
+def test_only_what_may_have_reached_the_server_is_still_to_be_abandoned(
+    outcomes: list[Any], owed: list[str], kind: str, clock: FakeClock
+) -> None:
+    backend = Failing(*outcomes)
+
+    async def work(locks: LocksLogic) -> None:
+        names = noting_spawns(locks.engine.world)
+        with pytest.raises(BackendUnavailable):
+            await locks.lock("a", ttl=TTL, wait=5).acquire()
+        await settle(locks, lambda: not locks.engine.unfinished)
+        assert names.count(WORKER) == len(owed)
+
+    run_hurried(kind, lambda _: backend, work, clock)
+    assert backend.abandoned == owed
+
+
+GONE = (
+    "redis://127.0.0.1:1",
+    "rediss://127.0.0.1:1",
+    "unix:///nowhere/redis.sock",
+    "redis+cluster://127.0.0.1:1,127.0.0.1:2",
+    "redis+sentinel://127.0.0.1:1/main",
+    "postgresql://127.0.0.1:1/app",
+)
+
+
+@pytest.mark.parametrize("url", GONE)
+def test_an_acquire_at_a_port_where_no_server_listens_leaves_nothing_to_do(
+    url: str, kind: str, clock: FakeClock
+) -> None:
+    async def work(locks: LocksLogic) -> None:
+        names = noting_spawns(locks.engine.world)
+        with pytest.raises(BackendUnavailable) as caught:
+            await locks.lock("a", ttl=TTL, wait=5).acquire()
+        assert not caught.value.sent
+        assert not locks.engine.unfinished
+        assert WORKER not in names
+
+    run_hurried(kind, on_url(url), work, clock)
+
+
+def test_an_acquire_that_is_cancelled_between_two_tries_leaves_nothing_to_do_either() -> None:
+    async def story() -> None:
+        engine = Engine(Failing(UNSENT), AsyncioWorld(), lease_type=AsyncLease, holder="us")
+        names = noting_spawns(engine.world)
+        pauses, pause = asyncio.Event(), engine.world.pause
+
+        async def noted(seconds: float) -> None:
+            pauses.set()
+            await pause(seconds)
+
+        engine.world.pause = noted  # type: ignore[method-assign]
+        task = asyncio.create_task(LocksLogic(engine, "holdfast").lock("a", ttl=TTL).acquire())
+        await pauses.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert not engine.unfinished
+        assert WORKER not in names
+        await engine.close()
+
+    asyncio.run(story())

@@ -75,8 +75,9 @@ class PostgresTableBackend:
             if enqueue:
                 await self._sit_down(claim, within / 2)  # it had half of the time at most
             return IN_USE
-        except BaseException:
-            self._doubt(claim.id)
+        except BaseException as error:
+            if getattr(error, "sent", True):
+                self._doubt(claim.id)
             raise
         finally:
             self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived

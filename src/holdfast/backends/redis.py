@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
@@ -75,8 +76,9 @@ class RedisBackend:
                     self._driver.wakes.forget(claim)  # it may have stood in line when it was asked for before
                     return _granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
-        except BackendUnavailable:  # a cancelled request needs no such care: what is asked later comes after it
-            self._doubt(id)
+        except BackendUnavailable as error:
+            if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
+                self._doubt(id)
             raise
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
@@ -104,7 +106,8 @@ class RedisBackend:
             if answer.__class__ is not list and replicas < self._driver.replicas:
                 if b"=" in answer:  # it held before, and still does: that is not ours to undo
                     raise self._driver.too_few(replicas)
-                await self.abandon(claim, within=within)
+                with suppress(BackendUnavailable):  # the caller does that again
+                    await self.abandon(claim, within=within)
                 raise self._driver.too_few(replicas, transient=False)
             return answer
         answer = await self._driver.ask(prepared.key, request, within)

@@ -275,7 +275,7 @@ class BlockingPostgres:
                 return self._connect_to(conninfo(params), end, version)
             except (Late, Broken, TryAgain) as reason:
                 reasons.append(reason)
-        raise no_connection(self.place, reasons)
+        raise no_connection(self.place, reasons, sent=False)
 
     def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
         speaker = Speaker(run(connect(where), until), self.place)
@@ -309,7 +309,7 @@ class BlockingPostgres:
     def _see_to_listening(self, until: float) -> None:
         """One thread does it, and the others wait for that."""
         if not self._opening.acquire(timeout=max(0.0, until - boot_now())):
-            raise no_connection(self.place)
+            raise no_connection(self.place, sent=False)
         try:
             if self._shall_listen():
                 self._listen(until)

@@ -133,8 +133,9 @@ class AsyncioPostgres:
         self._timer = loop.call_at(moment, self._look)
 
     def _late(self) -> BackendUnavailable:
-        connected = self._busy or self._idle
-        return unavailable(self.place.name, "did not answer in time") if connected else no_connection(self.place)
+        if self._busy or self._idle:
+            return unavailable(self.place.name, "did not answer in time")
+        return no_connection(self.place, sent=False)
 
     def _look(self) -> None:
         """One timer for all requests: few of them ever wait for long."""
@@ -243,7 +244,7 @@ class AsyncioPostgres:
             async with asyncio.timeout(max(within, _DIAL)):
                 speaker = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
         except TimeoutError:
-            self._fail(no_connection(self.place))
+            self._fail(no_connection(self.place, sent=False))
         except BackendUnavailable as error:
             self._fail(error)
         else:
@@ -282,7 +283,7 @@ class AsyncioPostgres:
                         return await self._connect_to(conninfo(one), version)
                 except (TimeoutError, Broken, TryAgain) as reason:
                     reasons.append(reason)
-        raise no_connection(self.place, reasons)
+        raise no_connection(self.place, reasons, sent=False)
 
     async def _connect_to(self, where: bytes, version: int) -> Speaker:
         speaker = Speaker(await run(connect(where)), self.place)
@@ -316,7 +317,7 @@ class AsyncioPostgres:
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
         await asyncio.wait({listening}, timeout=within)
         if not listening.done():
-            raise no_connection(self.place)
+            raise no_connection(self.place, sent=False)
         if listening.cancelled():
             raise self._let_go()
         error = listening.exception()

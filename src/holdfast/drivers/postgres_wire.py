@@ -91,7 +91,7 @@ def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnav
 
 def for_one(error: BackendUnavailable, *, last: bool = False) -> BackendUnavailable:
     """One of its own for each who was asked for together: an exception remembers where it was raised."""
-    return type(error)(str(error), transient=error.transient and not last)
+    return type(error)(str(error), transient=error.transient and not last, sent=error.sent)
 
 
 # Connecting, and one statement
@@ -316,13 +316,16 @@ def how_to_grant(place: Place) -> str:
     )
 
 
-def no_connection(place: Place, reasons: Sequence[Exception] = ()) -> BackendUnavailable:
-    """Why none of its hosts could be reached: the last one's reason, which passes if one of them does."""
+def no_connection(place: Place, reasons: Sequence[Exception] = (), *, sent: bool = True) -> BackendUnavailable:
+    """Why none of its hosts could be reached: the last one's reason, which passes if one of them does.
+
+    It is not `sent` if all that was to be sent was to go over this connection.
+    """
     told = [_QUESTION.sub("", str(reason)) for reason in reasons]
     lasts = bool(told) and all(_LASTING.search(reason) for reason in told)
     reason = (told[-1] if told else "") or "no answer in time"
     text = f"{place.url} cannot be used: {reason}" if lasts else f"cannot reach {place.url}: {reason}"
-    return BackendUnavailable(text, transient=not lasts)
+    return BackendUnavailable(text, transient=not lasts, sent=sent)
 
 
 def _of(pg: Any) -> str:

@@ -101,8 +101,9 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
 
 
 def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:
+    """Why there is none. What was to be sent on it was not."""
     text = f"cannot reach {url}: {reason}" if transient else f"{url} cannot be used: {reason}"
-    return BackendUnavailable(text, transient=transient)
+    return BackendUnavailable(text, transient=transient, sent=False)
 
 
 def facts_in(replies: Sequence[Any]) -> dict[str, str]:

@@ -76,6 +76,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     most = engine.patience  # how long the next request may take
     failures = 0
     checked = False  # that it does not wait for itself
+    unsent = True  # nothing of it can have reached the backend
     answer: Grant | Busy | None = None  # the last one
     waking: Waking | None = None  # once it waits
     outage = engine.outage if engine.outage.watches else None
@@ -89,6 +90,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 within = max(0.02, give_up_at - asked_at)
             if outage is not None:
                 outage.sent(claim.id, asked_at, give_up_at if wait else answered_at + engine.patience)
+            was_unsent, unsent = unsent, False
             try:
                 answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
                 if outage is not None:
@@ -101,6 +103,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     return lease
             except BackendUnavailable as error:
                 engine.outage.ended(claim.id)
+                unsent = was_unsent and not error.sent
                 if engine.closed:
                     engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
@@ -140,7 +143,8 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
     except BaseException as error:
         try:
             engine.outage.ended(claim.id)  # nobody waits for its answer any more
-            await engine.abandon(claim, within=engine.briefly if isinstance(error, BackendUnavailable) else 1.0)
+            brief = unsent or isinstance(error, BackendUnavailable)
+            await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=not unsent)
         except BaseException:
             if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background
                 engine.behind(engine.abandon, claim)

@@ -145,16 +145,17 @@ class Engine:
 
     # What happens to claims and leases
 
-    async def abandon(self, claim: Claim, within: float = 1.0) -> None:
+    async def abandon(self, claim: Claim, within: float = 1.0, *, sent: bool = True) -> None:
         """Leave nothing behind, whatever became of the claim; never raises a LockError.
 
-        What cannot be done `within` that time is tried further in the background.
+        What cannot be done `within` that time is tried further in the background; but if nothing of it was ever `sent`,
+        only this process can have anything to forget.
         """
         self._take_back(claim)
         if self.world.blocking or self.backend.capabilities.instant:
-            await self._abandon(claim, within)
+            await self._abandon(claim, within, sent)
         else:
-            await self.world.shielded(self._abandon(claim, within))
+            await self.world.shielded(self._abandon(claim, within, sent))
 
     def _take_back(self, claim: Claim) -> None:
         """It may have been interrupted just after the grant, before anybody had the lease."""
@@ -166,11 +167,12 @@ class Engine:
             if kept._home is not None:
                 kept._home.drop(kept)
 
-    async def _abandon(self, claim: Claim, within: float) -> None:
+    async def _abandon(self, claim: Claim, within: float, sent: bool) -> None:
         try:
             await self.backend.abandon(claim, within=min(within, self.patience))
         except BackendUnavailable:
-            self.unfinished.add(claim)
+            if sent:
+                self.unfinished.add(claim)
         except LockError:
             pass  # the store cannot be used at all, and to try again would not change that
 
