@@ -206,6 +206,19 @@ def awaits_in_blocking_drivers(modules: dict[str, Module]) -> list[str]:
     ]
 
 
+def verbs_that_take_their_time(modules: dict[str, Module]) -> list[str]:
+    """A verb that is told `within` how many seconds to answer, and goes by other limits. Memory answers at once."""
+    return [
+        f"{module.name}:{node.lineno} {node.name} does not use its `within`"
+        for module in modules.values()
+        if module.room == "backends" and not module.name.startswith("backends.memory")
+        for node in module.nodes
+        if isinstance(node, ast.AsyncFunctionDef) and any(one.arg == "within" for one in node.args.kwonlyargs)
+        if not isinstance(node.body[-1], ast.Raise | ast.Expr)
+        and "within" not in {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    ]
+
+
 def awaits_under_a_mutex(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} suspends while a mutex is held"
@@ -441,6 +454,10 @@ def test_a_blocking_driver_never_suspends() -> None:
     assert awaits_in_blocking_drivers(MODULES) == []
 
 
+def test_a_verb_answers_within_the_time_that_it_is_given() -> None:
+    assert verbs_that_take_their_time(MODULES) == []
+
+
 def test_nothing_suspends_while_a_mutex_is_held() -> None:
     assert awaits_under_a_mutex(MODULES) == []
 
@@ -521,6 +538,11 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
         awaits_in_blocking_drivers,
         "drivers.planted",
         "class BlockingX:\n    async def f(self):\n        async for _ in g: 1",
+    ),
+    (
+        verbs_that_take_their_time,
+        "backends.planted",
+        "async def inspect(self, key, *, within):\n    return await ask(key, 10.0)",
     ),
     (awaits_under_a_mutex, "engine.planted", "async def f(self):\n    with self.mutex:\n        if 1: await g()"),
     (awaits_under_a_mutex, "engine.planted", "async def f(self):\n    with a, b._mutex:\n        async with g: pass"),

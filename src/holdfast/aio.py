@@ -272,7 +272,7 @@ class AsyncLocks:
         return await self._logic.doctor()
 
     async def close(self) -> None:
-        """Release what is still held, best effort, and let go of connections.
+        """Release what is still held, and let go of connections. A backend that does not answer has `patience` for it.
 
         A body that still runs under a lock loses it, and is told so as of any other loss.
         """

@@ -236,7 +236,7 @@ class Locks:
         return drive(self._logic.doctor())
 
     def close(self) -> None:
-        """Release what is still held, best effort, and let go of connections.
+        """Release what is still held, and let go of connections. A backend that does not answer has `patience` for it.
 
         A body that still runs under a lock loses it, and is told so as of any other loss.
         """
@@ -272,7 +272,8 @@ def connect(
 
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
-    does not answer. With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
+    does not answer, where no `wait` says otherwise: for `inspect`, `list`, `break_lock` and `close` too.
+    With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
     `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
     means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
     `rejoin` is how long a server of a quorum that started anew is kept out (the longest ttl; 0: not at all), as

@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def break_(self, key: str) -> None:
-        before = drive(self.backend.break_(key))
+        before = drive(self.backend.break_(key, within=WITHIN))
         assert {was.claim_id for was in before.holders} == {hold.claim.id for hold in self.model[key].held}
         self.model[key].broken(self.clock.now())
 
@@ -278,10 +278,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def inspect_and_list_agree_with_the_reference(self) -> None:
-        listed = {info.name: info for info in drive(self.backend.list(""))}
+        listed = {info.name: info for info in drive(self.backend.list("", within=WITHIN))}
         for key in KEYS:
             resource = self.model[key]
-            info = drive(self.backend.inspect(key))
+            info = drive(self.backend.inspect(key, within=WITHIN))
             holders = {(was.claim_id, was.fence, was.mode) for was in info.holders}
             assert holders == {(hold.claim.id, hold.fence, hold.claim.terms.mode) for hold in resource.held}
             assert info.queue == tuple(waiter.claim.terms.holder for waiter in resource.queue)

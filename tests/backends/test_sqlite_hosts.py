@@ -153,7 +153,7 @@ def test_a_release_from_before_a_reboot_ends_no_hold_of_the_new_boot(path: Path)
     assert isinstance(drive(after.acquire(claim, enqueue=False, within=LIMIT)), Grant)
     with pytest.raises(BackendUnavailable, match="another host"):
         drive(before.release(claim, linger=0.0, within=LIMIT))
-    assert drive(after.inspect("x")).locked
+    assert drive(after.inspect("x", within=LIMIT)).locked
     drive(before.close())
     drive(after.close())
 

@@ -116,7 +116,7 @@ class ValuesMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_read_is_what_was_written(self) -> None:
         for key in KEYS:
-            cell, stored = self.cells[key], drive(self.backend.read(key))
+            cell, stored = self.cells[key], drive(self.backend.read(key, within=WITHIN))
             assert (stored.value, stored.version, stored.fence) == (cell.value, cell.version, cell.fence)
 
 

@@ -59,14 +59,14 @@ class HookedBackend:
     async def abandon(self, claim: Claim, *, within: float) -> None:
         return await self._through("abandon", self.inner.abandon(claim, within=self._real(within)))
 
-    async def inspect(self, key: str) -> LockInfo:
-        return await self.inner.inspect(key)
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        return await self.inner.inspect(key, within=self._real(within))
 
-    async def list(self, prefix: str) -> list[LockInfo]:
-        return await self.inner.list(prefix)
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
+        return await self.inner.list(prefix, within=self._real(within))
 
-    async def break_(self, key: str) -> LockInfo:
-        return await self.inner.break_(key)
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        return await self.inner.break_(key, within=self._real(within))
 
     async def close(self) -> None:
         await self.inner.close()

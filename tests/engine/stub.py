@@ -43,13 +43,13 @@ class StubBackend:
 
     async def abandon(self, claim: Claim, *, within: float) -> None: ...
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         return LockInfo(key)
 
-    async def list(self, prefix: str) -> list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
         return []
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         return LockInfo(key)
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
@@ -60,7 +60,7 @@ class StubBackend:
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None: ...
 
-    async def read(self, key: str) -> Stored:
+    async def read(self, key: str, *, within: float) -> Stored:
         return Stored()
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

@@ -20,7 +20,7 @@ from holdfast._reentry import Mutex
 from holdfast._worlds import Clock, World
 from holdfast.backends.base import Backend
 from holdfast.engine import callbacks
-from holdfast.engine.core import TELL_WITHIN
+from holdfast.engine.closing import TELL_WITHIN_S
 from holdfast.observe.events import Event
 from holdfast.testing import ALWAYS, FakeClock, FaultyBackend
 from tests.servers.waiting import LIMIT, until, until_async
@@ -120,7 +120,7 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(
     until(lambda: sorted(told) == ["a", "b"], "the other to be told")
 
     def closed() -> bool:
-        clock.advance(TELL_WITHIN)  # from when it begins to wait
+        clock.advance(TELL_WITHIN_S)  # from when it begins to wait
         return not closing.is_alive()
 
     until(closed, "close to give up on them")

@@ -33,9 +33,9 @@ def in_the_middle_of(locks: holdfast.Locks, act: Callable[[], object]) -> None:
     backend = locks._logic.engine.backend
     inspect = backend.inspect
 
-    async def inspect_and_act(key: str) -> Any:
+    async def inspect_and_act(key: str, *, within: float) -> Any:
         act()
-        return await inspect(key)
+        return await inspect(key, within=within)
 
     backend.inspect = inspect_and_act  # type: ignore[method-assign]
     try:

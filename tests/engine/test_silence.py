@@ -58,20 +58,20 @@ class Slow(StubBackend):
         await self._take_time(within)
         return await super().release(claim, linger=linger, within=within)
 
-    async def inspect(self, key: str) -> LockInfo:
-        await self._take_time()
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        await self._take_time(within)
         return LockInfo(key)
 
-    async def list(self, prefix: str) -> list[LockInfo]:
-        await self._take_time()
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
+        await self._take_time(within)
         return []
 
-    async def break_(self, key: str) -> LockInfo:
-        await self._take_time()
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        await self._take_time(within)
         return LockInfo(key)
 
-    async def read(self, key: str) -> Stored:
-        await self._take_time()
+    async def read(self, key: str, *, within: float) -> Stored:
+        await self._take_time(within)
         return Stored()
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
@@ -152,7 +152,7 @@ def test_silence_is_reported_after_a_second_and_so_is_its_end(stage: Stage, ask:
     assert (first, second) == ("unreachable", "reachable")
     assert (at, ended_at) == approx((started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5))
     assert silence.startswith(f"no answer from {stage.backend!r} for 1.1s")
-    assert ("; waiting until " in silence) == (ask not in (inspect, list_all, break_lock))  # those ask but once
+    assert "; waiting until " in silence
     assert end == f"{stage.backend!r} can be used again, after 5s"
 
 
@@ -216,7 +216,7 @@ def test_a_server_that_stays_silent_is_reported_once_however_often_it_is_asked(s
 
 
 def test_a_request_that_is_sent_during_a_long_silence_is_of_the_same_outage(stage: Stage) -> None:
-    stage.backend.delay = 40.0
+    stage.engine.patience, stage.backend.delay = TTL, 40.0
     first = stage.start(stage.locks.inspect("a"))
     stage.pass_time(15)
     stage.do(stage.locks.inspect("b"))
@@ -233,7 +233,7 @@ def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
 
 
 def test_the_keeper_watches_for_as_long_as_a_request_is_unanswered(stage: Stage) -> None:
-    stage.backend.delay = 10 * IDLE
+    stage.engine.patience, stage.backend.delay = TTL, 10 * IDLE
     job = stage.start(stage.locks.inspect("a"))
     stage.pass_time(5 * IDLE)
     assert stage.engine.keeper._signal is not None
@@ -298,6 +298,71 @@ def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: S
     outage.look(now + REPORT_AFTER_S + LOOK_TWICE_S)
     stage.pass_time(1)
     assert stage.kinds == ["unreachable", "reachable"]
+
+
+# How long a server that does not answer is asked
+
+PATIENCE = 3.0
+
+
+@pytest.mark.parametrize("ask", [ask for ask in ASKED if ask is not take_permit])  # which asks for less, and again
+def test_whatever_has_no_wait_of_its_own_gives_up_when_patience_is_over(stage: Stage, ask: Any) -> None:
+    asked = stage.do(ask(stage.locks))
+    stage.engine.patience, stage.backend.delay = PATIENCE, TTL
+    started = stage.simulation.time
+    with suppress(BackendUnavailable):  # a renewal does not raise it
+        stage.do(asked)
+    assert started + PATIENCE / 2 <= stage.simulation.time <= started + PATIENCE + 0.01
+    stage.backend.delay = 0.0  # a renewal would be tried again
+    assert stage.kinds == ["unreachable"]
+
+
+def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage: Stage) -> None:
+    leases = [stage.do(stage.locks.lock(name, ttl=TTL).acquire()) for name in "abc"]
+    body = stage.start(_body(stage.locks.lock("d", ttl=TTL)))
+    stage.pass_time(0.1)
+    failed: list[str] = []
+    stage.engine.events.listen(lambda event: failed.append(event.name) if event.kind == "release_failed" else None)
+    stage.engine.patience, stage.backend.delay = PATIENCE, TTL
+    started = stage.simulation.time
+    stage.do(stage.locks.close())
+    assert stage.simulation.time <= started + PATIENCE + 0.01
+    [(kind, at, detail)] = stage.reported
+    assert at == approx(started + REPORT_AFTER_S + LOOK_TWICE_S)
+    assert kind == "unreachable"
+    assert "; waiting until " in detail
+    assert failed == ["a", "b", "c"]
+    assert not any(lease.held or lease.lost for lease in leases)
+    with pytest.raises(LockError, match="its Locks was closed"):
+        stage.simulation.run_until_done(body)
+    stage.pass_time(1)
+    assert stage.engine.keeper._signal is None, "what watched for silence has ended"
+
+
+async def _body(lock: Any) -> None:
+    async with lock:
+        await lock.engine.world.pause(TTL)
+
+
+def test_closing_with_little_patience_is_not_silent_either(stage: Stage) -> None:
+    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
+    stage.engine.patience, stage.backend.delay = 2 * REPORT_AFTER_S, TTL
+    started = stage.simulation.time
+    stage.do(stage.locks.close())
+    [(kind, at, _)] = stage.reported
+    assert kind == "unreachable"
+    assert at == approx(started + REPORT_AFTER_S)
+
+
+def test_closing_asks_a_second_time_if_the_first_connection_leads_nowhere(stage: Stage) -> None:
+    stage.do(stage.locks.lock("a", ttl=TTL).acquire())
+    stage.backend.delay = PATIENCE * 0.6  # longer than half of it, where the first request ends
+    stage.engine.patience = PATIENCE
+    job = stage.start(stage.locks.close())
+    stage.pass_time(PATIENCE * 0.55)
+    stage.backend.delay = 0.0
+    stage.simulation.run_until_done(job)
+    assert stage.backend.released == ["a"]
 
 
 # Real sockets

@@ -16,6 +16,7 @@ from holdfast._worlds import drive
 from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.names import DEFAULT_NAMESPACE, aside, qualify, unqualify
 from holdfast.testing import FakeClock
+from tests.servers.waiting import LIMIT
 
 BAD = [
     ("", "must not be empty"),
@@ -120,7 +121,7 @@ def test_the_turn_of_who_waits_at_a_limiter_is_no_lock_that_anybody_sees(
     with holdfast.connect(url, namespace=namespace, clock=clock) as locks:
         engine = locks._logic.engine
         assert drive(LockLogic(engine, locks.limiter("mail", rate=1)._logic._turn).acquire())
-        [turn] = drive(engine.backend.list(""))
+        [turn] = drive(engine.backend.list("", within=LIMIT))
         assert turn.locked
         assert locks.list() == locks.list("mail") == []
         assert not locks.inspect("mail").locked

@@ -221,7 +221,7 @@ def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() ->
     assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
     assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
     assert not run_to_end(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
-    assert run_to_end(server.inspect("x")).holders[0].fence == 200
+    assert run_to_end(server.inspect("x", within=WITHIN)).holders[0].fence == 200
 
 
 def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
@@ -290,7 +290,7 @@ def test_the_vote_of_a_server_that_started_anew_does_not_count_and_is_given_back
     stage.servers[1].years = 29.9
     with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
         ask(client, "a")
-    assert all(not run_to_end(server.inspect("x")).holders for server in stage.servers)
+    assert all(not run_to_end(server.inspect("x", within=WITHIN)).holders for server in stage.servers)
     stage.servers[1].years = 30.0
     assert granted(client, "a")
 

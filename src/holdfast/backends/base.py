@@ -72,15 +72,15 @@ class Backend(Protocol):
         """
         ...
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         """Holders and number of waiters; `name` is the key as given."""
         ...
 
-    async def list(self, prefix: str) -> list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
         """Every key with that prefix that is held or waited for, in order of the keys."""
         ...
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         """End every hold of the key, whoever's it is, hand over, and tell what was there before."""
         ...
 
@@ -97,7 +97,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def read(self, key: str) -> Stored: ...
+    async def read(self, key: str, *, within: float) -> Stored: ...
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         """See `_values.decide`. A cell that was deleted goes on above its old versions."""
@@ -134,6 +134,7 @@ class OfOneServer(Protocol):
 
 _NOBODYS: Final = "holdfast:doctor"
 _IDENTIFY_WITHIN_S: Final = 5.0
+_ASK_WITHIN_S: Final = 10.0
 
 
 async def check_up(backend: Backend) -> Sequence[Health]:
@@ -147,9 +148,9 @@ async def check_up(backend: Backend) -> Sequence[Health]:
         if isinstance(backend, OfOneServer):
             version, role = await backend.identify(_IDENTIFY_WITHIN_S)
             identified = True
-        await backend.inspect(_NOBODYS)  # which may have to connect
+        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)  # which may have to connect
         started = boot_now()
-        await backend.inspect(_NOBODYS)
+        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)
     except BackendUnavailable as error:
         answers = identified or not error.transient  # a wrong password, say: what lasts was said by the server
         return [Health(where, answers, version=version, role=role, error=str(error))]

@@ -207,13 +207,13 @@ class MemoryBackend:
         held = [holder for holder in resource.holders.values() if not holder.ended]
         return [Change(number, holder.fence, holder.holder) for holder in held] or [Change(number, 0, None)]
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         store = self._store
         with self._step():
             now = store.clock()
             return self._info(key, store.look(key, now), now)
 
-    async def list(self, prefix: str) -> list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
         store = self._store
         with self._step():
             now = store.clock()
@@ -222,7 +222,7 @@ class MemoryBackend:
             infos = [self._info(key, store.resources[key], now) for key in found]
             return [info for info in infos if info.holders or info.waiters]  # not those that are only observed
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         store = self._store
         with self._step():
             now = store.clock()
@@ -269,7 +269,7 @@ class MemoryBackend:
             if store.limiters.get(key) == until:
                 store.limiters[key] = until - rate.interval * cost
 
-    async def read(self, key: str) -> Stored:
+    async def read(self, key: str, *, within: float) -> Stored:
         with self._step():
             return self._store.cells.get(key, NOTHING)
 

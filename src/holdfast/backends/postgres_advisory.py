@@ -39,7 +39,6 @@ from holdfast.drivers.postgres_places import Place
 from holdfast.errors import BackendUnavailable, LockError, Unsupported
 
 LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
-QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
 class PostgresAdvisoryBackend(Asking):
@@ -174,42 +173,43 @@ class PostgresAdvisoryBackend(Asking):
 
     # What operators ask
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         number = key_of(key).number
-        rows = await self._look(b"hf_look", halves(number))
+        rows = await self._look(b"hf_look", halves(number), boot_now() + within)
         return info_of(key, read(rows), self._here)
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found: dict[int, builtins.list[Seen]] = {}
-        for one in read(await self._look(b"hf_list", ())):
+        for one in read(await self._look(b"hf_list", (), boot_now() + within)):
             found.setdefault(one.number, []).append(one)
         known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
         other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
         named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
         return [info_of(name, seen, self._here) for name, seen in named]
 
-    async def _look(self, name: bytes, params: Sequence[int]) -> Rows:
-        return await self._ask(await self._sessions.main(QUICK), name, params, boot_now() + QUICK)
+    async def _look(self, name: bytes, params: Sequence[int], until: float) -> Rows:
+        main = await self._sessions.main(max(0.01, until - boot_now()))
+        return await self._ask(main, name, params, until)
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         """Ours are unlocked. Another session can only be ended as a whole, with all that it holds."""
-        number = key_of(key).number
-        seen = read(await self._look(b"hf_look", halves(number)))
+        number, until = key_of(key).number, boot_now() + within
+        seen = read(await self._look(b"hf_look", halves(number), until))
         before = info_of(key, seen, self._here)
         for pid in {one.pid for one in seen if one.granted}:
             mine = [hold for hold in self.has_in(pid, number) if hold.state == "held"]
             for hold in mine:
-                await self.release(hold.claim, linger=0.0, within=QUICK)
+                await self.release(hold.claim, linger=0.0, within=max(0.01, until - boot_now()))
             if not mine:
-                await self._terminate(pid, key)
+                await self._terminate(pid, key, until)
             elif self.on_loss is not None:
                 self.on_loss([(hold.claim.id, hold.fence) for hold in mine], "it was broken")
         return before
 
-    async def _terminate(self, pid: int, key: str) -> None:
+    async def _terminate(self, pid: int, key: str, until: float) -> None:
         try:
-            rows = await self._look(b"hf_terminate", (pid,))
-            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", ())))
+            rows = await self._look(b"hf_terminate", (pid,), until)
+            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", (), until)))
         except BackendUnavailable as error:
             raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
         if not ended:
@@ -231,7 +231,7 @@ class PostgresAdvisoryBackend(Asking):
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         raise Unsupported("advisory locks keep no values")
 
-    async def read(self, key: str) -> Stored:
+    async def read(self, key: str, *, within: float) -> Stored:
         raise Unsupported("advisory locks keep no values")
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

@@ -25,7 +25,6 @@ from holdfast.errors import BackendUnavailable, LimitMismatch
 
 CROWDED: Final = 4096  # names that are remembered to be in demand
 DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
-QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 IN_USE: Final = Busy(0, requests.POLLED, unsettled=True)  # somebody's transaction is at the name, and does not end
 
 
@@ -53,14 +52,16 @@ class PostgresTableBackend:
     async def _ask(self, name: str, *params: str | None, within: float) -> Any:
         return await self._driver.ask(self._catalogue.job(name, *params), within)
 
-    async def _question(self, name: str, *params: str | None) -> Any:
+    async def _question(self, name: str, *params: str | None, within: float) -> Any:
         """One that changes nothing, so it can be asked again if a connection has ended since it was last used."""
+        until = boot_now() + within
         try:
-            return await self._ask(name, *params, within=QUICK)
+            return await self._ask(name, *params, within=within)
         except BackendUnavailable as error:
-            if not error.transient:
+            left = until - boot_now()
+            if not error.transient or left < within / 2:
                 raise
-            return await self._ask(name, *params, within=QUICK)
+            return await self._ask(name, *params, within=left)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         driver, terms = self._driver, claim.terms
@@ -210,18 +211,18 @@ class PostgresTableBackend:
         answer = await self._ask("observe", *params, within=within)
         return requests.sight(answer, deaf=self._driver.deaf)
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)
-        return requests.info(namespace, await self._question("inspect", namespace, name, self._now()))
+        return requests.info(namespace, await self._question("inspect", namespace, name, self._now(), within=within))
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         namespace, name = split(prefix)
-        found = await self._question("list", namespace, name, self._now())
+        found = await self._question("list", namespace, name, self._now(), within=within)
         return [requests.info(namespace, one) for one in found]
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)
-        before = await self._ask("break", namespace, name, str(LONG), self._now(), within=QUICK)
+        before = await self._ask("break", namespace, name, requests.patience(within, LONG), self._now(), within=within)
         return requests.info(namespace, before)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
@@ -236,8 +237,8 @@ class PostgresTableBackend:
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         await self._ask("unthrottle", key, str(rate.interval * cost), str(until), within=within)
 
-    async def read(self, key: str) -> Stored:
-        found = await self._question("read", key)
+    async def read(self, key: str, *, within: float) -> Stored:
+        found = await self._question("read", key, within=within)
         return NOTHING if found is None else as_stored(*found)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

@@ -24,7 +24,6 @@ from holdfast.errors import BackendUnavailable, Unsupported
 PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
 REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
 USUAL_TTL: Final = 30.0  # seconds: what a lock has by default, for a client that asked for none yet
-QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
 class QuorumBackend(Votes):
@@ -205,17 +204,20 @@ class QuorumBackend(Votes):
             raise self._too_few(heard, f"{claim.terms.name!r} cannot be observed")
         return sights.see(heard, after)
 
-    async def inspect(self, key: str) -> LockInfo:
-        return self._merged(key, await self._question([node.inspect(key) for node in self._nodes], f"{key!r}"))
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        asks = [node.inspect(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(asks, f"{key!r}", within))
 
-    async def break_(self, key: str) -> LockInfo:
-        return self._merged(key, await self._question([node.break_(key) for node in self._nodes], f"{key!r}"))
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        asks = [node.break_(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(asks, f"{key!r}", within))
 
     def _merged(self, key: str, heard: Sequence[Any]) -> LockInfo:
         return merged(key, heard, [node.name for node in self._nodes])
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
-        heard = await self._question([node.list(prefix) for node in self._nodes], f"names with {prefix!r}")
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        asks = [node.list(prefix, within=within) for node in self._nodes]
+        heard = await self._question(asks, f"names with {prefix!r}", within)
         found = [{info.name: info for info in one} if has_answered(one) else one for one in heard]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
@@ -226,8 +228,8 @@ class QuorumBackend(Votes):
         healths = zip(await self._crew.check_up(), self._nodes, strict=True)
         return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 
-    async def _question(self, asks: Sequence[Ask], what: str) -> builtins.list[Any]:
-        heard = await self._crew.ask(asks, _all_answered, within=QUICK, finish=True)
+    async def _question(self, asks: Sequence[Ask], what: str, within: float) -> builtins.list[Any]:
+        heard = await self._crew.ask(asks, _all_answered, within=within, finish=True)
         if answers(heard) < self._majority:
             raise self._too_few(heard, f"{what} cannot be asked about")
         return heard
@@ -240,7 +242,7 @@ class QuorumBackend(Votes):
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         raise Unsupported(f"{self!r} has no limiters")
 
-    async def read(self, key: str) -> Stored:
+    async def read(self, key: str, *, within: float) -> Stored:
         raise Unsupported(f"{self!r} has no cells")
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

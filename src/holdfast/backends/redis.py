@@ -40,7 +40,6 @@ from holdfast.errors import BackendUnavailable, LimitMismatch
 DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
 CROWDED: Final = 4096  # names that are remembered to be in demand
 LOOKS: Final = 500  # names that are looked at in one go
-QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 
 
 class RedisBackend:
@@ -204,29 +203,29 @@ class RedisBackend:
         retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
         return Sight(tuple(map(_change, changes)), retry_after)
 
-    async def inspect(self, key: str) -> LockInfo:
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
         keys = keys_of(key)
         request = call(script("inspect"), keys, (0, *self._now()))
-        return _info(key, await self._driver.question(keys[0], request, QUICK, script("inspect")))
+        return _info(key, await self._driver.question(keys[0], request, within, script("inspect")))
 
-    async def break_(self, key: str) -> LockInfo:
+    async def break_(self, key: str, *, within: float) -> LockInfo:
         keys = keys_of(key)
         request = call(script("inspect"), keys, (1, *self._now()))
-        return _info(key, await self._driver.run(script("inspect"), keys[0], request, QUICK))
+        return _info(key, await self._driver.run(script("inspect"), keys[0], request, within))
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
-        found = await self._driver.scan(pattern_of(prefix), QUICK)
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        found = await self._driver.scan(pattern_of(prefix), within)
         records = map(name_in, (key for key in found if key.endswith((b":held", b":waits"))))
         names = sorted({name for name in records if name is not None})
         infos: builtins.list[LockInfo] = []
         for start in range(0, len(names), LOOKS):
-            infos += await self._inspect_all(names[start : start + LOOKS])
+            infos += await self._inspect_all(names[start : start + LOOKS], within)
         return [info for info in infos if info.holders or info.waiters]
 
-    async def _inspect_all(self, names: Sequence[str]) -> builtins.list[LockInfo]:
+    async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
         keys = [keys_of(name) for name in names]
         calls = [Call(each[0], call(script("inspect"), each, (0, *self._now()))) for each in keys]
-        answers = await self._driver.run_all(script("inspect"), calls, QUICK)
+        answers = await self._driver.run_all(script("inspect"), calls, within)
         for answer in answers:
             if isinstance(answer, BackendUnavailable):
                 raise answer
@@ -245,11 +244,11 @@ class RedisBackend:
         args = (_moment(until), _moment(until - rate.interval * cost))
         await self._run_on_value("unthrottle", f"{tagged(key)}:limit", args, within)
 
-    async def read(self, key: str) -> Stored:
+    async def read(self, key: str, *, within: float) -> Stored:
         cell = f"{tagged(key)}:cell"
         request = command("HMGET", cell, "v", "n", "f", "w")
         try:
-            value, version, fence, writer = await self._driver.question(cell, request, QUICK)
+            value, version, fence, writer = await self._driver.question(cell, request, within)
         except BackendUnavailable as error:
             if error.kind != "WRONGTYPE":
                 raise

@@ -43,7 +43,6 @@ from holdfast.backends.sqlite_store import HOLDS, STORE, check_boot, count, coun
 from holdfast.drivers.sqlite import VERSION, SqliteDriver, Step, T, Transaction
 from holdfast.errors import LimitMismatch
 
-QUICK: Final = 10.0  # seconds in which a question of an operator is answered, or refused
 AT_A_TIME = 500  # keys that are listed in one transaction: some milliseconds
 _FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
 
@@ -422,22 +421,22 @@ class SqliteBackend:
     async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
         return await self._run(_observe, claim, after, within=within)
 
-    async def inspect(self, key: str) -> LockInfo:
-        return await self._run(_inspect, key, within=QUICK, reads=True)
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        return await self._run(_inspect, key, within=within, reads=True)
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         """Read in pieces, each one atomic: between them this process renews and releases what it holds."""
         found: builtins.list[LockInfo] = []
         start = prefix or _FIRST
         while True:
-            some = await self._run(_list_some, prefix, start, within=QUICK, reads=True)
+            some = await self._run(_list_some, prefix, start, within=within, reads=True)
             found += some
             if len(some) < AT_A_TIME:
                 return found
             start = some[-1].name + _FIRST
 
-    async def break_(self, key: str) -> LockInfo:
-        return await self._run(_break, key, within=QUICK)
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        return await self._run(_break, key, within=within)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         return await self._run(values.throttle, key, rate, cost, patience, within=within)
@@ -445,8 +444,8 @@ class SqliteBackend:
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         await self._run(values.unthrottle, key, rate, cost, until, within=within)
 
-    async def read(self, key: str) -> Stored:
-        return await self._run(values.read, key, within=QUICK, reads=True)
+    async def read(self, key: str, *, within: float) -> Stored:
+        return await self._run(values.read, key, within=within, reads=True)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         return await self._run(values.write, key, write, within=within)

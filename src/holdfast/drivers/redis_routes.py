@@ -219,11 +219,13 @@ class RedisDriver:
             await self._learn(within)  # a node that we do not know of has keys too
         found: list[bytes] = []
         for address in (None,) if self._map is None else self._map.primaries():
+            until = boot_now() + within
             await self._wake_up(address, within)
             cursor = b"0"
             while True:
                 request = command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-                answer = await self._ask_one(address, request, within)
+                answer = await self._ask_one(address, request, max(0.01, until - boot_now()))
+                until = boot_now() + within  # there may be a million names
                 if answer.__class__ is ReplyError:
                     raise self._refused(answer, address)
                 cursor, keys = answer

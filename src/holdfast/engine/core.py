@@ -1,7 +1,7 @@
 """What holds the engine together: one for each `Locks`.
 
-Decides: how long to insist when a backend does not answer, and what is left when a `Locks` closes, a process
-forks or an interpreter ends.
+Decides: how long to insist when a backend does not answer, and what is left when a process forks or an interpreter
+ends. Leaves to `closing`: the end of a `Locks`. Leaves to `unfinished`: what could not be abandoned.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from holdfast._debug import debug_is_on
 from holdfast._ids import default_holder
 from holdfast._model import SHARED, Busy, Claim, Grant, Renewal
 from holdfast._reentry import Mutex, nothing, put_off, start_put_off
-from holdfast._time import Seconds, length, pause_before_retry
+from holdfast._time import FOREVER, Seconds, length, pause_before_retry
 from holdfast._worlds import World
 from holdfast.backends.base import Backend
 from holdfast.engine.callbacks import BackgroundEvents, OnLost
+from holdfast.engine.closing import close
 from holdfast.engine.keeper import Held, Keeper
 from holdfast.engine.lease import Lease
 from holdfast.engine.outage import Outage
@@ -37,7 +38,6 @@ T = TypeVar("T")
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process that are not closed
 
 BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
-TELL_WITHIN = 1.0  # seconds that `close` gives callbacks which tell of losses: the process may end right after
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
 
@@ -93,7 +93,7 @@ class Engine:
         self.background.begin_again()
         self.keeper.begin_again()
         for claim in waited:
-            self._take_back(claim)
+            self.take_back(claim)
             self.unfinished.note(claim)
         self.unfinished.begin_again()
 
@@ -151,13 +151,13 @@ class Engine:
         What cannot be done `within` that time is tried further in the background; but if nothing of it was ever `sent`,
         only this process can have anything to forget.
         """
-        self._take_back(claim)
+        self.take_back(claim)
         if self.world.blocking or self.backend.capabilities.instant:
             await self._abandon(claim, within, sent)
         else:
             await self.world.shielded(self._abandon(claim, within, sent))
 
-    def _take_back(self, claim: Claim) -> None:
+    def take_back(self, claim: Claim) -> None:
         """It may have been interrupted just after the grant, before anybody had the lease."""
         kept = self.keeper.leases.get(claim.id)
         if kept is not None:
@@ -225,8 +225,11 @@ class Engine:
             raise lease._not_held()
         lease._renewed(asked_at, lease._ttl)
 
-    async def release(self, lease: Lease, heir: str = "") -> bool:
-        """True if it was held until now. False if it was not; then nobody else's hold is touched."""
+    async def release(self, lease: Lease, heir: str = "", *, until: float = FOREVER) -> bool:
+        """True if it was held until now. False if it was not; then nobody else's hold is touched.
+
+        Insists for as long as the engine's patience lasts, and not longer than `until`.
+        """
         self._arrive()
         self.keeper.notice(lease)
         if lease._request.reentrant:
@@ -238,16 +241,19 @@ class Engine:
             if not lease._move("release"):
                 return False
             now = self.now()
-            within = lease._deadline - now  # afterwards it has ended by itself
+            within = min(lease._deadline, until) - now  # after its deadline it has ended by itself
             within = self.patience if within > self.patience else max(0.02, within)
+            until = now + within
             try:
                 if not self.outage.watches:
                     freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
-                else:
-                    ask = partial(self.backend.release, lease._claim, linger=linger, within=within, heir=heir)
-                    freed = await self.watched(ask, now, now + within)
+                else:  # half of it: a connection may lead nowhere, and then there is time to try another
+                    ask = partial(self.backend.release, lease._claim, linger=linger, within=within / 2, heir=heir)
+                    freed = await self.watched(ask, now, until)
             except BackendUnavailable as error:
-                freed, again = await self._release_again(lease, linger, heir, error), True
+                if error.transient:
+                    self.outage.failed(error, now, self.now(), until)
+                freed, again = await self.release_again(lease, linger, heir, until, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
         except Exception:
             raise
@@ -280,7 +286,7 @@ class Engine:
         return True
 
     async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
-        await self._release_again(lease, linger, heir, None)
+        await self.release_again(lease, linger, heir, self.now() + self.patience)
         self._released(lease, True)
 
     def _released(self, lease: Lease, freed: bool) -> bool:
@@ -297,22 +303,27 @@ class Engine:
         """How long the name stays taken after the release."""
         return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
-    async def _release_again(self, lease: Lease, linger: float, heir: str, error: BackendUnavailable | None) -> bool:
+    async def release_again(
+        self, lease: Lease, linger: float, heir: str, until: float, error: BackendUnavailable | None = None
+    ) -> bool:
         try:
             if error is not None and not error.transient:
                 raise error
-            until = min(lease._deadline, self.now() + self.patience)
             freed, _ = await self.insist(
-                lambda within: self.backend.release(lease._claim, linger=linger, within=within, heir=heir), until
+                lambda within: self.backend.release(lease._claim, linger=linger, within=within, heir=heir),
+                min(lease._deadline, until),
             )
             return freed
         except BackendUnavailable as last:
-            if self.backend.capabilities.expires:
-                self.tell_lease("release_failed", lease, f"it ends by itself when its ttl has passed; {last}")
-            else:
-                self.unfinished.add(lease._claim)
-                self.tell_lease("release_failed", lease, f"it is tried again until its session ends; {last}")
+            self.leave_to_time(lease, str(last))
             raise
+
+    def leave_to_time(self, lease: Lease, why: str) -> None:
+        if self.backend.capabilities.expires:
+            self.tell_lease("release_failed", lease, f"it ends by itself when its ttl has passed; {why}")
+        else:
+            self.unfinished.add(lease._claim)
+            self.tell_lease("release_failed", lease, f"it is tried again until its session ends; {why}")
 
     async def insist(self, ask: Callable[[float], Awaitable[T]], until: float) -> tuple[T, int]:
         """Ask again and again while the backend fails in passing; the answer, and how often it failed."""
@@ -348,11 +359,12 @@ class Engine:
             if request in self.outage.unanswered:  # no call: an interrupt could fall into it
                 del self.outage.unanswered[request]
 
-    async def once(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a question that is not repeated."""
+    async def once(self, ask: Callable[..., Awaitable[T]]) -> T:
+        """The answer to a question that is not repeated: `ask(within=…)` has all of the patience."""
         self._arrive()
+        now = self.now()
         try:
-            return await self.watched(ask, self.now(), None)
+            return await self.watched(partial(ask, within=self.patience), now, now + self.patience)
         except BackendUnavailable as error:
             raise self.outage.final(error) from error.__cause__
 
@@ -398,45 +410,10 @@ class Engine:
         return bool(kept) or self.on_lost.calling or self.background.telling
 
     async def close(self, within: float | None = None) -> None:
-        """Release what is still held, best effort and within that time, and let go of everything.
-
-        A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
-        """
+        """See `closing`."""
         self._arrive()
-        self.closed = True  # a lease that is granted from here on is given back, or found below
-        self.keeper.close()
-        until = self.now() + (self.patience if within is None else within)
-        taken = self._take_from_bodies()
-        for lease in list(self.keeper.leases.values()):
-            lease._depth = 1
-            self.patience = max(0.02, until - self.now())
-            with suppress(BackendUnavailable):  # told as an event; its ttl ends it
-                await self.release(lease)
-        for lease, linger in taken:
-            self.patience = max(0.02, until - self.now())
-            with suppress(BackendUnavailable):  # likewise
-                await self._release_again(lease, linger, "", None)
-                self.unfinished.done(lease._claim)
-        for claim in list(self.waiting.values()):  # their callers learn of the end with the next answer
-            await self.abandon(claim, within=max(0.02, until - self.now()))
-        for claim in self.unfinished.claims:
-            with suppress(BackendUnavailable):
-                await self.backend.abandon(claim, within=max(0.02, min(1.0, until - self.now())))
-                self.unfinished.done(claim)
-        await self.on_lost.all_called(TELL_WITHIN)
-        await self.background.all_told(TELL_WITHIN)
-        await self.backend.close()
+        await close(self, within)
         _living.discard(self)
-
-    def _take_from_bodies(self) -> list[tuple[Lease, float]]:
-        """What bodies hold that still run, or are about to, is lost to them. The leases, each with how it lingers."""
-        taken = []
-        for lease in list(self.keeper.leases.values()):
-            if lease._guard is not None or lease._claim.id in self.waiting:
-                taken.append((lease, self.linger(lease)))
-                self.unfinished.note(lease._claim)  # should what follows be cut short
-                self.keeper.lose(lease, "denied", "its Locks was closed")
-        return taken
 
     def after_fork(self) -> None:
         """In the child: the leases are the parent's, and so is every connection and thread."""

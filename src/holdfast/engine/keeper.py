@@ -107,7 +107,7 @@ class Keeper:
             self._wake()
 
     def close(self) -> None:
-        """End the loop. Leases that are still kept are no longer renewed."""
+        """Leases that are still kept are no longer renewed. The loop ends, as soon as no request is unanswered."""
         self._closed = True
         if self._signal is not None:
             self._signal.set()
@@ -122,7 +122,7 @@ class Keeper:
         started: Signal | None = None
         try:
             with self._engine.mutex:
-                if self._signal is None and not self._closed:
+                if self._signal is None and (not self._closed or self._engine.outage.unanswered):
                     self._signal = started = self._engine.world.signal()
                 signal = self._signal
             if started is not None:
@@ -158,9 +158,12 @@ class Keeper:
             return
         busy_at = self._engine.now()  # when there was something to do last
         try:
-            while not self._closed:
+            while not self._closed or self._is_needed(signal):
                 start_put_off()
                 now = self._engine.now()
+                if self._closed:
+                    await signal.wait(min(IDLE, self._engine.outage.look(now) - now))
+                    continue
                 if self.leases or self._engine.outage.unanswered:
                     busy_at = now
                 self._look(now)
@@ -235,10 +238,20 @@ class Keeper:
                 self._end_loop()
             return self._signal is None
 
+    def _is_needed(self, signal: Signal) -> bool:
+        """After `close`: to watch over requests that are not answered. One that is sent later starts another loop."""
+        with self._engine.mutex:
+            if self._engine.outage.unanswered:
+                return self._signal is signal
+            if self._signal is signal:
+                self._end_loop()
+        return self._take_up(signal)
+
     def _take_up(self, signal: Signal) -> bool:
         """Whether the loop goes on: something came while it ended, and counted on it, and no other has begun."""
         with self._engine.mutex:
-            wanted = self._signal is None and bool(self._fresh or self._engine.outage.unanswered)
+            fresh = self._fresh and not self._closed
+            wanted = self._signal is None and bool(fresh or self._engine.outage.unanswered)
             if wanted:
                 self._signal = self._running = signal
             return wanted

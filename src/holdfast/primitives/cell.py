@@ -150,7 +150,9 @@ class CellLogic:
     async def _read(self) -> Stored:
         engine = self._engine
         engine.must_be_open()
-        stored, _ = await engine.insist(lambda _: engine.backend.read(self._key), engine.now() + engine.patience)
+        stored, _ = await engine.insist(
+            lambda within: engine.backend.read(self._key, within=within), engine.now() + engine.patience
+        )
         return stored
 
     def _value(self, stored: Stored) -> Any:

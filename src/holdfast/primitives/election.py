@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -106,12 +107,12 @@ class ElectionLogic:
 
     async def leader(self) -> HolderInfo | None:
         self.engine.must_be_open()
-        info = await self.engine.once(lambda: self.engine.backend.inspect(self._request.terms.key))
+        info = await self.engine.once(partial(self.engine.backend.inspect, self._request.terms.key))
         return info.holders[0] if info.holders else None
 
     async def candidates(self) -> tuple[str, ...]:
         self.engine.must_be_open()
-        return (await self.engine.once(lambda: self.engine.backend.inspect(self._request.terms.key))).queue
+        return (await self.engine.once(partial(self.engine.backend.inspect, self._request.terms.key))).queue
 
     async def run(self, on_elected: Callable[[Any], Any], on_lost: Callable[[Any], object] | None) -> Any:
         """Campaign and call `on_elected`, again after each loss, until it comes to its end; then resign."""

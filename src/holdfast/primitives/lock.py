@@ -262,7 +262,7 @@ class LockLogic:
     async def locked(self) -> bool:
         """Whether anybody holds it, here or elsewhere."""
         self.engine.must_be_open()
-        info = await self.engine.once(lambda: self.engine.backend.inspect(self.request.terms.key))
+        info = await self.engine.once(partial(self.engine.backend.inspect, self.request.terms.key))
         return info.locked
 
     def _find(self, *, entered: bool) -> Entry | None:

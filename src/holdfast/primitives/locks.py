@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
@@ -145,13 +146,13 @@ class LocksLogic:
         name = valid(name)
         key = qualify(self.namespace, name)
         self.engine.must_be_open()
-        info = await self.engine.once(lambda: self.engine.backend.inspect(key))
+        info = await self.engine.once(partial(self.engine.backend.inspect, key))
         return info._replace(name=name)
 
     async def list(self, prefix: str) -> builtins.list[LockInfo]:
         prefix = valid_prefix(prefix)
         self.engine.must_be_open()
-        found = await self.engine.once(lambda: self.engine.backend.list(qualify(self.namespace, prefix)))
+        found = await self.engine.once(partial(self.engine.backend.list, qualify(self.namespace, prefix)))
         named = ((unqualify(self.namespace, info.name), info) for info in found)
         return [info._replace(name=name) for name, info in named if name is not None]
 
@@ -160,7 +161,7 @@ class LocksLogic:
         name = valid(name)
         key = qualify(self.namespace, name)
         engine.must_be_open()
-        before = await engine.once(lambda: engine.backend.break_(key))
+        before = await engine.once(partial(engine.backend.break_, key))
         if engine.events.wanted():
             for was in before.holders:
                 detail = f"broken by {engine.holder!r}"

@@ -205,14 +205,14 @@ class FaultyBackend:
             "observe", lambda: self.inner.observe(claim, after=after, within=max(within, self.least))
         )
 
-    async def inspect(self, key: str) -> LockInfo:
-        return await self._through("inspect", lambda: self.inner.inspect(key))
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        return await self._through("inspect", lambda: self.inner.inspect(key, within=max(within, self.least)))
 
-    async def list(self, prefix: str) -> builtins.list[LockInfo]:
-        return await self._through("list", lambda: self.inner.list(prefix))
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        return await self._through("list", lambda: self.inner.list(prefix, within=max(within, self.least)))
 
-    async def break_(self, key: str) -> LockInfo:
-        return await self._through("break_", lambda: self.inner.break_(key))
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        return await self._through("break_", lambda: self.inner.break_(key, within=max(within, self.least)))
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         return await self._through(
@@ -226,8 +226,8 @@ class FaultyBackend:
             lambda: self.inner.unthrottle(key, rate, cost=cost, until=until, within=max(within, self.least)),
         )
 
-    async def read(self, key: str) -> Stored:
-        return await self._through("read", lambda: self.inner.read(key))
+    async def read(self, key: str, *, within: float) -> Stored:
+        return await self._through("read", lambda: self.inner.read(key, within=max(within, self.least)))
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         return await self._through("write", lambda: self.inner.write(key, write, within=max(within, self.least)))

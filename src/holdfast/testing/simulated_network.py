@@ -320,24 +320,24 @@ class RemoteBackend:
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         await self._ask("unthrottle", key, rate=rate, cost=cost, until=until, within=within)
 
-    async def read(self, key: str) -> Stored:
-        answer: Stored = await self._ask("read", key)
+    async def read(self, key: str, *, within: float) -> Stored:
+        answer: Stored = await self._ask("read", key, within=within)
         return answer
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         answer: Written = await self._ask("write", key, write=write, within=within)
         return answer
 
-    async def inspect(self, key: str) -> LockInfo:
-        answer: LockInfo = await self._ask("inspect", key)
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        answer: LockInfo = await self._ask("inspect", key, within=within)
         return answer
 
-    async def list(self, prefix: str) -> list[LockInfo]:
-        answer: list[LockInfo] = await self._ask("list", prefix)
+    async def list(self, prefix: str, *, within: float) -> list[LockInfo]:
+        answer: list[LockInfo] = await self._ask("list", prefix, within=within)
         return answer
 
-    async def break_(self, key: str) -> LockInfo:
-        answer: LockInfo = await self._ask("break_", key)
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        answer: LockInfo = await self._ask("break_", key, within=within)
         return answer
 
     async def close(self) -> None:

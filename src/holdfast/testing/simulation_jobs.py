@@ -36,7 +36,7 @@ class Jobs:
         work = {"lock": self._lock, "several": self._several, "election": self._election, "limiter": self._limiter}
         try:
             if plan.style == "break":
-                await client.backend.break_(plan.name)
+                await client.backend.break_(plan.name, within=5.0)
             else:
                 await work[plan.kind](client, plan)
         except (AcquireTimeout, BackendUnavailable, LeaseLost, LimitMismatch) as error:

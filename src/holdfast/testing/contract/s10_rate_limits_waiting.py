@@ -145,7 +145,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         await sleeps_until(stage, start + 60)
         await stage.asleep()
         if cause == "broken":
-            await stage.observer.faults.break_(aside(qualify(stage.namespace, "api"), "turn"))
+            await stage.observer.faults.break_(aside(qualify(stage.namespace, "api"), "turn"), within=60.0)
         else:
             locks.faults.lose_request("renew", ALWAYS)
         heard = stage.record(locks)
