@@ -241,19 +241,18 @@ class Engine:
             if not lease._move("release"):
                 return False
             now = self.now()
-            within = min(lease._deadline, until) - now  # after its deadline it has ended by itself
+            within = (until if until < lease._deadline else lease._deadline) - now  # then it has ended by itself
             within = self.patience if within > self.patience else max(0.02, within)
-            until = now + within
             try:
                 if not self.outage.watches:
                     freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
                 else:  # half of it: a connection may lead nowhere, and then there is time to try another
                     ask = partial(self.backend.release, lease._claim, linger=linger, within=within / 2, heir=heir)
-                    freed = await self.watched(ask, now, until)
+                    freed = await self.watched(ask, now, now + within)
             except BackendUnavailable as error:
                 if error.transient:
-                    self.outage.failed(error, now, self.now(), until)
-                freed, again = await self.release_again(lease, linger, heir, until, error), True
+                    self.outage.failed(error, now, self.now(), now + within)
+                freed, again = await self.release_again(lease, linger, heir, now + within, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
         except Exception:
             raise
