@@ -68,7 +68,8 @@ class Locks:
 
         `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
         `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
-        `min_hold` seconds after the grant. `on_lost(lease)` is called, in another thread, if it is lost.
+        `min_hold` seconds after the grant. `on_lost(lease)` is called, in another thread, if it is lost:
+        with the ContextVars that `acquire` or the `with` was called with.
         Raises ValueError for a bad name, time or metadata.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}

@@ -119,15 +119,38 @@ def _closing_at(what: Any, verb: str, locks: Locks, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_what_is_granted_while_its_locks_close_is_given_back(
+def test_what_is_granted_while_its_locks_close_is_given_back_and_lost_to_nobody(
     url: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[str] = []
     with holdfast.connect(url) as others:
         locks = holdfast.connect(url)
         _closing_at(locks._logic.engine.keeper, "keep", locks, monkeypatch, after=after)
         with pytest.raises(LockError, match="closed"):
-            locks.lock("x", ttl=3600).acquire()
+            locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)).acquire()
         assert not others.inspect("x").locked
+    assert told == []
+    assert not locks._logic.engine.on_lost.calling
+
+
+def test_what_is_lost_before_its_caller_has_it_is_told_when_it_does(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    with holdfast.connect(url) as locks:
+        keeper = locks._logic.engine.keeper
+        keep = keeper.keep
+
+        def keep_and_lose(lease: Any) -> None:
+            keep(lease)
+            keeper.lose(lease, "denied", "it was broken")
+            assert not locks._logic.engine.on_lost.calling
+
+        monkeypatch.setattr(keeper, "keep", keep_and_lose)
+        lease = locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)).acquire()
+        assert lease is not None
+        assert lease.lost
+        until(lambda: told)
+        keeper.lose(lease, "denied", "again")
+    assert told == ["x"]
 
 
 def test_a_body_that_begins_while_its_locks_close_learns_that_it_has_no_lock(

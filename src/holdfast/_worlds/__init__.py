@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextvars import Context
 from types import FrameType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -93,9 +94,10 @@ class World(Protocol):
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object], context: Context) -> T | None:
         """Await what is the user's own: where tasks can be cancelled, that can be. None then.
 
+        Where it becomes a task, that is in a copy of the context.
         `began` is called with what owns it: the thread that runs, or the task that was made for it.
         """
         ...

@@ -257,8 +257,9 @@ class AsyncioWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
-        task = asyncio.ensure_future(work)  # itself, in no coroutine of ours: that could be cancelled before it awaits
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object], context: Context) -> T | None:
+        # Itself, in no coroutine of ours: that could be cancelled before it awaits.
+        task = context.run(asyncio.ensure_future, work)
         began(task)
         await asyncio.wait({task})
         return None if task.cancelled() else task.result()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextvars import Context
 from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
@@ -116,7 +117,7 @@ class ThreadWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object], context: Context) -> T | None:
         began(self.owner())
         return await work
 

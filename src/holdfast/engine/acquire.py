@@ -38,6 +38,8 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
     between here and the user once the lease is adopted.
     """
     claim = Claim(new_claim_id(), request.terms)
+    if request.on_lost is not None:
+        request, adopt = engine.on_lost.prepare(request, adopt)
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
     ask = _ask_and_tell if engine.events.wanted() else _ask

@@ -7,12 +7,13 @@ Leaves to the keeper: to look whether a call hangs. Leaves to `observe`: what be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast._reentry import outside
-from holdfast.engine.lease import Lease
+from holdfast.engine.lease import Lease, Request
 from holdfast.observe.events import Event, logger
 
 if TYPE_CHECKING:
@@ -22,6 +23,35 @@ if TYPE_CHECKING:
 NEVER: Final = float("inf")
 HANGING: Final = 0.25  # seconds after which a call that is not over no longer holds up the others
 MOST: Final = 10_000  # events that wait for a listener; of more than that the oldest are left out
+
+
+class Callback:
+    """`on_lost` of one acquire: called in the context of that acquire, once, and only if its caller has the lease.
+
+    `handed_out` is set by the thread that acquires, `lost` by the one that notices the loss: in any order, or at once.
+    """
+
+    __slots__ = ("_on_lost", "_untold", "context", "handed_out", "lost")
+
+    def __init__(self, on_lost: Callable[[Any], object]) -> None:
+        self._on_lost = on_lost
+        self._untold = [None]  # empty once a thread has undertaken to have it called
+        self.context = copy_context()
+        self.handed_out = False
+        self.lost = False
+
+    def is_due(self) -> bool:
+        """True for one of the two threads: the one that comes last, or either."""
+        if not (self.handed_out and self.lost):
+            return False
+        try:
+            self._untold.pop()
+        except IndexError:
+            return False
+        return True
+
+    def __call__(self, lease: Lease) -> object:
+        return self.context.run(self._on_lost, lease)
 
 
 class OnLost:
@@ -34,8 +64,28 @@ class OnLost:
         self._began_at = 0.0  # when one of them last began with a call
         self._over: list[Signal] = []  # of those who wait until all calls are over
 
-    def call(self, lease: Lease) -> None:
-        """Soon."""
+    def prepare(self, request: Request, adopt: Callable[[Lease], None]) -> tuple[Request, Callable[[Lease], None]]:
+        """For one acquire with an `on_lost`. A lease that never reaches `adopt` is lost to nobody."""
+        assert request.on_lost is not None
+        callback, engine = Callback(request.on_lost), self._engine
+
+        def hand_out(lease: Lease) -> None:
+            callback.handed_out = True
+            if callback.is_due():  # it was lost meanwhile
+                engine.on_lost._call_soon(lease)  # of now: a fork has another
+            adopt(lease)
+
+        return request._replace(on_lost=callback), hand_out
+
+    def lost(self, lease: Lease) -> None:
+        """Call its `on_lost` soon, if its caller has it, or when it does."""
+        callback = lease._request.on_lost
+        assert isinstance(callback, Callback)
+        callback.lost = True
+        if callback.is_due():
+            self._call_soon(lease)
+
+    def _call_soon(self, lease: Lease) -> None:
         self._lost.append(lease)
         look_at = self.look(self._engine.now())
         if look_at < NEVER:
@@ -112,12 +162,13 @@ class OnLost:
         return lease
 
     async def _call(self, lease: Lease, caller: object) -> None:
-        on_lost = lease._request.on_lost
+        callback = lease._request.on_lost
+        assert isinstance(callback, Callback)
         try:
             with outside():
-                answer = on_lost(lease) if on_lost is not None else None
+                answer = callback(lease)
             if isinstance(answer, Awaitable):
-                await self._engine.world.beside(answer, self._callers[caller].add)
+                await self._engine.world.beside(answer, self._callers[caller].add, callback.context)
         except BaseException as error:
             if not isinstance(error, Exception) and not self._engine.world.blocking:
                 raise  # the task is cancelled; in a thread, an exit means nothing

@@ -431,7 +431,7 @@ class Keeper:
             engine.unfinished.add(lease._claim)  # else the store would keep it for ever
         try:
             if lease._request.on_lost is not None:
-                engine.on_lost.call(lease)
+                engine.on_lost.lost(lease)
         finally:  # after that: the body may be all that its event loop runs for
             if lease._guard is not None:
                 lease._guard.interrupt()

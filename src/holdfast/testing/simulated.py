@@ -14,7 +14,7 @@ import random
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from itertools import count
 from types import FrameType
 from typing import Any, TypeVar
@@ -339,7 +339,7 @@ class SimulatedWorld:
     async def pause(self, seconds: float) -> None:
         await self.signal().wait(seconds)
 
-    async def beside(self, work: Awaitable[T], began: Callable[[object], object]) -> T | None:
+    async def beside(self, work: Awaitable[T], began: Callable[[object], object], context: Context) -> T | None:
         began(self.owner())
         return await work
 

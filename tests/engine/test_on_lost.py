@@ -1,0 +1,102 @@
+"""`on_lost` is called where the ContextVars are those of the acquire."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Locks
+from holdfast.aio import AsyncLocks
+from holdfast.engine import callbacks
+from tests.servers.waiting import join, until, until_async
+
+request_id: ContextVar[str] = ContextVar("request_id", default="none")
+
+
+class Told:
+    """What the variable was when `on_lost` was called, plain or awaited."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def plain(self, _: object) -> None:
+        self.seen.append(request_id.get())
+
+    async def awaited(self, _: object) -> None:
+        await asyncio.sleep(0)
+        self.seen.append(request_id.get())
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    token = request_id.set("test")
+    yield Told()
+    request_id.reset(token)
+
+
+MAKE: dict[str, Callable[[Any, Any], Any]] = {
+    "lock": lambda locks, on_lost: locks.lock("a", on_lost=on_lost),
+    "semaphore": lambda locks, on_lost: locks.semaphore("a", 3, on_lost=on_lost),
+    "several names": lambda locks, on_lost: locks.all("a", "b", on_lost=on_lost),
+}
+
+
+def acquired(locks: Locks, make: str, told: Told) -> None:
+    """In a thread with a context of its own."""
+
+    def work() -> None:
+        request_id.set("r1")
+        assert MAKE[make](locks, told.plain).acquire()
+        request_id.set("r2")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    join(thread)
+
+
+@pytest.mark.parametrize("make", MAKE)
+def test_in_threads(url: str, make: str, told: Told) -> None:
+    with holdfast.connect(url) as locks:
+        acquired(locks, make, told)
+        lose(locks)
+        until(lambda: told.seen)
+    assert told.seen == ["r1"]
+
+
+def lose(locks: Locks | AsyncLocks) -> None:
+    engine = locks._logic.engine
+    for lease in list(engine.keeper.leases.values()):
+        engine.keeper.lose(lease, "denied", "it was broken")
+
+
+@pytest.mark.parametrize("kind", ["plain", "awaited"])
+@pytest.mark.parametrize("make", MAKE)
+def test_in_asyncio(url: str, make: str, kind: str, told: Told) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(url) as locks:
+            lock = MAKE[make](locks, getattr(told, kind))
+
+            async def work(value: str) -> None:
+                request_id.set(value)
+                assert await lock.acquire()
+                request_id.set("later")
+
+            await asyncio.create_task(work("r1"))
+            lose(locks)
+            await until_async(lambda: told.seen)
+
+    asyncio.run(main())
+    assert told.seen == ["r1"]
+
+
+def test_an_acquire_without_it_copies_no_context(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies: list[object] = []
+    monkeypatch.setattr(callbacks, "copy_context", lambda: copies.append(None))
+    with holdfast.connect(url) as locks, locks.lock("a"):
+        assert not copies
