@@ -14,12 +14,13 @@ import pytest
 import holdfast
 from holdfast import BackendUnavailable
 from holdfast._records import LARGEST_METADATA, LONGEST_NAME
+from holdfast._reentry import drive
 from holdfast.backends.postgres_table_requests import info
 from holdfast.backends.postgres_table_schema import script
 from tests.backends.damages import HUGE, METADATA, count_on
 from tests.renewals import renew
 from tests.servers.postgres_tables import table
-from tests.servers.waiting import until
+from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +162,53 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             assert second is not None
             assert second.fence > lease.fence
             second.release()
+
+
+UNREADABLE = ("fence = -1", "fence = 1::bigint << 60", "acquired_at = '-infinity'", "acquired_at = 'infinity'")
+
+
+@pytest.mark.parametrize("change", UNREADABLE)
+def test_beside_a_hold_that_cannot_be_read_each_claim_is_told_what_frees_it(
+    url: str, peer: psycopg.Connection[Any], change: str
+) -> None:
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        peer.execute(f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode())
+        for claim in (
+            lambda: others.lock("x").acquire(timeout=0),
+            lambda: others.lock("x", wait=LIMIT).acquire(),
+            lambda: others.semaphore("x", 3).acquire(timeout=0),
+            lambda: next(iter(others.election("x").observe())),
+            lambda: drive(locks._logic.engine.backend.acquire(lease._claim, enqueue=False, within=LIMIT)),
+        ):
+            with pytest.raises(BackendUnavailable, match=r"'x' .*is damaged.*break_lock") as refused:
+                claim()
+            assert not refused.value.transient
+        assert peer.execute("SELECT acquire_lock('x', 'another', 60)").fetchone() == (False,)
+        (_, answers), *_ = peer.execute(MANY).fetchone() or ((None, []),)
+        assert ["damaged" in answer for answer in answers] == [True, False]
+        assert others.inspect("x").waiters == 0
+        assert others.break_lock("x").damage
+        again = others.lock("x", ttl=60).acquire(timeout=0)
+        assert again is not None
+        assert again.fence > lease.fence
+
+
+@pytest.mark.parametrize("change", UNREADABLE)
+def test_time_and_its_own_release_end_a_hold_that_cannot_be_read(
+    url: str, peer: psycopg.Connection[Any], change: str
+) -> None:
+    damage = f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode()
+    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        peer.execute(damage)
+        assert lease.release()
+        assert others.lock("x", ttl=60, renew=False).acquire(timeout=0)
+        peer.execute(damage)
+        peer.execute("UPDATE distributed_locks SET expires_at = now() - interval '1 second'")
+        assert locks.lock("x", ttl=60).acquire(timeout=0)
 
 
 @pytest.mark.parametrize("change", ["slot = 7", "slot = -3", "ttl = '-1 day'", "ttl = '0'"])

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from holdfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from holdfast._records import NO_HOLD, damaged_lock
 from holdfast._time import boot_now
 from holdfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from holdfast.backends import postgres_table_requests as requests
@@ -86,6 +87,8 @@ class PostgresTableBackend:
             driver.wakes.forget(claim)
             self._forget(claim.id)
             return requests.granted(answer)
+        if "damaged" in answer:
+            raise damaged_lock(terms.name, self, NO_HOLD)
         if "limit" in answer:
             LimitMismatch.tell(terms.name, answer["limit"], terms.limit)
         return requests.busy(answer, deaf=driver.deaf)
@@ -209,6 +212,8 @@ class PostgresTableBackend:
         address = await self._driver.expect(claim, within)
         params = (*split(claim.terms.key), claim.id, str(after), address, requests.patience(within), self._now())
         answer = await self._ask("observe", *params, within=within)
+        if "damaged" in answer:
+            raise damaged_lock(claim.terms.name, self, NO_HOLD)
         return requests.sight(answer, deaf=self._driver.deaf)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:

@@ -33,6 +33,8 @@ _CONSTANTS: Final = {
     "IS_AT_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
         relation = to_regclass('@.distributed_locks')
         OR (locktype = 'advisory' AND classid = HOLDFAST AND objid IN (MIGRATION, GATE) AND objsubid = 2)))""",
+    # Whether a hold is one that `_records` can show. The types of the other columns see to the rest.
+    "SOUND": "(fence BETWEEN 0 AND LARGEST_NUMBER AND isfinite(acquired_at))",
     "HOLDFAST": str(CLASS),
     "MIGRATION": "0",  # of that class: one at a time
     "GATE": "1",  # of that class: shared by the callers of functions that are replaced

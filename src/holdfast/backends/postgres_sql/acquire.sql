@@ -92,7 +92,7 @@ DECLARE
 BEGIN
     SELECT holder_id, mode, expires_at INTO v_inside FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
-          AND expires_at > p_now AND expires_at - ttl <= p_now;
+          AND expires_at > p_now AND expires_at - ttl <= p_now AND SOUND;
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
@@ -150,7 +150,8 @@ BEGIN
             WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
             ORDER BY kind LIMIT 1;
         SELECT coalesce(bool_or(expires_at <= p_now OR expires_at - ttl > p_now), false) AS over,
-               coalesce(bool_or(claim = p_claim AND NOT ended), false) AS mine,
+               coalesce(bool_or(claim = p_claim AND NOT ended AND SOUND), false) AS mine,
+               coalesce(bool_or(NOT SOUND), false) AS damaged,
                count(*) FILTER (WHERE mode = 'exclusive') AS exclusive,
                count(*) FILTER (WHERE mode = 'shared') AS shared,
                count(*) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS sharing,
@@ -185,6 +186,9 @@ BEGIN
     END IF;
     IF v_own.kind = 'g' THEN  -- it was given up before it arrived
         RETURN json_build_object('position', 0, 'retry_after', NULL, 'holder', NULL);
+    END IF;
+    IF v_inside.damaged THEN
+        RETURN json_build_object('damaged', true);
     END IF;
     IF p_mode = 'shared' AND v_own.place IS NULL THEN
         -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.
@@ -251,7 +255,8 @@ BEGIN
 END $$;
 
 -- Grant the claim if it fits, else tell why not; with an address, which may be empty, give it a place in the queue.
--- Answers {fence, acquired_at}, {position, retry_after, holder} or {limit} if the name is in use with another one.
+-- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, or {damaged}
+-- if a hold cannot be read.
 CREATE OR REPLACE FUNCTION @.holdfast_acquire(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text DEFAULT 'exclusive',
     p_limit integer DEFAULT NULL, p_metadata jsonb DEFAULT NULL, p_address text DEFAULT NULL,

@@ -1,6 +1,6 @@
 -- What is asked without wanting anything: who holds, who waits, what has changed.
 
--- Whatever happened since the change of that number; 0 begins with what is true now.
+-- Whatever happened since the change of that number; 0 begins with what is true now. {damaged} if a hold cannot be read.
 CREATE OR REPLACE FUNCTION @.holdfast_observe(
     p_ns text, p_name text, p_claim text, p_after bigint, p_address text, p_patience integer DEFAULT NULL,
     p_now double precision DEFAULT NULL
@@ -16,6 +16,9 @@ BEGIN
     PERFORM @.holdfast_enter(p_ns, p_name, p_patience);
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     PERFORM @.holdfast_look(p_ns, p_name, v_now);
+    IF EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT SOUND) THEN
+        RETURN json_build_object('damaged', true);
+    END IF;
     UPDATE @.holdfast_queue SET alive_until = v_now + PRESENCE, address = p_address
         WHERE claim = p_claim AND kind = 'o' AND lock_name = p_name AND namespace = p_ns;
     v_known := FOUND;
