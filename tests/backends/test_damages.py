@@ -14,7 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
-from holdfast._model import SHARED, Claim, Terms
+from holdfast._model import SHARED, Claim, Renewal, Terms
 from holdfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
 from holdfast._reentry import drive
 from holdfast.primitives.names import metadata_text
@@ -199,6 +199,28 @@ class TestShown:
             renew(lease)
             assert others.break_lock("x").damage
             assert others.inspect("x") == holdfast.LockInfo("x")
+
+
+@pytest.mark.parametrize("backend", damages.STORES)
+@pytest.mark.parametrize("position", [0, 1])
+def test_metadata_that_names_a_claim_costs_that_claim_nothing(backend: str, position: int, tmp_path: Path) -> None:
+    """The same words as its line begins with, in the line of a peer before or after it."""
+    mine = Claim("c" * 32, Terms("x", "x", "h", 60.0, SHARED, 5))
+    words = json.dumps(f"{mine.id} 1 1 1 60000000 s 5 h ")
+    peer = Claim("p" * 32, Terms("x", "x", "peer", 60.0, SHARED, 5, words))
+    store = damages.STORES[backend](tmp_path)
+    with holdfast.connect(store.url) as locks:
+        verbs = locks._logic.engine.backend
+        granted: dict[str, Any] = {}
+        for claim in (peer, mine) if position else (mine, peer):
+            granted[claim.id] = drive(verbs.acquire(claim, enqueue=False, within=LIMIT))
+        fence = granted[mine.id].fence
+        assert drive(verbs.renew([Renewal(mine, 60.0, fence)], within=LIMIT)) == [True]
+        again: Any = drive(verbs.acquire(mine, enqueue=False, within=LIMIT))
+        assert again.fence == fence
+        assert drive(verbs.release(mine, linger=0.0, within=LIMIT))
+        assert [one.holder for one in locks.inspect("x").holders] == ["peer"]
+    store.close()
 
 
 def test_an_id_without_end_is_cut() -> None:

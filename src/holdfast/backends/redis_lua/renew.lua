@@ -10,14 +10,14 @@ for i = 1, #KEYS do
   local id, ttl, fence = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   local state = redis.pcall('GET', KEYS[i])
   local kept = 0
-  local start, stop = 0, 0
+  local stop  -- of the claim where its line begins: metadata of others may have the same in it
   if type(state) == 'table' and not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[i]) end
   if type(state) == 'string' and string.match(state, '^%d+()[+*=]') == 17
       and string.sub(state, 1, 16) + 0 <= LARGEST then
-    start, stop = string.find(state, id .. ' ', 18, true)
+    if string.sub(state, 18, 18 + #id) == id .. ' ' then stop = 18 + #id
+    else stop = select(2, string.find(state, '\n' .. id .. ' ', 18, true)) end
   end
-  local before = start and start > 17 and string.sub(state, start - 1, start - 1)
-  if before and (start == 18 or before == '\n') then
+  if stop then
     local base, its_fence, acquired, held_for, rest = string.match(state, '^(%d+) (%d+) (%d+) (%d+)() [xs] %d+ %S* ', stop + 1)
     local ends = base and held_for + 0 <= LONGEST and base + held_for or 0  -- else it cannot be read
     if ends > now and its_fence == fence then
