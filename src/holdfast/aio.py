@@ -262,6 +262,7 @@ class AsyncLocks:
         """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
 
         The former holder learns of it at its next renewal; until then only the fence stops it.
+        What `list` has shown as damaged because its name is none can be broken by that very text.
         """
         return await self._logic.break_lock(name)
 

@@ -16,6 +16,7 @@ from holdfast._model import HolderInfo, LockInfo
 from holdfast.cli import exits
 from holdfast.cli.options import Parser, complain, report_warnings, unmistakable, visible
 from holdfast.cli.store import add_store_options, report_outages, url_to_look_at
+from holdfast.primitives.names import flaw_in
 from holdfast.sync import Locks, connect
 
 _JSON = """--json prints one document. A lock is an object with
@@ -87,6 +88,8 @@ def break_(words: list[str]) -> int:
     parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
     args = parser.parse_args(words)
     with _connect(args) as locks:
+        if flaw_in(args.name):
+            locks.list()  # which may show a damaged record under it: then it can be broken
         before = locks.break_lock(args.name)
     if args.json:
         _print_json({"broken": before.locked, **_as_json(before)})

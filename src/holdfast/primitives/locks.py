@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
+from holdfast._records import listed
 from holdfast._text import shown
 from holdfast._time import Seconds, length
 from holdfast.backends.base import check_up
@@ -19,7 +20,7 @@ from holdfast.engine.core import Engine
 from holdfast.engine.lease import Request
 from holdfast.observe.events import Event
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.names import aside, metadata_text, qualify, unqualify, valid, valid_prefix, whole
+from holdfast.primitives.names import aside, flaw_in, metadata_text, qualify, unqualify, valid, valid_prefix, whole
 
 if TYPE_CHECKING:
     from holdfast.primitives.cell import CellLogic
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.primitives.rwlock import RWLockLogic
 
 TURN: Final = 10.0  # ttl of the turn of one who waits at a limiter
+NO_NAMES: Final = 10_000  # that are remembered
 
 
 class LocksLogic:
@@ -36,6 +38,7 @@ class LocksLogic:
         self.engine = engine
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
+        self._no_names: set[str] = set()  # texts that are no names, and were listed: they can be broken
 
     def _request(
         self,
@@ -154,11 +157,24 @@ class LocksLogic:
         self.engine.must_be_open()
         found = await self.engine.once(partial(self.engine.backend.list, qualify(self.namespace, prefix)))
         named = ((unqualify(self.namespace, info.name), info) for info in found)
-        return [info._replace(name=name) for name, info in named if name is not None]
+        return [self._listed(name, info) for name, info in named if name is not None]
+
+    def _listed(self, name: str, info: LockInfo) -> LockInfo:
+        flaw = flaw_in(name)
+        if not flaw:
+            return info._replace(name=name)
+        if len(self._no_names) >= NO_NAMES:
+            self._no_names.clear()
+        self._no_names.add(name)
+        return info._replace(name=name, damage=listed([info.damage, f"a lock name {flaw}"]))
 
     async def break_lock(self, name: str) -> LockInfo:
         engine = self.engine
-        name = valid(name)
+        try:
+            name = valid(name)
+        except ValueError:
+            if name.__class__ is not str or name not in self._no_names:
+                raise
         key = qualify(self.namespace, name)
         engine.must_be_open()
         before = await engine.once(partial(engine.backend.break_, key))

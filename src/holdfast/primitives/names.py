@@ -22,15 +22,22 @@ def valid(name: str, what: str = "lock name") -> str:
     if not isinstance(name, str):
         raise ValueError(f"a {what} must be a string, not {shown(name)}")
     name = str.__str__(name)  # an Enum, say, would format itself otherwise than it compares
-    if not name:
-        raise ValueError(f"a {what} must not be empty")
-    if len(name) > LONGEST_NAME:
-        raise ValueError(f"a {what} has at most {LONGEST_NAME} characters; this has {len(name)}: {shown(name[:40])}…")
-    if _CONTROL.search(name):
-        raise ValueError(f"a {what} must not contain control characters: {shown(name)}")
-    if not encodable(name):
-        raise ValueError(f"a {what} must be encodable as UTF-8: {shown(name)}")
+    if flaw := flaw_in(name):
+        raise ValueError(f"a {what} {flaw}")
     return name
+
+
+def flaw_in(name: str) -> str:
+    """Why no caller can ask for it; empty if it is a name."""
+    if not name:
+        return "must not be empty"
+    if len(name) > LONGEST_NAME:
+        return f"has at most {LONGEST_NAME} characters; this has {len(name)}: {shown(name[:40])}…"
+    if _CONTROL.search(name):
+        return f"must not contain control characters: {shown(name)}"
+    if not encodable(name):
+        return f"must be encodable as UTF-8: {shown(name)}"
+    return ""
 
 
 def valid_prefix(prefix: Any) -> str:
