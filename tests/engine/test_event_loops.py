@@ -479,10 +479,13 @@ def test_closing_while_a_connection_is_made_leaves_nothing_of_it(scheme: str) ->
             url = f"{scheme}://127.0.0.1:{mute.getsockname()[1]}{others}/0"
             locks = holdfast.aio.connect(url, patience=0.5)
             asking = asyncio.create_task(locks.lock("x").acquire())
-            await until_async(background_tasks, "connecting")
             client, _ = await asyncio.to_thread(mute.accept)
+            making = [task for task in background_tasks() if task.get_name() != "holdfast-keeper"]
+            assert making
             with client:
                 await locks.close()
+                assert [task.get_name() for task in making if not (task.done() or task.cancelling())] == []
+                await until_async(lambda: all(task.done() for task in making), "their end")
                 with pytest.raises(LockError):
                     await asking
 
