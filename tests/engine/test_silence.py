@@ -22,6 +22,7 @@ from holdfast.engine.keeper import IDLE
 from holdfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
 from holdfast.errors import BackendUnavailable, LockError
 from holdfast.observe.events import Event
+from holdfast.primitives.lock import LockLogic
 from holdfast.primitives.locks import LocksLogic
 from holdfast.testing.simulated import SimulatedWorld, Simulation
 from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
@@ -339,9 +340,8 @@ def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage:
     assert stage.engine.keeper._signal is None, "what watched for silence has ended"
 
 
-async def _body(lock: Any) -> None:
-    async with lock:
-        await lock.engine.world.pause(TTL)
+async def _body(lock: LockLogic) -> None:
+    await lock.hold(lambda _: lock.engine.world.pause(TTL))
 
 
 def test_closing_with_little_patience_is_not_silent_either(stage: Stage) -> None:
