@@ -14,7 +14,7 @@ import pytest
 import holdfast
 import holdfast.aio
 from holdfast.drivers import postgres_advisory
-from holdfast.drivers.postgres_advisory_watch import in_turn
+from holdfast.drivers.turns import in_turn
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 

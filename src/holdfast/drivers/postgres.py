@@ -50,6 +50,7 @@ from holdfast.drivers.postgres_wire import (
     tell_deaf_for_now,
     unavailable,
 )
+from holdfast.drivers.turns import in_turn
 from holdfast.drivers.wakes import Wakes
 from holdfast.errors import BackendUnavailable
 
@@ -110,7 +111,7 @@ class BlockingPostgres:
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._names = Names()
         self._channel = f"holdfast_{uuid4().hex}"
         # A connection, or None for one that may be made; the used ones are at the end.
@@ -308,13 +309,14 @@ class BlockingPostgres:
 
     def _see_to_listening(self, until: float) -> None:
         """One thread does it, and the others wait for that."""
-        if not self._opening.acquire(timeout=max(0.0, until - boot_now())):
-            raise no_connection(self.place, sent=False)
-        try:
+
+        def listen() -> bool:
             if self._shall_listen():
                 self._listen(until)
-        finally:
-            self._opening.release()
+            return True
+
+        if not in_turn(self._opening, max(0.0, until - boot_now()), listen):
+            raise no_connection(self.place, sent=False)
 
     def _works(self) -> bool:
         """Whether there is a connection to ask on."""

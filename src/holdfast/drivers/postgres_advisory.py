@@ -19,9 +19,10 @@ from holdfast._reentry import NoThread, outside
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, Signal, World
 from holdfast.drivers.postgres_advisory_line import Line, Rows, Statement, dial
-from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine, in_turn
+from holdfast.drivers.postgres_advisory_watch import OnBroken, Watch, WatchedLine
 from holdfast.drivers.postgres_places import Place
 from holdfast.drivers.postgres_wire import no_connection, unavailable
+from holdfast.drivers.turns import in_turn
 
 # Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
 # its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.

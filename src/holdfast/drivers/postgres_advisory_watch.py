@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import ceil
-from typing import Final, TypeVar
+from typing import Final
 
 from holdfast._reentry import outside, start_thread
 from holdfast.drivers.postgres_advisory_line import Dialled, Line
@@ -21,28 +21,6 @@ from holdfast.drivers.postgres_advisory_line import Dialled, Line
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 _LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
 OnBroken = Callable[[Line], None]
-
-
-T = TypeVar("T")
-
-
-def in_turn(turn: threading.RLock, within: float, work: Callable[[], T]) -> T | None:
-    """What `work` gives, done by one thread at a time; None if its turn has not come in time.
-
-    An interrupt can fall between any two instructions, and only `with` minds a lock from the moment that it is taken.
-    But it knows no limit of time: so the lock is taken twice, and in between an interrupt is minded by us.
-    """
-    ours = turn._is_owned()  # type: ignore[attr-defined]  # by an outer call of this thread
-    try:
-        if not turn.acquire(timeout=within):
-            return None
-        with turn:
-            turn.release()
-            return work()
-    except BaseException:
-        if not ours and turn._is_owned():  # type: ignore[attr-defined]
-            turn.release()
-        raise
 
 
 class WatchedLine(Line):

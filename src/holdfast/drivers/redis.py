@@ -34,6 +34,7 @@ from holdfast.drivers.redis_wire import (
     refusal,
     unavailable,
 )
+from holdfast.drivers.turns import in_turn
 from holdfast.drivers.wakes import BlockingWakes
 from holdfast.errors import BackendUnavailable
 
@@ -178,7 +179,7 @@ class BlockingWires:
     def _reset(self) -> None:
         self._channel = new_channel(clustered=self._place.clustered)
         self._idle: dict[Address | None, list[_Line]] = {}
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._closed = False
 
     @property
@@ -188,14 +189,14 @@ class BlockingWires:
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self._wakes.address:
             until = boot_now() + within
-            if not self._opening.acquire(timeout=within):
+            if not in_turn(self._opening, within, lambda: self._see_to_subscription(address, until)):
                 raise no_connection(self._place.url_of(address), "no answer in time")
-            try:
-                if not self._wakes.address:
-                    self._subscribe(address, max(0.01, until - boot_now()))
-            finally:
-                self._opening.release()
         return self._wakes.expect(claim)
+
+    def _see_to_subscription(self, address: Address | None, until: float) -> bool:
+        if not self._wakes.address:
+            self._subscribe(address, max(0.01, until - boot_now()))
+        return True
 
     def _subscribe(self, address: Address | None, within: float) -> None:
         line = self._dial(address, within)
