@@ -392,7 +392,9 @@ def differences(sync: Any, aio: Any, where: str = "") -> list[str]:
 
 def _differing_call(a: Any, b: Any, where: str) -> Iterator[str]:
     # A plain function that gives a coroutine is awaited like any other.
-    twin, gives = re.subn(r"Coroutine\[Any, Any, (.+)\]", r"\1", str(inspect.signature(b)).replace("Async", ""))
+    twin, gives = re.subn(
+        r"Coroutine(?:Type)?\[Any, Any, (.+)\]", r"\1", str(inspect.signature(b)).replace("Async", "")
+    )
     if str(inspect.signature(a)) != twin:
         yield f"{where}: {inspect.signature(a)} is not {inspect.signature(b)}"
     does_now = inspect.getsource(a).replace("lambda: drive(", "")

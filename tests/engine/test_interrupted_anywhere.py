@@ -19,6 +19,7 @@ from holdfast._reentry import start_thread
 from holdfast.testing import FakeClock
 from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
+from tests.servers.shared import valkey
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = [
@@ -116,11 +117,15 @@ class Waiting:
         assert lease.release()
 
 
-@pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["memory", pytest.param("sqlite", marks=pytest.mark.slow), pytest.param("redis", marks=pytest.mark.soak)]
+)
 def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """A store of its own each time."""
     if request.param == "memory":
         return lambda: f"memory://anywhere-{next(_numbers)}"
+    if request.param == "redis":
+        return lambda: valkey().url(tmp_path)
     return lambda: f"sqlite:///{tmp_path}/{next(_numbers)}.db"
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, aclosing, suppress
 from typing import Any
+from weakref import ref
 
 import pytest
 
 import holdfast
 from holdfast import Lease, Locks
+from holdfast._reentry import drive
 from holdfast.aio import AsyncLease, AsyncLocks
-from tests.servers.waiting import LIMIT, until, until_async
+from holdfast.primitives import statement
+from tests.servers.waiting import LIMIT, join, until, until_async
 
 Made = Callable[[Locks], AbstractContextManager[Any]]
 
@@ -32,6 +37,21 @@ MADE: dict[str, Made] = {
     "several": lambda locks: locks.all("a", "b", ttl=600),
     "leader": lambda locks: locks.election("a", ttl=600),
 }
+
+
+def entered_and_cut_short(made: AbstractContextManager[Any]) -> Any:
+    """As by an interrupt that comes before the first instruction of `__exit__`."""
+    entered = None
+
+    def interrupted(work: Coroutine[Any, Any, Any], *_: object) -> None:
+        work.close()
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        with made as entered:
+            patch.setattr(statement, "drive", interrupted)  # the first that `__exit__` calls
+        pytest.fail("it was not interrupted")
+    return entered
 
 
 @pytest.fixture(params=MADE)
@@ -77,19 +97,38 @@ def test_async_blocks_of_one_task_that_do_not_end_last_in_first_out_end_each_its
 def test_a_block_that_is_over_before_its_exit_could_begin_ends_its_lease(
     made: AbstractContextManager[Any], locks: Locks
 ) -> None:
-    """As an interrupt does it that comes before the first instruction of `__exit__`."""
-    leave = made.__exit__
-    lease = made.__enter__()
-    del leave
+    lease = entered_and_cut_short(made)
     until(lambda: not lease.held)
     until(lambda: not any(info.holders for info in locks.list()))
 
 
-def test_who_was_interrupted_there_can_have_the_lock_again_and_does_not_wait_for_itself(locks: Locks) -> None:
-    lock = locks.lock("a", ttl=600)
-    leave = lock.__exit__
-    lease = lock.__enter__()
-    del leave
+def test_who_was_interrupted_there_can_have_the_lock_again_and_does_not_wait_for_itself(
+    made: AbstractContextManager[Any],
+) -> None:
+    lease = entered_and_cut_short(made)
+    with made as again:
+        assert again is not lease
+        assert again.held
+    assert not again.held
+
+
+def test_who_was_interrupted_in_an_inner_block_goes_on_in_the_outer_one(locks: Locks) -> None:
+    lock = locks.lock("a", ttl=600, reentrant=True)
+    with lock as lease:
+        assert entered_and_cut_short(lock) is lease
+        assert lease._depth == 1
+        assert lease.held
+    assert not locks.inspect("a").locked
+
+
+def test_what_is_about_to_end_is_not_entered_again(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, engine = locks.lock("a", ttl=600, reentrant=True), locks._logic.engine
+    put_off: list[Any] = []
+    monkeypatch.setattr(engine, "put_off", put_off.append)
+    lease = entered_and_cut_short(lock)
+    assert lock.acquire(blocking=False) is None
+    [end] = put_off
+    drive(end)
     with lock as again:
         assert again.fence > lease.fence
 
@@ -125,6 +164,133 @@ def test_an_async_stack_ends_what_it_entered() -> None:
                 assert not lease.held
 
     asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+class Wrapper:
+    """Looks `__enter__` and `__exit__` up once, and uses them for many blocks."""
+
+    def __init__(self, made: AbstractContextManager[Any]) -> None:
+        self._leave = made.__exit__
+        self._enter = made.__enter__
+
+    def __enter__(self) -> Any:
+        return self._enter()
+
+    def __exit__(self, *exc: Any) -> None:
+        self._leave(*exc)
+
+
+def test_what_was_looked_up_once_ends_each_block_that_it_is_used_for(
+    made: AbstractContextManager[Any], locks: Locks
+) -> None:
+    wrapper = Wrapper(made)
+    for _ in range(3):
+        with wrapper as lease:
+            assert lease.held
+        assert not lease.held
+    assert not any(info.holders for info in locks.list())
+
+
+def test_what_was_looked_up_once_does_not_end_the_block_of_another_thread(locks: Locks) -> None:
+    wrapper = Wrapper(locks.semaphore("pool", 3, ttl=600))
+
+    def other() -> None:
+        with wrapper:
+            pass
+
+    with wrapper as lease:
+        thread = threading.Thread(target=other)
+        thread.start()
+        join(thread)
+        assert lease.held
+    assert not locks.inspect("pool").locked
+
+
+def test_a_lease_does_not_depend_on_what_was_looked_up_before_it_was_entered(
+    made: AbstractContextManager[Any],
+) -> None:
+    looked_up = inspect.getmembers(made)
+    with ExitStack() as stack:
+        lease = stack.enter_context(made)
+        del looked_up
+        assert made.__exit__ is not None
+        leave = made.__exit__
+        del leave
+        assert lease.held
+        assert statement._found[threading.get_ident()]() is None
+    assert not lease.held
+
+
+class Handled(statement._Exit):
+    """Runs a handler after `__exit__` was looked up, as a signal or the garbage collector may."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[[], object]) -> None:
+        self.handler: Callable[[], object] | None = handler
+
+    def __get__(self, lock: Any, cls: type) -> Any:
+        if lock is None:
+            return super().__get__(lock, cls)
+        leave = statement._find(lock._logic, statement._leave)
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            handler()
+        return leave
+
+
+@pytest.mark.parametrize("by", ["stack", "hand", "with"])
+def test_a_handler_that_uses_the_same_lock_before_it_is_entered_changes_nothing(
+    locks: Locks, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    permits = locks.semaphore("pool", 3, ttl=600)
+
+    def handler() -> None:
+        if by == "stack":
+            with ExitStack() as stack:
+                stack.enter_context(permits)
+        elif by == "with":
+            with permits:
+                pass
+        else:
+            permits.__enter__()
+            permits.__exit__(None, None, None)
+
+    monkeypatch.setattr(statement.Exits, "__exit__", Handled(handler))
+    with permits as lease:
+        assert lease.held
+    assert not lease.held
+    assert not locks.inspect("pool").locked
+
+
+def test_a_collected_cycle_keeps_its_lease_to_the_end_of_its_body(locks: Locks) -> None:
+    """The collector tells of what is gone before it closes a generator, whose body still runs then."""
+    lock, held = locks.lock("a", ttl=600), []
+
+    def block() -> Generator[None]:
+        with lock as lease:
+            try:
+                yield
+            finally:
+                held.append(lease.held)
+
+    cycle: list[Any] = [block()]
+    next(cycle[0])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert held == [True]
+    until(lambda: not locks.inspect("a").locked)
+
+
+def test_a_lock_that_was_only_looked_at_keeps_nothing_alive() -> None:
+    locks = holdfast.connect("memory://")
+    assert hasattr(locks.lock("a"), "__exit__")
+    engine = ref(locks._logic.engine)
+    locks.close()
+    del locks
+    gc.collect()
+    assert engine() is None
 
 
 def test_how_a_block_is_left_can_be_looked_at() -> None:

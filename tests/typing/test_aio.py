@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, assert_type
 
 import holdfast
 from holdfast import Diagnosis, LockInfo
-from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks
+from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks, AsyncMultiLease
 
 
 async def connecting_gives_locks() -> None:
@@ -67,6 +68,13 @@ async def looking_from_outside(locks: AsyncLocks) -> None:
     assert_type(await locks.doctor(), Diagnosis)
 
 
+async def a_stack_takes_locks(locks: AsyncLocks) -> None:
+    async with AsyncExitStack() as stack:
+        assert_type(await stack.enter_async_context(locks.lock("stack")), AsyncLease)
+        assert_type(await stack.enter_async_context(locks.all("stack:1", "stack:2")), AsyncMultiLease)
+        assert_type(await stack.enter_async_context(locks.election("stack:3")), AsyncLease)
+
+
 def test_the_awaited_api_is_typed_like_the_other() -> None:
     async def all_of_it() -> None:
         await connecting_gives_locks()
@@ -75,5 +83,6 @@ def test_the_awaited_api_is_typed_like_the_other() -> None:
             await acquiring_may_give_none(locks)
             await a_loss_is_told_to_a_function_or_a_coroutine(locks)
             await looking_from_outside(locks)
+            await a_stack_takes_locks(locks)
 
     asyncio.run(all_of_it())

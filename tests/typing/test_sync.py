@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from typing import Any, assert_type
 
 import pytest
 
 import holdfast
-from holdfast import Diagnosis, Lease, Lock, LockInfo, Locks
+from holdfast import Diagnosis, Lease, Lock, LockInfo, Locks, MultiLease
 from holdfast.testing import FakeClock
 
 
@@ -108,3 +109,13 @@ def test_mistakes_are_caught_before_they_run() -> None:
             locks.lock("order:42", timeout=30)  # type: ignore[call-arg]
         with locks.lock("order:42") as lease, pytest.raises(AttributeError):
             lease.fence = 7  # type: ignore[misc]
+
+
+def test_a_lock_is_a_context_manager_that_a_stack_takes() -> None:
+    with holdfast.connect("memory://typing") as locks, ExitStack() as stack:
+        assert_type(stack.enter_context(locks.lock("stack")), Lease)
+        assert_type(stack.enter_context(locks.all("stack:1", "stack:2")), MultiLease)
+        assert_type(stack.enter_context(locks.election("stack:3")), Lease)
+        manager: AbstractContextManager[Lease] = locks.lock("stack:4")
+        with manager as lease:
+            assert_type(lease, Lease)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from types import CoroutineType
 from typing import Any, cast
 
 from holdfast._time import Seconds
 from holdfast.engine import lease
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.statement import AsyncExit, begun
+from holdfast.primitives.statement import AsyncExits, begun
 
 
 class AsyncLease(lease.Lease):
@@ -42,7 +42,7 @@ class AsyncLease(lease.Lease):
         await self._downgrade()
 
 
-class AsyncLock:
+class AsyncLock(AsyncExits):
     """A named lock: an async context manager with the shape of `asyncio.Lock`, but for two methods.
 
     `release()` and `locked()` are awaited, since both ask the backend. `acquire` gives a lease instead of True.
@@ -70,10 +70,8 @@ class AsyncLock:
         """Whether anybody holds it, in this process or another."""
         return await self._logic.locked()
 
-    def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
-        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
-
-    __aexit__ = AsyncExit()
+    def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
+        return self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1)))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<AsyncLock {self._logic!r}>"

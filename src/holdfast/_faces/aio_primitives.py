@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import CoroutineType
 from typing import Any, TypeVar, cast, overload
 
 from holdfast._faces.aio_lock import AsyncLease, AsyncLock
@@ -15,7 +16,7 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
-from holdfast.primitives.statement import AsyncExit, begun
+from holdfast.primitives.statement import AsyncExits, begun
 
 T = TypeVar("T")
 Elected = Callable[[AsyncLease], Awaitable[T] | T]
@@ -55,7 +56,7 @@ class AsyncMultiLease(multi.MultiLease):
         return await self._release()
 
 
-class AsyncMultiLock:
+class AsyncMultiLock(AsyncExits):
     """Several names taken as one, all or nothing."""
 
     __slots__ = ("_logic",)
@@ -80,16 +81,14 @@ class AsyncMultiLock:
         """Whether anybody holds one of the names."""
         return await self._logic.locked()
 
-    def __aenter__(self) -> Coroutine[Any, Any, AsyncMultiLease]:
-        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
-
-    __aexit__ = AsyncExit()
+    def __aenter__(self) -> CoroutineType[Any, Any, AsyncMultiLease]:
+        return self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1)))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<AsyncMultiLock {self._logic!r}>"
 
 
-class AsyncElection:
+class AsyncElection(AsyncExits):
     """One candidate for the lead of a name; a context manager: leader for its block."""
 
     __slots__ = ("_logic",)
@@ -164,10 +163,8 @@ class AsyncElection:
         finally:
             await observer.close()
 
-    def __aenter__(self) -> Coroutine[Any, Any, AsyncLease]:
-        return self._logic.enter(sys._getframe(1), begun(self._logic))  # type: ignore[return-value]
-
-    __aexit__ = AsyncExit()
+    def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:
+        return self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1)))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<AsyncElection {self._logic!r}>"

@@ -8,7 +8,7 @@ from holdfast._reentry import drive, nothing
 from holdfast._time import Seconds
 from holdfast.engine import lease
 from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.statement import Exit, begun
+from holdfast.primitives.statement import Exits, begun
 
 
 class Lease(lease.Lease):
@@ -40,7 +40,7 @@ class Lease(lease.Lease):
         drive(self._downgrade())
 
 
-class Lock:
+class Lock(Exits):
     """A named lock: a context manager with the shape of `threading.Lock`. `acquire` gives a lease instead of True."""
 
     __slots__ = ("_logic",)
@@ -64,9 +64,7 @@ class Lock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
-
-    __exit__ = Exit()
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<Lock {self._logic!r}>"

@@ -16,7 +16,7 @@ from holdfast.primitives.cell import CellLogic, Versioned
 from holdfast.primitives.election import ElectionLogic, Leadership
 from holdfast.primitives.limiter import LimiterLogic
 from holdfast.primitives.rwlock import RWLockLogic
-from holdfast.primitives.statement import Exit, begun
+from holdfast.primitives.statement import Exits, begun
 
 T = TypeVar("T")
 Elected = Callable[[Lease], T]
@@ -56,7 +56,7 @@ class MultiLease(multi.MultiLease):
         return drive(self._release(), self._engine, self._is_held)
 
 
-class MultiLock:
+class MultiLock(Exits):
     """Several names taken as one, all or nothing."""
 
     __slots__ = ("_logic",)
@@ -82,15 +82,13 @@ class MultiLock:
         return drive(self._logic.locked())
 
     def __enter__(self) -> MultiLease:
-        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
-
-    __exit__ = Exit()
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<MultiLock {self._logic!r}>"
 
 
-class Election:
+class Election(Exits):
     """One candidate for the lead of a name; a context manager: leader for its block."""
 
     __slots__ = ("_logic",)
@@ -158,9 +156,7 @@ class Election:
             observer.left_behind()
 
     def __enter__(self) -> Lease:
-        return drive(self._logic.enter(sys._getframe(1), begun(self._logic)))  # type: ignore[return-value]
-
-    __exit__ = Exit()
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         return f"<Election {self._logic!r}>"

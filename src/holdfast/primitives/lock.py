@@ -183,9 +183,18 @@ class LockLogic:
 
     def left_behind(self, entry: Entry) -> None:
         """Its `with` is over. If the entry is not, it is ended soon. Takes no mutex."""
-        if entry in self._current:
-            if entry.lease._guard is entry.guard:
-                entry.lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
+        if entry not in self._current:
+            return
+        lease = entry.lease
+        if lease._guard is entry.guard:
+            lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
+        if lease._depth > 1 and not entry.let_go:
+            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            entry.let_go = True
+        if entry.let_go:
+            self._forget(entry)
+        else:
+            self.engine.let_go(lease)  # at once: its owner must not enter again what is about to end
             self.engine.put_off(self._end(entry, None))
 
     async def _end(self, entry: Entry, exc: BaseException | None) -> None:

@@ -292,6 +292,7 @@ class MultiLogic:
     def left_behind(self, multi: MultiLease) -> None:
         """Its `with` is over. If it is not, it is ended soon. Takes no mutex."""
         if multi in self._current:
+            self._close_guard(multi, None)  # no body runs under it any more, so nobody waits for itself
             self.engine.put_off(self._undo(multi))
 
     def _close_guard(self, multi: MultiLease, exc: BaseException | None) -> bool:
