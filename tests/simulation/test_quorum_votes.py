@@ -234,9 +234,9 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     client = stage.client(100)
     assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
     stage.servers[0].deaf = False
-    assert run_to_end(stage.servers[0].inspect("x")).waiters == 1
+    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
     assert release(client, "b")
-    assert run_to_end(stage.servers[0].inspect("x")).waiters == 0
+    assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
 
 
 # Fences
