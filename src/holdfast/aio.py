@@ -287,7 +287,8 @@ class AsyncLocks:
         await self.close()
 
     def __del__(self) -> None:
-        self._logic.warn_if_open(self)
+        if hasattr(self, "_logic"):  # else it is a copy that could not be made
+            self._logic.warn_if_open(self)
 
     def __repr__(self) -> str:
         return f"<AsyncLocks {self._logic!r}>"

@@ -68,11 +68,11 @@ def update_statement(
     """
     text = _Text(table, paramstyle)
     _must_be_columns(values, "values")
+    seen = f"COALESCE({text.column(fence_column)}, 0) <= "
     if fence_column in values:
         raise ValueError(f"{shown(fence_column)} is written by the check itself; leave it out of the values")
     written = {**values, fence_column: whole(fence, "fence", 1)}
     sets = ", ".join(f"{text.name(column)} = {text.mark(value)}" for column, value in written.items())
-    seen = f"COALESCE({text.column(fence_column)}, 0) <= "
     sql = f"UPDATE {text.table} SET {sets} WHERE {text.condition(key)} AND {seen}{text.mark(fence)}"
     return Statement(sql, text.parameters)
 

@@ -251,7 +251,8 @@ class Locks:
         self.close()
 
     def __del__(self) -> None:
-        self._logic.warn_if_open(self)
+        if hasattr(self, "_logic"):  # else it is a copy that could not be made
+            self._logic.warn_if_open(self)
 
     def __repr__(self) -> str:
         return f"<Locks {self._logic!r}>"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -445,3 +447,23 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
             renew(good)
     finally:
         log.removeFilter(failing)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda locks: locks,
+        lambda locks: locks.lock("x"),
+        lambda locks: locks.rwlock("x").read(),
+        lambda locks: locks.all("x", "y"),
+        lambda locks: locks.election("x"),
+        lambda locks: locks.limiter("x", rate=1),
+        lambda locks: locks.cell("x"),
+        lambda locks: holdfast.aio.connect("memory://"),
+    ],
+)
+def test_what_belongs_to_a_locks_tells_a_pickler_what_to_do_instead(make: Callable[[Any], object], url: str) -> None:
+    with holdfast.connect(url) as locks:
+        for take in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match=r"connect\(\) in the other process"):
+                take(make(locks))

@@ -123,6 +123,7 @@ def test_percent_signs_in_names_are_kept_from_drivers_that_format() -> None:
         ({"values": {"": 3}}, "name of a table or column must have characters"),
         ({"table": "a..b"}, "name of a table or column must have characters"),
         ({"table": "a\0"}, "no NUL"),
+        ({"fence_column": ["fence"]}, "name of a table or column must be a string"),
         ({"paramstyle": "magic"}, "paramstyle must be one of qmark, format"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from holdfast._debug import debug_is_on
 from holdfast._ids import default_holder
@@ -80,6 +80,10 @@ class Engine:
             world.on_new_loop = self._begin_again
         _living.add(self)
         start_put_off()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        """All that belongs to a `Locks` has it, and so cannot be pickled either."""
+        raise TypeError("a Locks can be neither pickled nor copied in depth; connect() in the other process")
 
     def _hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
         self.keeper.hear_of_loss(ended, reason)  # of now: a fork has another
