@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ _numbers = count()
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
+    gc.collect()  # leases that another test has dropped: whoever waits looks at all, and each look is many points here
     scene = Scene(f"memory://interrupted-{next(_numbers)}")
     yield scene
     scene.close()
