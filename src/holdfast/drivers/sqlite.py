@@ -1,7 +1,8 @@
 """SQLite: one connection, one short transaction a verb, and errors in our own words.
 
 Decides: how a transaction is begun under contention, when the file is opened again, what SQLite's errors mean.
-Leaves to the backend: what is read and written. The asyncio driver beside this one runs it in a thread of its own.
+Leaves to the backend: what is read and written. Leaves to the asyncio driver beside this one: in which thread it runs
+a request there, and when the log is copied into the file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import logging
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -20,7 +20,7 @@ from traceback import clear_frames
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
-from holdfast._reentry import outside
+from holdfast._reentry import Mutex, outside, section
 from holdfast._time import boot_now
 from holdfast._worlds import Clock, World
 from holdfast.drivers import sqlite_file
@@ -36,6 +36,7 @@ VERSION: Final = sqlite3.sqlite_version
 AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
 LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
 LOG_LIMIT_BYTES = 4 << 20  # to which the log is cut when all of it is in the file: it seldom needs more
+CHECKPOINT_EVERY_S = 0.1  # at most: a reader that keeps the log from being started again may stay for long
 
 _logger = logging.getLogger("holdfast")
 
@@ -64,6 +65,16 @@ class Transaction:
 
 
 Step = Callable[..., T]
+
+# What is asked of the store: `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
+Request = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
+
+
+def _only_open(_: Transaction) -> None:
+    """What opens the file, and makes the tables of a new one."""
+
+
+OPENING: Final[Request] = (_only_open, (), None, True)
 
 
 class Schema(NamedTuple):
@@ -103,19 +114,30 @@ class SqliteDriver(Protocol):
 class BlockingSqlite:
     """The one connection. Its methods run to their end in the caller's thread."""
 
-    def __init__(self, path: Path, schema: Schema, wakes: Wakes, clock: Clock | None, host: Host | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        wakes: Wakes,
+        clock: Clock | None,
+        host: Host | None = None,
+        *,
+        checkpoints: bool = True,
+    ) -> None:
+        """Without `checkpoints` no commit waits for the disk, and the caller sees to the log: `log_is_long`."""
         self.path = path
         self.wakes = wakes
         self._name = str(path)  # a plain string is quicker to look up than a Path
         self._schema = schema
         self._clock = clock
+        self._checkpoints = checkpoints
         if host is not None:
             self.host = host
         self._sender = Sender()
         self._reset()
 
     def _reset(self) -> None:
-        self._mutex = threading.RLock()  # one transaction at a time on the one connection
+        self._mutex = Mutex()  # one transaction at a time on the one connection
         self._closed = False  # for good: what was under way then opens nothing again
         self._db: sqlite3.Connection | None = None
         self._readable = False  # all tables are there
@@ -123,6 +145,8 @@ class BlockingSqlite:
         self._log = ""  # where SQLite keeps the log of the file that is open
         self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
         self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
+        self._log_bytes = 0  # how long the log was then
+        self._checkpoint_at = 0.0  # not before that
         self._warning = ""  # to be logged as soon as the mutex is free
 
     async def transact(
@@ -133,20 +157,30 @@ class BlockingSqlite:
         quick: Step[T | None] | None = None,
         reads: bool = False,
     ) -> tuple[T, list[Wake]]:
-        until, tries = boot_now() + within, 0
+        return self.run((step, args, quick, reads), boot_now() + within)
+
+    def run(self, request: Request, until: float) -> tuple[Any, list[Wake]]:
+        """Ask again and again while another process has the file."""
+        tries = 0
         while True:
-            try:
-                # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
-                with self._mutex:
-                    answer, wakes = self._answer(step, args, quick, reads)
-                break
-            except sqlite3.Error as error:
-                if not _is_busy(error) or boot_now() >= until:
-                    raise self._translate(error) from error
-            except OSError as error:
-                raise self._unavailable(f"cannot be used: {_reason(error)}", transient=False) from error
+            answer = self.attempt(request, until)
+            if answer is not None:
+                return answer
             tries += 1
-            _pause(tries)  # another process writes; our own mutex is free meanwhile
+            _pause(tries)  # our own mutex is free meanwhile
+
+    def attempt(self, request: Request, until: float) -> tuple[Any, list[Wake]] | None:
+        """Ask once, and wait for nothing but the disk. None if another process has the file, and it is not `until`."""
+        try:
+            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
+            with section(self._mutex):
+                answer, wakes = self._answer(*request)
+        except sqlite3.Error as error:
+            if _is_busy(error) and boot_now() < until:
+                return None
+            raise self._translate(error) from error
+        except OSError as error:
+            raise self._unavailable(f"cannot be used: {_reason(error)}", transient=False) from error
         if self._warning:
             text, self._warning = self._warning, ""
             with outside():
@@ -227,10 +261,9 @@ class BlockingSqlite:
 
     def _open(self) -> sqlite3.Connection:
         """The connection, opened again if the file was deleted or replaced under us."""
-        now = boot_now()
-        db = self._db
+        db, now = self._db, boot_now()
         if db is not None:
-            if now - self._looked_at < LOOK_EVERY or self._is_same():
+            if self._is_current(now):
                 if db.in_transaction:  # left over from a request that was interrupted more than once
                     db.rollback()
                 return db
@@ -258,6 +291,15 @@ class BlockingSqlite:
         self._warning = sqlite_file.warning(file)
         return db
 
+    def is_open(self, now: float) -> bool:
+        """Whether a request finds the file open. Else the next one opens it, or says why it cannot."""
+        with section(self._mutex), suppress(OSError):
+            return self._db is not None and self._is_current(now)
+        return False
+
+    def _is_current(self, now: float) -> bool:
+        return now - self._looked_at < LOOK_EVERY or self._is_same()
+
     def _is_same(self) -> bool:
         try:
             same = self._identify() == self._files
@@ -268,6 +310,7 @@ class BlockingSqlite:
 
     def _identify(self) -> tuple[object, ...]:
         file, log = os.stat(self._name), os.stat(self._log)
+        self._log_bytes = log.st_size
         return file.st_dev, file.st_ino, log.st_ino
 
     def _refuse_foreign(self, file: Path) -> None:
@@ -286,6 +329,8 @@ class BlockingSqlite:
             raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+        if not self._checkpoints:
+            db.execute("PRAGMA wal_autocheckpoint = 0")
         self._readable, _ = self._transact(db, self._schema.is_current, (), "BEGIN")
         self._writable = False
 
@@ -302,6 +347,31 @@ class BlockingSqlite:
 
     def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
         return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)
+
+    # The log
+
+    def log_is_long(self, now: float) -> bool:
+        """Whether the log is to be copied into the file: it is longer than what it is cut to after that.
+
+        So it has grown since it was last started again, by whichever process. To be asked after a request: that may
+        have started it again, and cut it.
+        """
+        if self._log_bytes <= LOG_LIMIT_BYTES or now < self._checkpoint_at:
+            return False
+        with suppress(OSError):  # deleted: the next look sees that too
+            self._log_bytes = os.stat(self._log).st_size
+        return self._log_bytes > LOG_LIMIT_BYTES
+
+    def checkpoint(self) -> None:
+        """Copy the log into the file, as far as no reader needs it. The next commit then starts it again.
+
+        Waits for the disk, and keeps no other process waiting. If it fails, the log goes on to grow.
+        """
+        with section(self._mutex):
+            if self._db is not None:
+                with suppress(sqlite3.Error):
+                    self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._checkpoint_at = boot_now() + CHECKPOINT_EVERY_S
 
     # Ending
 
