@@ -168,6 +168,7 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
     async def main() -> None:
         async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
             driver: Any = locks._logic.engine.backend
+            driver._driver._stalls.took(LIMIT, boot_now())  # the disk has stopped the loop, so the thread is used
             stuck = asyncio.ensure_future(driver._driver.transact(lambda t: moves_on.wait(LIMIT), (), 2 * LIMIT))
             await asyncio.sleep(0)  # it is in the thread's queue
             with impatient(locks), pytest.raises(BackendUnavailable, match="did not answer for"):
@@ -188,7 +189,7 @@ def test_a_request_after_the_close_starts_no_thread_again(path: Path, monkeypatc
             pass
         driver: Any = locks._logic.engine.backend
         started: list[object] = []
-        monkeypatch.setattr("holdfast.drivers.sqlite_asyncio.start_thread", lambda *args: started.append(args))
+        monkeypatch.setattr("holdfast.drivers.sqlite_thread.start_thread", lambda *args: started.append(args))
         with pytest.raises(BackendUnavailable, match="is closed"):
             async with asyncio.timeout(LIMIT):
                 await driver._driver.transact(lambda transaction: None, (), 2 * LIMIT)

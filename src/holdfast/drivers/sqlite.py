@@ -459,4 +459,4 @@ def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -
     from holdfast.drivers.sqlite_asyncio import AsyncioSqlite, AsyncioWakes
 
     wakes = AsyncioWakes(clock, mailbox, guard)
-    return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock), wakes)
+    return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock, checkpoints=False), wakes)
