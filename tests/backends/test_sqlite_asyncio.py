@@ -287,6 +287,20 @@ def test_a_request_that_stops_the_loop_for_long_keeps_the_next_ones_out_of_it(pa
     asyncio.run(main())
 
 
+def test_a_request_that_was_slow_because_it_lost_the_cpu_changes_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+            await _cycle(locks)
+            with monkeypatch.context() as patch:
+                patch.setattr(sqlite_asyncio, "waits", lambda: 7)  # it was never seen to wait
+                await _ask(locks, lambda _: threading.Event().wait(0.25))
+            assert await _ask(locks, _thread) == threading.get_ident()
+
+    asyncio.run(main())
+
+
 def test_a_request_in_the_loop_does_not_overtake_one_in_the_thread(path: Path) -> None:
     """Also when the caller of that one was cancelled: what cleans up after a request runs after it."""
     ran: list[str] = []

@@ -32,7 +32,7 @@ from holdfast.drivers.floods import FloodGuard
 from holdfast.drivers.seats_asyncio import AsyncioSeats
 from holdfast.drivers.sqlite import AT_ONCE, OPENING, BlockingSqlite, Request, Step, Wake
 from holdfast.drivers.sqlite_thread import SqliteThread
-from holdfast.drivers.stalls import Stalls
+from holdfast.drivers.stalls import SLOW_S, Stalls, waits
 from holdfast.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -122,12 +122,14 @@ class AsyncioSqlite:
 
     def _attempt(self, request: Request, until: float, now: float) -> Answer | None:
         """None if another process has the file."""
+        waited = waits()
         try:
             return self._blocking.attempt(request, until)
         finally:
             ended = boot_now()
             self._spent_s += ended - now
-            self._stalls.took(ended - now, ended)
+            if ended - now >= SLOW_S and waits() != waited:
+                self._stalls.took(ended - now, ended)
             self._see_to_log(ended)
 
     def _see_to_log(self, now: float) -> None:
