@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import BackendUnavailable
-from holdfast._reentry import Job, is_inside, start_thread
+from holdfast._reentry import Job, is_inside, run_to_end, start_thread
 from holdfast._time import boot_now
 from holdfast.aio import AsyncLocks
 from holdfast.drivers import sqlite, sqlite_asyncio, sqlite_thread
@@ -127,6 +127,20 @@ def test_a_task_that_always_finds_its_lock_free_lets_others_run(path: Path) -> N
             for _ in range(100):
                 await _cycle(locks)
             assert ran
+
+    asyncio.run(main())
+
+
+def test_a_request_in_the_next_turn_of_the_loop_is_answered_at_once(path: Path) -> None:
+    """Not in the turn after that, before which tasks that compute would come."""
+
+    async def main() -> None:
+        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+            await _cycle(locks)
+            for _ in range(5):
+                await asyncio.sleep(0)
+                assert run_to_end(_ask(locks, _thread)) == threading.get_ident()
+                _driver_of(locks)._spent_s = sqlite_asyncio.SLICE_S
 
     asyncio.run(main())
 

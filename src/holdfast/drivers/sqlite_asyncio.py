@@ -127,10 +127,15 @@ class AsyncioSqlite:
             return self._blocking.attempt(request, until)
         finally:
             ended = boot_now()
+            if not self._spent_s and self._loop is not None:
+                self._loop.call_soon(self._end_slice)
             self._spent_s += ended - now
             if ended - now >= SLOW_S and waits() != waited:
                 self._stalls.took(ended - now, ended)
             self._see_to_log(ended)
+
+    def _end_slice(self) -> None:
+        self._spent_s = 0.0
 
     def _see_to_log(self, now: float) -> None:
         if self._blocking.log_is_long(now) and self._loop is not None:
