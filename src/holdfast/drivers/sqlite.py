@@ -74,6 +74,12 @@ def _only_open(_: Transaction) -> None:
     """What opens the file, and makes the tables of a new one."""
 
 
+def _write_nothing_new(t: Transaction) -> None:
+    """A commit that changes nothing, and is written to the log all the same."""
+    version = t.execute("PRAGMA user_version").fetchone()[0]
+    t.execute(f"PRAGMA user_version = {version}")
+
+
 OPENING: Final[Request] = (_only_open, (), None, True)
 
 
@@ -124,7 +130,7 @@ class BlockingSqlite:
         *,
         checkpoints: bool = True,
     ) -> None:
-        """Without `checkpoints` no commit waits for the disk, and the caller sees to the log: `log_is_long`."""
+        """Without `checkpoints` hardly any commit waits for the disk, and the caller sees to the log: `log_is_long`."""
         self.path = path
         self.wakes = wakes
         self._name = str(path)  # a plain string is quicker to look up than a Path
@@ -363,7 +369,7 @@ class BlockingSqlite:
         return self._log_bytes > LOG_LIMIT_BYTES
 
     def checkpoint(self) -> None:
-        """Copy the log into the file, as far as no reader needs it. The next commit then starts it again.
+        """Copy the log into the file, as far as no reader needs it, and start it again.
 
         Waits for the disk, and keeps no other process waiting. If it fails, the log goes on to grow.
         """
@@ -371,6 +377,9 @@ class BlockingSqlite:
             if self._db is not None:
                 with suppress(sqlite3.Error):
                     self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    self._transact(
+                        self._db, _write_nothing_new, ()
+                    )  # the next commit starts it, and waits for the disk
             self._checkpoint_at = boot_now() + CHECKPOINT_EVERY_S
 
     # Ending

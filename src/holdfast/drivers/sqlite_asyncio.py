@@ -5,8 +5,9 @@ Leaves to `sqlite_thread`: what may wait for the disk for long. Leaves to `stall
 
 Python's sqlite3 gives up the GIL around each statement. In a thread of its own a transaction would wait for it a dozen
 times, each time for milliseconds beside a loop that computes, and keep the file from all other processes meanwhile.
-In the loop it waits for nobody: a commit writes to the log only, which no disk has to confirm, and a file that another
-process is writing is asked for again later.
+In the loop it does not wait: a commit writes to the log only, and a file that another process is writing is asked for
+again later. The disk has to confirm a commit only if it is the first one after the log was started again. The thread
+makes that one after its own checkpoints; after those of other processes it may fall to the loop.
 
 Requests run in the order in which they were asked for, one at a time. One whose caller was cancelled either does not
 run any more, or runs before all that come after it: what cleans up after a request runs after it.
@@ -48,16 +49,21 @@ CLOSE_WITHIN_S: Final = 2.0
 class _Pending:
     """A request in the queue. It is no longer run once it is answered, or its caller has left."""
 
-    __slots__ = ("answer", "request", "too_late", "until")
+    __slots__ = ("_left", "answer", "request", "too_late", "until")
 
     def __init__(self, answer: asyncio.Future[Any], request: Request | None, until: float) -> None:
+        self._left = False  # not by cancelling the future: its loop may be closed
         self.answer = answer
         self.request = request  # None is to close the file
         self.until = until
         self.too_late: asyncio.TimerHandle | None = None
 
+    @property
+    def is_over(self) -> bool:
+        return self._left or self.answer.done()
+
     def settle(self, answer: Answer | None, error: Exception | None) -> None:
-        if self.answer.done():
+        if self.is_over:
             return
         if error is not None:
             self.answer.set_exception(error)
@@ -65,7 +71,7 @@ class _Pending:
             self.answer.set_result(answer)
 
     def leave(self) -> None:
-        self.answer.cancel()
+        self._left = True
         if self.too_late is not None:
             self.too_late.cancel()
 
@@ -180,7 +186,7 @@ class AsyncioSqlite:
         try:
             while self._queue and self._turn is None and not self._thread.has_work:
                 first = self._queue[0]
-                if first.answer.done():
+                if first.is_over:
                     self._queue.popleft()
                     self._refused = 0
                 elif self._spent_s >= SLICE_S:
@@ -213,6 +219,10 @@ class AsyncioSqlite:
                 self._thread.do(self._loop, work, partial(self._opened, pending))
         except Exception as error:
             pending.settle(None, error)
+        except BaseException:  # an interrupt: it may have been done, and to do a release again would find no hold
+            text = f"the lock store {str(self._blocking.path)!r} was interrupted, and its answer is lost"
+            pending.settle(None, BackendUnavailable(text))
+            raise
 
     def _served(self, pending: _Pending, answer: Answer | None, error: Exception | None) -> None:
         pending.settle(answer, error)
