@@ -208,7 +208,8 @@ def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
             assert lease is not None
             assert locks.lock("gate", wait=1).acquire() is None
             backend: Any = locks._logic.engine.backend
-            assert backend._sessions.ready.pgconn.exec_(b"SHOW lock_timeout").get_value(0, 0) == b"0"
+            with backend._sessions.ready.turn:  # one thread at a time talks to the server
+                assert backend._sessions.ready.pgconn.exec_(b"SHOW lock_timeout").get_value(0, 0) == b"0"
     finally:
         psql.execute(f"{role} RESET lock_timeout".encode())
 

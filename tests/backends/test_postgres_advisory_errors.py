@@ -54,7 +54,9 @@ def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def _fail(locks: Locks, how: str) -> None:
     backend: Any = locks._logic.engine.backend
-    backend._sessions.ready.pgconn.exec_(f"SET my.fails = '{how}'".encode())
+    session = backend._sessions.ready
+    with session.turn:  # one thread at a time talks to the server
+        session.pgconn.exec_(f"SET my.fails = '{how}'".encode())
 
 
 def _left(plain: str) -> int:
