@@ -18,7 +18,7 @@ import holdfast
 from holdfast import BackendUnavailable
 from holdfast._reentry import Job, is_inside, run_to_end, start_thread
 from holdfast._time import boot_now
-from holdfast.aio import AsyncLocks
+from holdfast.aio import AsyncLease, AsyncLocks
 from holdfast.drivers import sqlite, sqlite_asyncio, sqlite_thread
 from holdfast.drivers.sqlite import BlockingSqlite, Transaction
 from holdfast.drivers.sqlite_thread import SqliteThread
@@ -259,16 +259,16 @@ def test_an_interrupt_in_a_request_of_the_queue_strands_no_other_and_repeats_non
         done.append("once")
         raise KeyboardInterrupt
 
-    async def ask_two(locks: AsyncLocks) -> asyncio.Future[tuple[Any, Any]]:
-        await _cycle(locks)
-        with _in_use(path):
-            asked = asyncio.gather(_ask(locks, interrupted), _ask(locks, _thread), return_exceptions=True)
-            await until_async(lambda: len(_driver_of(locks)._queue) == 2)
+    async def ask_both(locks: AsyncLocks) -> asyncio.Future[tuple[Any, Any]]:
+        asked = asyncio.gather(_ask(locks, interrupted), _ask(locks, _thread), return_exceptions=True)
+        await until_async(lambda: len(_driver_of(locks)._queue) == 2)
         return asked
 
     with asyncio.Runner() as runner:
         locks = holdfast.aio.connect(f"sqlite:///{path}")
-        asked = runner.run(ask_two(locks))
+        runner.run(_cycle(locks))
+        with _in_use(path):  # until the loop stands still, so that the interrupt falls into the next run of it
+            asked = runner.run(ask_both(locks))
         with pytest.raises(KeyboardInterrupt):
             runner.get_loop().run_until_complete(asked)
         lost, thread = runner.get_loop().run_until_complete(asked)
@@ -279,17 +279,17 @@ def test_an_interrupt_in_a_request_of_the_queue_strands_no_other_and_repeats_non
 
 
 def test_a_release_that_is_interrupted_after_its_effect_is_no_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def release_later(locks: AsyncLocks) -> asyncio.Future[bool]:
-        lease = await locks.lock("x", ttl=600).acquire()
-        assert lease is not None
-        with _in_use(path):
-            released = asyncio.ensure_future(lease.release())
-            await until_async(lambda: len(_driver_of(locks)._queue) == 1)
+    async def release_later(locks: AsyncLocks, lease: AsyncLease) -> asyncio.Future[bool]:
+        released = asyncio.ensure_future(lease.release())
+        await until_async(lambda: len(_driver_of(locks)._queue) == 1)
         return released
 
     with asyncio.Runner() as runner:
         locks = holdfast.aio.connect(f"sqlite:///{path}")
-        released = runner.run(release_later(locks))
+        lease = runner.run(locks.lock("x", ttl=600).acquire())
+        assert lease is not None
+        with _in_use(path):  # until the loop stands still, so that the interrupt falls into the next run of it
+            released = runner.run(release_later(locks, lease))
         blocking = _driver_of(locks)._blocking
         attempt = blocking.attempt
 
@@ -309,17 +309,17 @@ def test_a_release_that_is_interrupted_after_its_effect_is_no_loss(path: Path, m
 
 def test_a_task_that_is_dropped_with_its_loop_leaves_the_queue_without_a_word(path: Path) -> None:
     async def waits(locks: AsyncLocks) -> asyncio.Task[None]:
-        await _cycle(locks)
-        with _in_use(path):
-            task = asyncio.ensure_future(_cycle(locks))
-            await until_async(lambda: len(_driver_of(locks)._queue) == 1)
+        task = asyncio.ensure_future(_cycle(locks))
+        await until_async(lambda: len(_driver_of(locks)._queue) == 1)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
     locks = holdfast.aio.connect(f"sqlite:///{path}")
     loop = asyncio.new_event_loop()
-    tasks = [loop.run_until_complete(waits(locks))]
-    loop.close()
+    loop.run_until_complete(_cycle(locks))
+    with _in_use(path):
+        tasks = [loop.run_until_complete(waits(locks))]
+        loop.close()
     tasks.clear()
     gc.collect()  # pytest fails what is raised there
 
