@@ -20,14 +20,14 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 demo: $(VENV)/.demo  ## set up, and watch processes compete for a lock, die, stall and take over
-	@$(BIN)/holdfast demo
+	@$(BIN)/lockfast demo
 
 test: $(VENV)/.test  ## set up, and run every check and every test
 	@$(BIN)/python -m tests.side_by_side --show-last "$(RUFF)" "$(MYPY)" "$(PYRIGHT)" \
 	    "$(BIN)/python -m pytest -n $(JOBS) --dist worksteal"
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
-	@HOLDFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
+	@LOCKFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
 	    "$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow' $(QUICK)"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
@@ -37,7 +37,7 @@ bench: $(VENV)/.bench  ## measure against bare floors and released peers: table,
 	$(BIN)/python -m bench
 
 soak: $(VENV)/.test  ## the long search: 20,000 seeds, storms of interrupts, Hypothesis at full length, every row whole
-	HOLDFAST_TESTS=soak $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=20
+	LOCKFAST_TESTS=soak $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=20
 
 flaky: $(VENV)/.test  ## all tests RUNS times, half of them beside busy loops, in random order; a table of what failed
 	$(BIN)/python -m tests.flaky --runs $(or $(RUNS),10) --jobs $(JOBS)

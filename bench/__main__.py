@@ -54,7 +54,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _ask(question: str, quick: bool) -> list[Finding]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="lockfast-bench-") as folder:
         findings: list[Finding] = importlib.import_module(f"bench.{question}").run(Setting(Path(folder), quick))
         return findings
 

@@ -19,14 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, quartiles
 from bench.peers import need
 
 PROCESSES = 8
 GUARD = 60.0  # seconds after which a process that does not come is given up
 
-Kind = Literal["holdfast", "filelock"]
+Kind = Literal["lockfast", "filelock"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only contended`."""
     need("filelock")
     seconds, rounds = setting.scaled(3, 1), setting.scaled(5, 2)
-    kinds: tuple[Kind, Kind] = ("holdfast", "filelock")
-    seen: dict[Kind, list[Round]] = {"holdfast": [], "filelock": []}
+    kinds: tuple[Kind, Kind] = ("lockfast", "filelock")
+    seen: dict[Kind, list[Round]] = {"lockfast": [], "filelock": []}
     for turn in range(rounds):
         for kind in kinds:
             seen[kind].append(_round(kind, setting.folder / f"contended-{turn}", float(seconds)))
-    ours, theirs = seen["holdfast"], seen["filelock"]
+    ours, theirs = seen["lockfast"], seen["filelock"]
     ratios = [a.hand_overs / max(b.hand_overs, 1 / seconds) for a, b in zip(ours, theirs, strict=True)]
     fairness = [a.fairness for a in ours]
     latency = [median(a.release_to_next or [float("inf")]) * 1e3 for a in ours]
@@ -127,7 +127,7 @@ def _open(kind: Kind, path: Path) -> AbstractContextManager[Any]:
     if kind == "filelock":
         lock: AbstractContextManager[Any] = need("filelock").FileLock(path.with_suffix(".lock"))
         return lock
-    locks = holdfast.connect(f"sqlite:///{path.with_suffix('.db')}")
+    locks = lockfast.connect(f"sqlite:///{path.with_suffix('.db')}")
     locks.inspect("bench")  # opens the file before the race begins
     return locks.lock("bench")
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting
 
 LEASES = 10_000
@@ -59,7 +59,7 @@ def _apart(file: Path, ttl: float, window: float, traced: bool) -> dict[str, Any
 
 
 def _keep(file: Path, ttl: float, window: float, traced: bool, out: Connection) -> None:
-    locks = holdfast.connect(f"sqlite:///{file}")
+    locks = lockfast.connect(f"sqlite:///{file}")
     with locks.lock("warm-up"):
         pass
     before = _memory(traced)
@@ -84,7 +84,7 @@ def _watch(ttl: float, window: float) -> dict[str, Any]:
         time.sleep(0.02 if ttl < TTL else 0.05)
         names = [thread.name for thread in threading.enumerate()]
         threads = max(threads, len(names) - 1)  # the main thread only watches
-        renewing = max(renewing, names.count("holdfast-renewal"))
+        renewing = max(renewing, names.count("lockfast-renewal"))
     cpu, lasted = time.process_time() - used, time.monotonic() - started
     return {
         "cpu_seconds": round(cpu, 4),

@@ -12,32 +12,32 @@ import time
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, ratio, take_turns
 
 
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only memory`."""
     cycles, rounds = setting.scaled(5_000, 2_000), setting.scaled(41, 11)
-    with holdfast.connect("memory://bench") as locks:
+    with lockfast.connect("memory://bench") as locks:
         lock, bare = locks.lock("bench"), threading.Lock()
         samples = take_turns(
-            {"holdfast": lambda: _enter(lock, cycles), "threading.Lock": lambda: _enter(bare, 10 * cycles)}, rounds
+            {"lockfast": lambda: _enter(lock, cycles), "threading.Lock": lambda: _enter(bare, 10 * cycles)}, rounds
         )
     with asyncio.Runner() as runner:
-        alocks = holdfast.aio.connect("memory://bench")
+        alocks = lockfast.aio.connect("memory://bench")
         alock, abare = alocks.lock("bench-aio"), asyncio.Lock()
         asamples = take_turns(
             {
-                "holdfast.aio": lambda: runner.run(_enter_async(alock, cycles)),
+                "lockfast.aio": lambda: runner.run(_enter_async(alock, cycles)),
                 "asyncio.Lock": lambda: runner.run(_enter_async(abare, 5 * cycles)),
             },
             rounds,
         )
         runner.run(alocks.close())
     return [
-        ratio("memory `with lock` / threading.Lock", samples, "holdfast", "threading.Lock", at_most=60),
-        ratio("memory `async with lock` / asyncio.Lock", asamples, "holdfast.aio", "asyncio.Lock", at_most=40),
+        ratio("memory `with lock` / threading.Lock", samples, "lockfast", "threading.Lock", at_most=60),
+        ratio("memory `async with lock` / asyncio.Lock", asamples, "lockfast.aio", "asyncio.Lock", at_most=40),
     ]
 
 

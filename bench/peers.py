@@ -1,6 +1,6 @@
 """Other people's packages, imported when they are measured.
 
-They are no need of holdfast nor of its tests, so a missing one is told with the command that installs it.
+They are no need of lockfast nor of its tests, so a missing one is told with the command that installs it.
 """
 
 from __future__ import annotations

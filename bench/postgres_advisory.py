@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.servers.postgres import PostgresServer
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, per_cycle, quartiles, ratio, take_turns
 from bench.postgres_advisory_crew import KINDS, Kind, PostgresCrew
 from bench.postgres_advisory_peers import Cycle, bare_pair, peers
@@ -32,7 +32,7 @@ def run(setting: Setting) -> list[Finding]:
 def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
     cycles, rounds = setting.scaled(100, 50), setting.scaled(61, 21)
     url = server.url.replace("postgresql:", "postgresql+advisory:")
-    with holdfast.connect(url) as locks, one_core(server.pid):
+    with lockfast.connect(url) as locks, one_core(server.pid):
         lock = locks.lock("bench")
 
         def ours() -> None:
@@ -40,16 +40,16 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
             lock.release()
 
         others = peers(server.url)
-        contenders: dict[str, Cycle] = {"holdfast": ours, "floor": bare_pair(server.url), **others}
+        contenders: dict[str, Cycle] = {"lockfast": ours, "floor": bare_pair(server.url), **others}
         samples = take_turns(
             {name: lambda cycle=cycle: per_cycle(cycle, cycles) for name, cycle in contenders.items()},  # type: ignore[misc]
             rounds,
         )
     what = "advisory acquire+release"
     return [
-        ratio(f"{what} / the bare pair with psycopg", samples, "holdfast", "floor", at_most=1.5),
-        *[ratio(f"{peer} / {what}", samples, peer, "holdfast", at_least=1.0) for peer in others],
-        Finding(what, median(samples["holdfast"]) * 1e6, "µs"),
+        ratio(f"{what} / the bare pair with psycopg", samples, "lockfast", "floor", at_most=1.5),
+        *[ratio(f"{peer} / {what}", samples, peer, "lockfast", at_least=1.0) for peer in others],
+        Finding(what, median(samples["lockfast"]) * 1e6, "µs"),
         Finding("the bare pair with psycopg", median(samples["floor"]) * 1e6, "µs"),
     ]
 
@@ -63,7 +63,7 @@ def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
         for turn in range(rounds):
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
                 seen[kind].append(judge(*crew.compete(kind, seconds)))
-    ours, floor = seen["holdfast"], seen["bare"]
+    ours, floor = seen["lockfast"], seen["bare"]
     slower = [b.hand_overs / a.hand_overs for a, b in zip(ours, floor, strict=True)]
     fairness = [a.fairness for a in ours]
     detail: dict[str, Any] = {kind: [a.plain() for a in rounds_of] for kind, rounds_of in seen.items()}

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import psycopg
 
-import holdfast
+import lockfast
 from bench.redis_crew import Task, _heard, _hold_again_and_again
 
-Kind = Literal["holdfast", "bare"]
+Kind = Literal["lockfast", "bare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -71,8 +71,8 @@ class _Bare:
 
 @contextmanager
 def _open(url: str) -> Iterator[dict[str, AbstractContextManager[Any]]]:
-    with holdfast.connect(url.replace("postgresql:", "postgresql+advisory:")) as locks:
-        yield {"holdfast": locks.lock("bench"), "bare": _Bare(url)}
+    with lockfast.connect(url.replace("postgresql:", "postgresql+advisory:")) as locks:
+        yield {"lockfast": locks.lock("bench"), "bare": _Bare(url)}
 
 
 def _serve(url: str, pipe: Connection) -> None:

@@ -13,13 +13,13 @@ from statistics import median
 
 from tests.servers.postgres import PostgresServer
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Samples, Setting, per_cycle, quartiles, ratio, take_turns
 from bench.postgres_advisory_peers import Cycle, peers
 from bench.postgres_table_crew import WAYS, Stretch, compete, connections
 from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
 from bench.redis_server import one_core
-from holdfast.drivers.postgres_jobs import LANES, SPARE
+from lockfast.drivers.postgres_jobs import LANES, SPARE
 
 TASKS = 200
 WAITERS = 32
@@ -40,7 +40,7 @@ def run(setting: Setting) -> list[Finding]:
 
 def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
     rounds = setting.scaled(201, 41)
-    with holdfast.connect(server.url) as locks, one_core(server.pid):
+    with lockfast.connect(server.url) as locks, one_core(server.pid):
         lock = locks.lock("bench")
 
         def ours() -> None:
@@ -48,14 +48,14 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
             lock.release()
 
         others = {**distributed_pg_lock(server.url), **peers(server.url)}
-        two: dict[str, Cycle] = {"holdfast": ours, "floor": bare_functions(server.url)}
+        two: dict[str, Cycle] = {"lockfast": ours, "floor": bare_functions(server.url)}
         samples = _measured(two, 4, rounds)  # short turns: the disk has its moods
-        beside = _measured({"holdfast": ours, **others}, 10, rounds // 5)
+        beside = _measured({"lockfast": ours, **others}, 10, rounds // 5)
     what = "table acquire+release, durable"
     return [
-        ratio(f"{what} / two bare durable functions", samples, "holdfast", "floor", at_most=1.3),
-        *[ratio(f"{_told(peer)} / {what}", beside, peer, "holdfast") for peer in others],
-        Finding(what, median(samples["holdfast"]) * 1e6, "µs"),
+        ratio(f"{what} / two bare durable functions", samples, "lockfast", "floor", at_most=1.3),
+        *[ratio(f"{_told(peer)} / {what}", beside, peer, "lockfast") for peer in others],
+        Finding(what, median(samples["lockfast"]) * 1e6, "µs"),
         Finding("two bare durable functions", median(samples["floor"]) * 1e6, "µs"),
     ]
 
@@ -73,7 +73,7 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
     rounds = setting.scaled(7, 3)
 
     async def measured() -> Samples:
-        async with holdfast.aio.connect(server.url) as locks, one_by_one(server.url, 1) as alone:
+        async with lockfast.aio.connect(server.url) as locks, one_by_one(server.url, 1) as alone:
             async with one_by_one(server.url, 10) as ten:
                 mine = [locks.lock(f"bench-{number}") for number in range(TASKS)]
 
@@ -81,7 +81,7 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
                     async with mine[number]:
                         pass
 
-                contenders = {"holdfast": (ours, 20), "one connection": (alone, 2), "a pool of ten": (ten, 2)}
+                contenders = {"lockfast": (ours, 20), "one connection": (alone, 2), "a pool of ten": (ten, 2)}
                 samples: Samples = {name: [] for name in contenders}
                 for turn in range(rounds + 1):
                     for name, (cycle, times) in contenders.items():
@@ -93,8 +93,8 @@ def _many_tasks(server: PostgresServer, setting: Setting) -> list[Finding]:
     samples = asyncio.run(measured())
     what = f"table, {TASKS} tasks: cycles/s / one statement per request"
     return [
-        ratio(f"{what}, one connection", samples, "one connection", "holdfast", at_least=10),
-        ratio(f"{what}, a pool of ten", samples, "a pool of ten", "holdfast"),
+        ratio(f"{what}, one connection", samples, "one connection", "lockfast", at_least=10),
+        ratio(f"{what}, a pool of ten", samples, "a pool of ten", "lockfast"),
         *[Finding(f"table, {TASKS} tasks: {name}", 1 / median(samples[name]), "cycles/s") for name in samples],
     ]
 

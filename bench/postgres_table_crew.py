@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import psycopg
 
-import holdfast
+import lockfast
 
 PROCESSES = 4
 _WARM = 0.5  # seconds that are not counted
@@ -40,7 +40,7 @@ def judge(notes: Notes, competitors: int, seconds: float) -> Stretch:
 
 def _threads(url: str, waiters: int, begin: float, until: float, first: int = 0) -> Notes:
     notes: Notes = []
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
 
         def work(who: int) -> None:
             lock = locks.lock("contended")
@@ -61,7 +61,7 @@ def _threads(url: str, waiters: int, begin: float, until: float, first: int = 0)
 def _tasks(url: str, waiters: int, begin: float, until: float) -> Notes:
     notes: Notes = []
 
-    async def work(lock: holdfast.aio.AsyncLock, who: int) -> None:
+    async def work(lock: lockfast.aio.AsyncLock, who: int) -> None:
         while (now := time.monotonic()) < until:
             async with lock as lease:
                 now = time.monotonic()
@@ -69,7 +69,7 @@ def _tasks(url: str, waiters: int, begin: float, until: float) -> Notes:
                 notes.append((lease.fence, who, now))
 
     async def crew() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             await asyncio.gather(*(work(locks.lock("contended"), number) for number in range(waiters)))
 
     asyncio.run(crew())
@@ -101,8 +101,8 @@ def compete(way: str, url: str, waiters: int, seconds: float) -> Stretch:
 def connections(url: str, waiters: int) -> int:
     """How many one `Locks` has, while that many threads wait for one lock."""
     ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'waits'"
-    with holdfast.connect(url) as other, psycopg.connect(url, autocommit=True) as looks:
-        with holdfast.connect(f"{url}?application_name=waits") as locks:
+    with lockfast.connect(url) as other, psycopg.connect(url, autocommit=True) as looks:
+        with lockfast.connect(f"{url}?application_name=waits") as locks:
 
             def wait() -> None:
                 with locks.lock("waited for"):

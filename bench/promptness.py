@@ -23,10 +23,10 @@ from tests.servers.proxy import Proxy
 from tests.servers.server import HOST, Server
 from tests.servers.waiting import LIMIT, join, until
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting
-from holdfast._model import GRACE, patrol
-from holdfast._time import boot_now
+from lockfast._model import GRACE, patrol
+from lockfast._time import boot_now
 
 WAIT = 0.3  # seconds
 LATE = patrol(0) + GRACE  # seconds: what the first in line may have to wait when it was not woken
@@ -51,24 +51,24 @@ def _best(what: str, once: Try, tries: int, at_most: float) -> Finding:
 
 
 @contextmanager
-def _ready(url: str) -> Iterator[holdfast.Locks]:
+def _ready(url: str) -> Iterator[lockfast.Locks]:
     """A client that is connected."""
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with locks.lock("ready"):
             pass
         yield locks
 
 
-def _given_up(lock: holdfast.Lock) -> float:
+def _given_up(lock: lockfast.Lock) -> float:
     """Seconds until it was not granted."""
     started = boot_now()
-    with suppress(holdfast.BackendUnavailable):
+    with suppress(lockfast.BackendUnavailable):
         if lock.acquire() is not None:
             raise RuntimeError("the lock was not to be had")
     return boot_now() - started
 
 
-def _handed_over(holder: holdfast.Locks, waiter: holdfast.Locks, before_release: Callable[[], object]) -> float:
+def _handed_over(holder: lockfast.Locks, waiter: lockfast.Locks, before_release: Callable[[], object]) -> float:
     """Seconds from a release until the one that waits has it."""
     held = holder.lock("x").acquire()
     granted: list[float] = []
@@ -145,7 +145,7 @@ def _postgres(tries: int) -> list[Finding]:
             _best("PostgreSQL stands still: over `wait`, in line", _in_line(server, server.url), tries, 0.05),
             _best("PostgreSQL: woken after", _woken(server.url, by_wire, wire), tries, 0.05),
             _best(
-                "PostgreSQL: a lost notification costs", _woken(server.url, by_wire, wire, b"holdfast_"), tries, LATE
+                "PostgreSQL: a lost notification costs", _woken(server.url, by_wire, wire, b"lockfast_"), tries, LATE
             ),
         ]
 
@@ -160,7 +160,7 @@ def _quorum(tries: int) -> list[Finding]:
         for _ in range(tries):
             for proxy in (quorum.proxies[0], quorum.proxies[3]):
                 proxy.black_hole()
-            with holdfast.connect(url) as locks:
+            with lockfast.connect(url) as locks:
                 first.append(_cycle(locks))
                 later.append(min(_cycle(locks) for _ in range(10)))
             for proxy in (quorum.proxies[0], quorum.proxies[3]):
@@ -171,7 +171,7 @@ def _quorum(tries: int) -> list[Finding]:
     ]
 
 
-def _cycle(locks: holdfast.Locks) -> float:
+def _cycle(locks: lockfast.Locks) -> float:
     started = boot_now()
     with locks.lock("x"):
         pass
@@ -184,7 +184,7 @@ def _cycle(locks: holdfast.Locks) -> float:
 def _processes(url: str, folder: Path, tries: int) -> list[Finding]:
     return [
         _best("a killed holder: its lock is free after", lambda: _after_death(url), tries, 2.0 + 0.5),
-        _best("holdfast run: from the end of its command to its own", lambda: _after_command(url, folder), tries, 0.5),
+        _best("lockfast run: from the end of its command to its own", lambda: _after_command(url, folder), tries, 0.5),
     ]
 
 
@@ -193,7 +193,7 @@ def _after_death(url: str) -> float:
     holder = Actor(url)
     try:
         holder.ask("acquire", name="x", ttl=1)
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             holder.signal(signal.SIGKILL)
             started = boot_now()
             lease = locks.lock("x", wait=LIMIT).acquire()
@@ -220,7 +220,7 @@ def _after_many_deaths(url: str) -> float:
     """Seconds from SIGKILL until a waiter behind dead ones has it: its ttl of 1, and what they add to that."""
     doomed, last = [Actor(url) for _ in range(7)], Actor(url)
     try:
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             doomed[0].ask("acquire", name="x", ttl=1)
             for number, waiter in enumerate((*doomed[1:], last), 1):
                 waiter.tell("acquire", name="x")
@@ -241,7 +241,7 @@ def _after_command(url: str, folder: Path) -> float:
     words = [
         sys.executable,
         "-m",
-        "holdfast",
+        "lockfast",
         "run",
         "--ttl",
         "3",
@@ -254,9 +254,9 @@ def _after_command(url: str, folder: Path) -> float:
         script,
     ]
     beats.unlink(missing_ok=True)
-    running = subprocess.Popen(words, env={**os.environ, "HOLDFAST_URL": url}, cwd=folder, stderr=subprocess.DEVNULL)
+    running = subprocess.Popen(words, env={**os.environ, "LOCKFAST_URL": url}, cwd=folder, stderr=subprocess.DEVNULL)
     until(beats.exists, "the command")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.break_lock("x")
     running.wait(LIMIT)
     ended = float(subprocess.run(["date", "+%s.%N"], capture_output=True, text=True, check=True).stdout)

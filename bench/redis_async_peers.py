@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-import holdfast
+import lockfast
 from bench.peers import need
 from bench.redis_peers import LEASE
 
@@ -21,7 +21,7 @@ Opener = Callable[[int, int], AbstractAsyncContextManager[Maker]]  # from the se
 
 @asynccontextmanager
 async def ours(port: int, tasks: int) -> AsyncIterator[Maker]:
-    async with holdfast.aio.connect(f"redis://127.0.0.1:{port}/0") as locks:
+    async with lockfast.aio.connect(f"redis://127.0.0.1:{port}/0") as locks:
         yield lambda name: _cycle(locks.lock(name))
 
 

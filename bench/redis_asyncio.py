@@ -26,12 +26,12 @@ from bench.redis_server import one_core
 TASKS = 1000
 GUARD = 60.0  # seconds after which a process that does not report is given up
 _ONE: dict[str, Opener] = {
-    "holdfast": peers.ours,
+    "lockfast": peers.ours,
     "redis-py Lock": peers.redis_py,
     "coredis": peers.coredis,
     "aioredlock": peers.aioredlock,
 }
-_MUST_RUN = ("holdfast", "redis-py Lock")  # without these a bound would be left out in silence
+_MUST_RUN = ("lockfast", "redis-py Lock")  # without these a bound would be left out in silence
 _APART = {name: _ONE[name] for name in _MUST_RUN}
 _MANY = {**_ONE, "redis-py Lock, pool of 100": peers.redis_py_100}
 
@@ -45,16 +45,16 @@ def run(setting: Setting) -> list[Finding]:
         many = _measured(redis.port, _MANY, TASKS, 4, setting.scaled(9, 3))
     return [
         *[
-            ratio(f"asyncio, one task: {name} / holdfast", one, name, "holdfast", at_least=_bound(name, 2.5))
+            ratio(f"asyncio, one task: {name} / lockfast", one, name, "lockfast", at_least=_bound(name, 2.5))
             for name in one
-            if name not in ("holdfast", "holdfast, uvloop")
+            if name not in ("lockfast", "lockfast, uvloop")
         ],
-        ratio("asyncio, one task, not on one core: redis-py Lock / holdfast", apart, "redis-py Lock", "holdfast"),
+        ratio("asyncio, one task, not on one core: redis-py Lock / lockfast", apart, "redis-py Lock", "lockfast"),
         *[Finding(f"asyncio, one task: {name}", median(one[name]) * 1e6, "µs") for name in _own(one)],
         *[
-            ratio(f"1,000 tasks: holdfast's cycles/s / {name}'s", many, name, "holdfast", at_least=_bound(name, 15))
+            ratio(f"1,000 tasks: lockfast's cycles/s / {name}'s", many, name, "lockfast", at_least=_bound(name, 15))
             for name in many
-            if name not in ("holdfast", "holdfast, uvloop")
+            if name not in ("lockfast", "lockfast, uvloop")
         ],
         *[Finding(f"1,000 tasks: {name}", 1 / median(many[name]), "cycles/s") for name in many],
     ]
@@ -65,14 +65,14 @@ def _bound(name: str, bound: float) -> float | None:
 
 
 def _own(samples: Samples) -> list[str]:
-    return [name for name in samples if name.startswith("holdfast")]
+    return [name for name in samples if name.startswith("lockfast")]
 
 
 def _measured(port: int, openers: dict[str, Opener], tasks: int, cycles: int, rounds: int) -> Samples:
     """Seconds a cycle."""
     with ExitStack() as stack:
         contenders = {}
-        for name, opener in [*openers.items(), ("holdfast, uvloop", openers["holdfast"])]:
+        for name, opener in [*openers.items(), ("lockfast, uvloop", openers["lockfast"])]:
             try:
                 contender = _Contender(opener, port, tasks, "uvloop" if "uvloop" in name else "asyncio")
                 contenders[name] = stack.enter_context(contender)

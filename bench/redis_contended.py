@@ -53,11 +53,11 @@ def run(setting: Setting) -> list[Finding]:
     with Server() as redis:
         with Crew(redis.port, PROCESSES) as crew:
             seen = _rounds(crew, seconds, rounds)
-            commands = [_commands(redis.port, crew, "holdfast", n, n) for n in (2, 8, PROCESSES)]
+            commands = [_commands(redis.port, crew, "lockfast", n, n) for n in (2, 8, PROCESSES)]
             peers = [_commands(redis.port, crew, kind, PROCESSES, PROCESSES) for kind in KINDS[1:]]
         with Crew(redis.port, 8, threads=16) as crew:
-            crew.compete("holdfast", _SHORT)
-            commands.append(_commands(redis.port, crew, "holdfast", 8, 8 * 16))
+            crew.compete("lockfast", _SHORT)
+            commands.append(_commands(redis.port, crew, "lockfast", 8, 8 * 16))
     return [*_compared(seen), *commands, *_shown(seen), *peers]
 
 
@@ -76,8 +76,8 @@ def _commands(port: int, crew: Crew, kind: Kind, processes: int, competitors: in
         each = judge(*crew.compete(kind, 1.0, processes))
     value = monitor.commands.total() / max(each.handed, 1)
     detail = {"commands": dict(monitor.commands), "hand_overs": each.handed, **each.plain()}
-    what = f"Redis, {competitors} that want it: commands per hand-over" + (f", {kind}" if kind != "holdfast" else "")
-    return Finding(what, value, "", at_most=4 if kind == "holdfast" else None, detail=detail)
+    what = f"Redis, {competitors} that want it: commands per hand-over" + (f", {kind}" if kind != "lockfast" else "")
+    return Finding(what, value, "", at_most=4 if kind == "lockfast" else None, detail=detail)
 
 
 def judge(task: Task, notes: list[array[float]]) -> Round:
@@ -96,7 +96,7 @@ def judge(task: Task, notes: list[array[float]]) -> Round:
 
 
 def _compared(seen: dict[Kind, list[Round]]) -> list[Finding]:
-    ours, theirs = seen["holdfast"], seen["python-redis-lock"]
+    ours, theirs = seen["lockfast"], seen["python-redis-lock"]
     speed = [a.hand_overs / b.hand_overs for a, b in zip(ours, theirs, strict=True)]
     waits = [b.wait(99) / a.wait(99) for a, b in zip(ours, theirs, strict=True)]
     floor = [a.hand_overs / b.hand_overs for a, b in zip(ours, seen["bare BLPOP"], strict=True)]

@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager, ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple
 
-import holdfast
+import lockfast
 from bench.peers import need
 from bench.redis_floor import Token
 from bench.redis_peers import LEASE
 
-Kind = Literal["holdfast", "python-redis-lock", "redis-py Lock", "bare BLPOP"]
+Kind = Literal["lockfast", "python-redis-lock", "redis-py Lock", "bare BLPOP"]
 GUARD = 60.0  # seconds after which a process that does not report is given up
 
 
@@ -81,7 +81,7 @@ def _heard(pipe: Connection, seconds: float) -> list[array[float]]:
 def _serve(port: int, name: str, threads: int, pipe: Connection) -> None:
     """In a process of its own: do as told until nobody is there to tell."""
     with ExitStack() as stack:
-        locks = stack.enter_context(holdfast.connect(f"redis://127.0.0.1:{port}/0"))
+        locks = stack.enter_context(lockfast.connect(f"redis://127.0.0.1:{port}/0"))
         competitors = [_open(locks, port, name) for _ in range(threads)]
         while True:
             try:
@@ -94,10 +94,10 @@ def _serve(port: int, name: str, threads: int, pipe: Connection) -> None:
                 pipe.send(traceback.format_exc())
 
 
-def _open(locks: holdfast.Locks, port: int, name: str) -> dict[Kind, AbstractContextManager[Any]]:
+def _open(locks: lockfast.Locks, port: int, name: str) -> dict[Kind, AbstractContextManager[Any]]:
     client = need("redis").Redis(port=port, socket_timeout=None)  # by default it gives up waiting after 5 s
     return {
-        "holdfast": locks.lock(name),
+        "lockfast": locks.lock(name),
         "python-redis-lock": need("redis_lock").Lock(client, name, expire=LEASE),
         "redis-py Lock": client.lock(f"{name}:redis-py", timeout=LEASE),
         "bare BLPOP": Token(port, name),

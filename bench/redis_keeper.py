@@ -28,14 +28,14 @@ from typing import Any, Literal, NamedTuple
 
 from tests.servers.server import HOST, Server
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, quartiles
-from holdfast._worlds.asyncio_ import background_tasks
+from lockfast._worlds.asyncio_ import background_tasks
 
 LEASES = 10_000
 TTL = 30.0  # what the bound is stated for
 ROUNDS = 3  # of renewal that are watched
-_RENEWS = "holdfast-renewal"  # the name of a thread or task that does
+_RENEWS = "lockfast-renewal"  # the name of a thread or task that does
 
 World = Literal["threads", "asyncio"]
 
@@ -167,7 +167,7 @@ def _hold(job: _Job, out: Connection) -> None:
 
 
 def _hold_in_threads(job: _Job, out: Connection) -> dict[str, Any]:
-    locks = holdfast.connect(job.url)
+    locks = lockfast.connect(job.url)
     with locks.lock("warm-up"):
         pass
     before = _memory(job.traced)
@@ -185,7 +185,7 @@ def _hold_in_threads(job: _Job, out: Connection) -> dict[str, Any]:
 
 
 async def _hold_in_asyncio(job: _Job, out: Connection) -> dict[str, Any]:
-    locks = holdfast.aio.connect(job.url)
+    locks = lockfast.aio.connect(job.url)
     async with locks.lock("warm-up"):
         pass
     before = _memory(job.traced)

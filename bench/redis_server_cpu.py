@@ -11,7 +11,7 @@ from statistics import median
 
 from tests.servers.server import Server
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Samples, Setting, ratio, take_turns
 from bench.redis_floor import floor
 from bench.redis_peers import Cycle, held
@@ -24,19 +24,19 @@ _FLOOR = ("set", "evalsha")
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_server_cpu`."""
     cycles, rounds = setting.scaled(1000, 500), setting.scaled(31, 11)
-    with Server() as redis, holdfast.connect(redis.url) as locks, one_core(redis.pid):
+    with Server() as redis, lockfast.connect(redis.url) as locks, one_core(redis.pid):
         cycle = held(locks.lock("bench"))
         cycle()  # the server has the scripts from here on
         bare = floor(redis.port)
         samples = take_turns(
             {
-                "holdfast": lambda: _server_time(redis.port, cycle, _OURS, cycles),
+                "lockfast": lambda: _server_time(redis.port, cycle, _OURS, cycles),
                 "floor": lambda: _server_time(redis.port, bare, _FLOOR, cycles),
             },
             rounds,
         )
     return [
-        ratio("server CPU of a cycle / SET and compare-and-delete", samples, "holdfast", "floor", at_most=3),
+        ratio("server CPU of a cycle / SET and compare-and-delete", samples, "lockfast", "floor", at_most=3),
         *[_each(name, samples) for name in samples],
     ]
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from tests.servers.server import Server
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.redis_floor import floor
 from bench.redis_peers import Cycle, blocking_peers, held
@@ -20,10 +20,10 @@ from bench.redis_server import one_core
 def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_uncontended`."""
     cycles, rounds = setting.scaled(100, 50), setting.scaled(101, 41)  # short turns: a busy moment spoils few of them
-    with Server() as redis, holdfast.connect(redis.url) as locks, one_core(redis.pid):
+    with Server() as redis, lockfast.connect(redis.url) as locks, one_core(redis.pid):
         peers = blocking_peers(redis.port)
         contenders: dict[str, Cycle] = {
-            "holdfast": held(locks.lock("bench")),
+            "lockfast": held(locks.lock("bench")),
             "floor": floor(redis.port),
             **peers,
         }
@@ -32,9 +32,9 @@ def run(setting: Setting) -> list[Finding]:
             rounds,
         )
     return [
-        ratio("Redis acquire+release / bare socket", samples, "holdfast", "floor", at_most=1.8),
-        *[ratio(f"{peer} / Redis acquire+release", samples, peer, "holdfast", at_least=_bound(peer)) for peer in peers],
-        Finding("Redis acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
+        ratio("Redis acquire+release / bare socket", samples, "lockfast", "floor", at_most=1.8),
+        *[ratio(f"{peer} / Redis acquire+release", samples, peer, "lockfast", at_least=_bound(peer)) for peer in peers],
+        Finding("Redis acquire+release", median(samples["lockfast"]) * 1e6, "µs"),
         Finding("the bare socket", median(samples["floor"]) * 1e6, "µs"),
     ]
 

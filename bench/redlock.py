@@ -23,14 +23,14 @@ from typing import Any
 import hiredis
 from tests.servers.server import HOST, Server
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.peers import need
 from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
 from bench.redis_peers import LEASE, Cycle, _taken, held, left_out
 from bench.redis_server import one_core
-from holdfast.backends.redis_requests import script, source
-from holdfast.drivers.redis_wire import call, command
+from lockfast.backends.redis_requests import script, source
+from lockfast.drivers.redis_wire import call, command
 
 
 def run(setting: Setting) -> list[Finding]:
@@ -68,11 +68,11 @@ def _measure(
         for server in servers:
             stack.enter_context(placed(server.pid))
         ports = [server.port for server in servers]
-        whole = stack.enter_context(holdfast.connect(_url(ports)))
-        maimed = stack.enter_context(holdfast.connect(_url([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)])))
+        whole = stack.enter_context(lockfast.connect(_url(ports)))
+        maimed = stack.enter_context(lockfast.connect(_url([*ports[: size // 2 + 1], *_nobody(size - size // 2 - 1)])))
         peers = _peers(ports)
         contenders: dict[str, Cycle] = {
-            "holdfast": held(whole.lock("bench")),
+            "lockfast": held(whole.lock("bench")),
             "floor": _fan_out(ports),
             "same words": _same_words(ports),
             "minority dead": held(maimed.lock("bench:maimed")),
@@ -85,14 +85,14 @@ def _measure(
         )
     title = f"{size} servers {where}"
     return [
-        ratio(f"{title}: acquire+release / bare fan-out", samples, "holdfast", "floor", at_most=1.6),
-        ratio(f"{title}: acquire+release / bare fan-out of the same scripts", samples, "holdfast", "same words"),
+        ratio(f"{title}: acquire+release / bare fan-out", samples, "lockfast", "floor", at_most=1.6),
+        ratio(f"{title}: acquire+release / bare fan-out of the same scripts", samples, "lockfast", "same words"),
         *[
-            ratio(f"{title}: {peer} / acquire+release", samples, peer, "holdfast", at_least=_BOUNDS[peer])
+            ratio(f"{title}: {peer} / acquire+release", samples, peer, "lockfast", at_least=_BOUNDS[peer])
             for peer in peers
         ],
-        ratio(f"{title}: with a dead minority / without", samples, "minority dead", "holdfast"),
-        Finding(f"{title}: acquire+release", median(samples["holdfast"]) * 1e6, "µs"),
+        ratio(f"{title}: with a dead minority / without", samples, "minority dead", "lockfast"),
+        Finding(f"{title}: acquire+release", median(samples["lockfast"]) * 1e6, "µs"),
         Finding(f"{title}: the bare fan-out", median(samples["floor"]) * 1e6, "µs"),
         Finding(f"{title}: the bare fan-out of the same scripts", median(samples["same words"]) * 1e6, "µs"),
     ]
@@ -103,10 +103,10 @@ def _crowd(title: str, size: int, setting: Setting) -> list[Finding]:
     each = setting.scaled(20, 6)
     with ExitStack() as stack:
         ports = [stack.enter_context(Server()).port for _ in range(size)]
-        clients = [stack.enter_context(holdfast.connect(_url(ports))) for _ in range(4)]
+        clients = [stack.enter_context(lockfast.connect(_url(ports))) for _ in range(4)]
         waits: list[float] = []
 
-        def work(locks: holdfast.Locks) -> None:
+        def work(locks: lockfast.Locks) -> None:
             for _ in range(each):
                 asked = time.monotonic()
                 with locks.lock("crowd", ttl=LEASE):
@@ -169,7 +169,7 @@ def _same_words(ports: list[int]) -> Cycle:
         for name in ("quorum_vote", "release_quick"):
             line.sendall(command("SCRIPT", "LOAD", source(name)))
             line.recv(4096)
-    key, record, lives = "holdfast:{bench:same}:held", " 30000000 x 0 bench ", 30_000
+    key, record, lives = "lockfast:{bench:same}:held", " 30000000 x 0 bench ", 30_000
     give_back = call(script("release_quick"), [key], [_OURS])
     fence = time.time_ns() // 1000
 

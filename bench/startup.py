@@ -1,6 +1,6 @@
 """What does a program pay before it holds its first lock, and a command for being run under one?
 
-`import holdfast` is measured against a bare interpreter, `holdfast run NAME -- true` against `true`. The bytecode is
+`import lockfast` is measured against a bare interpreter, `lockfast run NAME -- true` against `true`. The bytecode is
 compiled beforehand, as pip does when it installs a package.
 """
 
@@ -24,28 +24,28 @@ def run(setting: Setting) -> list[Finding]:
     python = sys.executable
     os.environ["PYTHONPYCACHEPREFIX"] = str(setting.folder / "bytecode")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    _takes([python, "-c", "import holdfast, holdfast.aio"])
-    _takes([python, "-m", "holdfast", "run", "--url", f"sqlite:///{setting.folder / 'first.db'}", "x", "--", "true"])
+    _takes([python, "-c", "import lockfast, lockfast.aio"])
+    _takes([python, "-m", "lockfast", "run", "--url", f"sqlite:///{setting.folder / 'first.db'}", "x", "--", "true"])
     samples = take_turns(
         {
             "bare": lambda: _takes([python, "-c", "pass"]),
-            "import": lambda: _takes([python, "-c", "import holdfast"]),
-            "import aio": lambda: _takes([python, "-c", "import holdfast.aio"]),
+            "import": lambda: _takes([python, "-c", "import lockfast"]),
+            "import aio": lambda: _takes([python, "-c", "import lockfast.aio"]),
         },
         rounds,
     )
     return [
-        _added("import holdfast adds", samples, "import", "bare", at_most=60, modules=_slowest_imports()),
-        _added("import holdfast.aio adds", samples, "import aio", "bare"),
+        _added("import lockfast adds", samples, "import", "bare", at_most=60, modules=_slowest_imports()),
+        _added("import lockfast.aio adds", samples, "import aio", "bare"),
         _run_adds(setting.folder / "startup.db", rounds),
     ]
 
 
 def _run_adds(file: Path, rounds: int) -> Finding:
     child = [which("true") or "true"]
-    command = [sys.executable, "-m", "holdfast", "run", "--url", f"sqlite:///{file}", "bench", "--", *child]
+    command = [sys.executable, "-m", "lockfast", "run", "--url", f"sqlite:///{file}", "bench", "--", *child]
     samples = take_turns({"bare": lambda: _takes(child), "run": lambda: _takes(command)}, rounds)
-    return _added("holdfast run adds to its child", samples, "run", "bare", at_most=150)
+    return _added("lockfast run adds to its child", samples, "run", "bare", at_most=150)
 
 
 def _takes(command: list[str]) -> float:
@@ -67,7 +67,7 @@ def _added(
 def _slowest_imports() -> list[str]:
     """The ten modules that take longest by themselves, as `-X importtime` sees them."""
     told = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import holdfast"], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-c", "import lockfast"], capture_output=True, text=True, check=True
     ).stderr
     rows = re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", told)
     return [f"{module}: {own}" for own, module in sorted(((int(own), module) for own, module in rows), reverse=True)][

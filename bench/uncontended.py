@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.peers import need
 
@@ -26,7 +26,7 @@ def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only uncontended`."""
     cycles, rounds = setting.scaled(400, 100), setting.scaled(41, 9)
     file = setting.folder / "uncontended.db"
-    locks = holdfast.connect(f"sqlite:///{file}")
+    locks = lockfast.connect(f"sqlite:///{file}")
     lock = locks.lock("bench")
     with lock:
         pass  # the file and its schema are made here
@@ -34,7 +34,7 @@ def run(setting: Setting) -> list[Finding]:
     peer = need("filelock").FileLock(setting.folder / "uncontended.lock")
     samples = take_turns(
         {
-            "holdfast": lambda: per_cycle(lambda: _hold(lock), cycles),
+            "lockfast": lambda: per_cycle(lambda: _hold(lock), cycles),
             "two upserts": lambda: per_cycle(floor, cycles),
             "filelock": lambda: per_cycle(lambda: _hold(peer), cycles),
         },
@@ -42,20 +42,20 @@ def run(setting: Setting) -> list[Finding]:
     )
     locks.close()
     with asyncio.Runner() as runner:  # after the others: its thread would share the interpreter with them
-        alocks = holdfast.aio.connect(f"sqlite:///{file}")
+        alocks = lockfast.aio.connect(f"sqlite:///{file}")
         alock = alocks.lock("bench-aio")
         asamples = take_turns(
             {
-                "holdfast.aio": lambda: runner.run(_hold_async(alock, cycles)),
+                "lockfast.aio": lambda: runner.run(_hold_async(alock, cycles)),
                 "two upserts": lambda: per_cycle(floor, cycles),
             },
             rounds,
         )
         runner.run(alocks.close())
     return [
-        ratio("SQLite acquire+release / two bare upserts", samples, "holdfast", "two upserts", at_most=2.5),
-        ratio("SQLite acquire+release / filelock", samples, "holdfast", "filelock", at_most=1.0),
-        ratio("the same in asyncio / two bare upserts", asamples, "holdfast.aio", "two upserts"),
+        ratio("SQLite acquire+release / two bare upserts", samples, "lockfast", "two upserts", at_most=2.5),
+        ratio("SQLite acquire+release / filelock", samples, "lockfast", "filelock", at_most=1.0),
+        ratio("the same in asyncio / two bare upserts", asamples, "lockfast.aio", "two upserts"),
     ]
 
 
@@ -64,7 +64,7 @@ def _hold(lock: Any) -> None:
     lock.release()
 
 
-async def _hold_async(lock: holdfast.aio.AsyncLock, cycles: int) -> float:
+async def _hold_async(lock: lockfast.aio.AsyncLock, cycles: int) -> float:
     loop = asyncio.get_running_loop()
     started = loop.time()
     for _ in range(cycles):

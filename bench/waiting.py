@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-import holdfast
+import lockfast
 from bench.harness import Finding, Setting
 from bench.peers import need
 
@@ -24,7 +24,7 @@ def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only waiting`."""
     seconds = float(setting.scaled(10, 3))
     file, other = setting.folder / "waiting.db", setting.folder / "waiting.lock"
-    with holdfast.connect(f"sqlite:///{file}") as locks, locks.lock("bench"), need("filelock").FileLock(other):
+    with lockfast.connect(f"sqlite:///{file}") as locks, locks.lock("bench"), need("filelock").FileLock(other):
         shares = {kind: _apart(kind, path, seconds) for kind, path in _waiters(file, other)}
     return [
         Finding("a blocked waiter: CPU", shares["threads"], "% of a core", at_most=0.25),
@@ -60,7 +60,7 @@ def _wait(kind: Kind, path: Path, seconds: float, out: Connection) -> None:
     elif kind == "asyncio":
         out.send(asyncio.run(_wait_async(f"sqlite:///{path}", seconds)))
     else:
-        with holdfast.connect(f"sqlite:///{path}") as locks:
+        with lockfast.connect(f"sqlite:///{path}") as locks:
             lock = locks.lock("bench")
             lock.acquire(timeout=0.1)
             used = time.process_time()
@@ -69,7 +69,7 @@ def _wait(kind: Kind, path: Path, seconds: float, out: Connection) -> None:
 
 
 async def _wait_async(url: str, seconds: float) -> float:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         lock = locks.lock("bench")
         await lock.acquire(timeout=0.1)
         used = time.process_time()

@@ -12,8 +12,8 @@ import tempfile
 import time
 from multiprocessing.pool import Pool
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 
 RATE, BURST = 20, 5  # calls in a second, and calls at once after a rest
 PROCESSES, WORKERS, CALLS = 3, 4, 3  # each worker makes so many calls
@@ -25,7 +25,7 @@ def one_process(url: str, name: str) -> list[float]:
 
 
 async def many_workers(url: str, name: str) -> list[float]:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         limiter = locks.limiter(name, rate=RATE, burst=BURST)
 
         async def worker() -> list[float]:
@@ -58,7 +58,7 @@ def main(url: str) -> None:
         assert moment - began >= (number - BURST) / RATE, f"call {number} came too early"
     print(f"{len(moments)} calls at {RATE} a second took {moments[-1] - began:.1f} s")
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         sign_up = locks.limiter(f"sign-up:{os.getpid()}", rate=1, per=3600)
         assert sign_up.try_acquire()
         refused = sign_up.try_acquire()
@@ -70,4 +70,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

@@ -11,7 +11,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Barrier
 
-import holdfast
+import lockfast
 
 SEATS, PROCESSES, THREADS = 3, 3, 4
 START = multiprocessing.get_context("spawn")
@@ -35,7 +35,7 @@ class Room:
 
 
 def one_process(url: str, room: Room) -> None:
-    with holdfast.connect(url) as locks, ThreadPoolExecutor(THREADS) as pool:
+    with lockfast.connect(url) as locks, ThreadPoolExecutor(THREADS) as pool:
         seat = locks.semaphore("licence:solver", SEATS, wait=30)
 
         def solve(_: int) -> None:
@@ -60,4 +60,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

@@ -10,25 +10,25 @@ import os
 import tempfile
 from multiprocessing import get_context
 
-import holdfast
+import lockfast
 
 
-def begin_checkout(locks: holdfast.DistributedLock, order: int) -> holdfast.LockResult:
+def begin_checkout(locks: lockfast.DistributedLock, order: int) -> lockfast.LockResult:
     return locks.acquire(f"order:{order}:checkout", timeout_seconds=300)
 
 
-def checkout_was_paid(locks: holdfast.DistributedLock, order: int) -> bool:
+def checkout_was_paid(locks: lockfast.DistributedLock, order: int) -> bool:
     return locks.release(f"order:{order}:checkout")
 
 
 def begin_on_another_host(url: str, order: int) -> tuple[bool, str | None]:
-    with holdfast.DistributedLock(url, holder_id="another host") as locks:
+    with lockfast.DistributedLock(url, holder_id="another host") as locks:
         acquired, _, error = begin_checkout(locks, order)
         return acquired, error
 
 
 def main(url: str) -> None:
-    with holdfast.DistributedLock(url, holder_id="this host") as locks, get_context("spawn").Pool(1) as elsewhere:
+    with lockfast.DistributedLock(url, holder_id="this host") as locks, get_context("spawn").Pool(1) as elsewhere:
         first = begin_checkout(locks, 42)
         assert first, first.error
         again = begin_checkout(locks, 42)  # the customer pressed the button twice: it is extended
@@ -54,4 +54,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

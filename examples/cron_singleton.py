@@ -11,14 +11,14 @@ import os
 import tempfile
 from pathlib import Path
 
-import holdfast
+import lockfast
 
 START = multiprocessing.get_context("spawn")
 
 
 def cron(url: str, today: str, log: Path, host: str) -> None:
     """What each host's crontab starts. `today` makes the names of one run of this example its own."""
-    with holdfast.connect(url, holder=host) as locks:
+    with lockfast.connect(url, holder=host) as locks:
 
         @locks.singleton("cron:report:{day}", min_hold=60, default="skipped")
         def report(day: str) -> str:
@@ -44,7 +44,7 @@ def main(url: str, log: Path) -> None:
     first, second = log.read_text().splitlines()
     assert first == "first: report made, careless report made"
     assert second == "second: report skipped, careless report made"
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         [taken] = locks.inspect(f"cron:report:{today}").holders
     assert 0 < taken.expires_at - taken.acquired_at < 61
     print("the report was made once, the one without min_hold twice")
@@ -52,4 +52,4 @@ def main(url: str, log: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db", Path(folder) / "log.txt")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db", Path(folder) / "log.txt")

@@ -16,23 +16,23 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from typing import cast
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 
 START = multiprocessing.get_context("spawn")
 
 
 def candidate(url: str, me: str, enough: Event) -> None:
-    def lead(lease: holdfast.Lease) -> None:
+    def lead(lease: lockfast.Lease) -> None:
         """Runs while this candidate leads. Real work would call `lease.check()` now and then."""
         enough.wait()
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.election("scheduler", candidate=me, ttl=1).run(lead)  # after `lead` it resigns
 
 
 async def watch(url: str, candidates: dict[str, tuple[BaseProcess, Event]]) -> None:
-    async with asyncio.timeout(30), holdfast.aio.connect(url) as locks:
+    async with asyncio.timeout(30), lockfast.aio.connect(url) as locks:
         async with aclosing(told(locks)) as news:
             assert (await anext(news)).vacant
             for process, _ in candidates.values():
@@ -50,7 +50,7 @@ async def watch(url: str, candidates: dict[str, tuple[BaseProcess, Event]]) -> N
             assert (await anext(news)).vacant  # at once: it resigned
 
 
-async def told(locks: holdfast.aio.AsyncLocks) -> AsyncGenerator[holdfast.Leadership, None]:
+async def told(locks: lockfast.aio.AsyncLocks) -> AsyncGenerator[lockfast.Leadership, None]:
     async for change in locks.election("scheduler").observe():
         print("nobody leads" if change.vacant else f"{change.leader} leads")
         yield change
@@ -75,4 +75,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

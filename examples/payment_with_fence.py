@@ -14,14 +14,14 @@ import tempfile
 from contextlib import closing
 from multiprocessing.process import BaseProcess
 
-import holdfast
-from holdfast.fencing import guarded_update
+import lockfast
+from lockfast.fencing import guarded_update
 
 START = multiprocessing.get_context("spawn")
 
 
 def paused_clerk(url: str, books: str) -> None:
-    with holdfast.connect(url, holder="paused clerk") as locks:
+    with lockfast.connect(url, holder="paused clerk") as locks:
         lease = locks.lock("order:42:pay", ttl=1, renew=False).acquire()  # paused before it could renew
         assert lease is not None
         lease.check()  # all is well, and then comes a pause of any length
@@ -29,18 +29,18 @@ def paused_clerk(url: str, books: str) -> None:
         for write in (write_table, write_cell):
             try:
                 write(locks, books, "paused clerk", lease.fence)
-            except holdfast.StaleFence as refusal:
+            except lockfast.StaleFence as refusal:
                 print("refused:", refusal)
             else:
                 raise AssertionError("a late write went through")
 
 
-def write_table(_: holdfast.Locks, books: str, clerk: str, fence: int) -> None:
+def write_table(_: lockfast.Locks, books: str, clerk: str, fence: int) -> None:
     with closing(sqlite3.connect(books)) as table, table:
         guarded_update(table, "payments", {"clerk": clerk}, key={"id": 42}, fence=fence)
 
 
-def write_cell(locks: holdfast.Locks, _: str, clerk: str, fence: int) -> None:
+def write_cell(locks: lockfast.Locks, _: str, clerk: str, fence: int) -> None:
     locks.cell("order:42").write({"paid by": clerk}, fence=fence)
 
 
@@ -58,7 +58,7 @@ def main(url: str, books: str) -> None:
     late = START.Process(target=paused_clerk, args=(url, books))
     try:
         wait_until_paused(late)
-        with holdfast.connect(url, holder="second clerk") as locks:
+        with lockfast.connect(url, holder="second clerk") as locks:
             with locks.lock("order:42:pay", wait=30) as lease:  # after the ttl of the paused one
                 write_table(locks, books, "second clerk", lease.fence)
                 write_cell(locks, books, "second clerk", lease.fence)
@@ -73,4 +73,4 @@ def main(url: str, books: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db", f"{folder}/books.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db", f"{folder}/books.db")

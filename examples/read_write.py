@@ -11,7 +11,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-import holdfast
+import lockfast
 
 READERS = 3
 
@@ -20,13 +20,13 @@ def main(url: str) -> None:
     prices = {"apple": 1, "pear": 1}  # must always be the same for both
     together = Barrier(READERS + 1)
 
-    def read(locks: holdfast.Locks) -> dict[str, int]:
+    def read(locks: lockfast.Locks) -> dict[str, int]:
         with locks.rwlock("prices", wait=30).read():
             seen = dict(prices)
             together.wait(30)  # passes only if all readers, and the former writer, are inside at once
             return seen
 
-    with holdfast.connect(url) as locks, ThreadPoolExecutor(READERS) as pool:
+    with lockfast.connect(url) as locks, ThreadPoolExecutor(READERS) as pool:
         with locks.rwlock("prices", wait=30).write() as lease:
             readers = [pool.submit(read, locks) for _ in range(READERS)]
             prices["apple"] = 2
@@ -46,4 +46,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

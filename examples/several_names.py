@@ -11,14 +11,14 @@ import multiprocessing
 import os
 import tempfile
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 
 TRANSFERS = 10  # in each direction
 START = multiprocessing.get_context("spawn")
 
 
-async def transfer(locks: holdfast.aio.AsyncLocks, payer: str, payee: str, amount: int) -> None:
+async def transfer(locks: lockfast.aio.AsyncLocks, payer: str, payee: str, amount: int) -> None:
     async with locks.all(payer, payee, wait=30) as lease:
         for account, change in ((payer, -amount), (payee, amount)):
             cell = locks.cell(account)
@@ -27,7 +27,7 @@ async def transfer(locks: holdfast.aio.AsyncLocks, payer: str, payee: str, amoun
 
 
 async def pay_often(url: str, payer: str, payee: str, amount: int) -> None:
-    async with holdfast.aio.connect(url) as locks, asyncio.TaskGroup() as tasks:
+    async with lockfast.aio.connect(url) as locks, asyncio.TaskGroup() as tasks:
         for _ in range(TRANSFERS):
             tasks.create_task(transfer(locks, payer, payee, amount))
 
@@ -37,7 +37,7 @@ def one_process(url: str, payer: str, payee: str, amount: int) -> None:
 
 
 def main(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         alice, bob = locks.cell("account:alice"), locks.cell("account:bob")
         alice.write(100)
         bob.write(100)
@@ -58,4 +58,4 @@ def main(url: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db")

@@ -14,14 +14,14 @@ import time
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
-import holdfast
+import lockfast
 
 JOBS = [f"invoice-{number}" for number in range(1, 13)]
 START = multiprocessing.get_context("spawn")
 
 
 def work(url: str, outbox: Path, me: str, together: Barrier) -> None:
-    with holdfast.connect(url, holder=me) as locks:
+    with lockfast.connect(url, holder=me) as locks:
         deliver = locks.locked("job:mail:{job}")(send)
         try_to_deliver = locks.singleton("job:mail:{job}")(send)
         together.wait(30)  # nobody has finished before all have begun
@@ -41,7 +41,7 @@ def send(job: str, outbox: Path, me: str) -> None:
 
 
 def die_at_work(url: str, taken: Event) -> None:
-    with holdfast.connect(url, holder="unlucky") as locks, locks.lock(f"job:mail:{JOBS[0]}", ttl=1):
+    with lockfast.connect(url, holder="unlucky") as locks, locks.lock(f"job:mail:{JOBS[0]}", ttl=1):
         taken.set()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -70,4 +70,4 @@ def main(url: str, outbox: Path) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "outbox").mkdir()
-        main(os.environ.get("HOLDFAST_URL") or f"sqlite:///{folder}/locks.db", Path(folder) / "outbox")
+        main(os.environ.get("LOCKFAST_URL") or f"sqlite:///{folder}/locks.db", Path(folder) / "outbox")

@@ -83,7 +83,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_report_header() -> str:
-    return f"scale: {SCALE}; new seeds of this run: HOLDFAST_TEST_SEED={run.first_new_seed()}"
+    return f"scale: {SCALE}; new seeds of this run: LOCKFAST_TEST_SEED={run.first_new_seed()}"
 
 
 def pytest_collection_finish() -> None:

@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 1) + 1)
     asked, words = parser.parse_known_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-flaky-"))
+    folder = Path(tempfile.mkdtemp(prefix="lockfast-flaky-"))
     print(f"what each run printed is in {folder}", flush=True)
     runs: list[Run] = []
     for number in range(asked.runs):

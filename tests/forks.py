@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from holdfast._reentry import Mutex
+from lockfast._reentry import Mutex
 from tests.servers.waiting import happens, join
 
 

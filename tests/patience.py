@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from holdfast import BackendUnavailable
-from holdfast.testing.awaited import AwaitedLock, AwaitedLocks
+from lockfast import BackendUnavailable
+from lockfast.testing.awaited import AwaitedLock, AwaitedLocks
 
 SOON = 0.1  # seconds
 

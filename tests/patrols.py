@@ -26,7 +26,7 @@ def look_often(patch: pytest.MonkeyPatch) -> None:
 
 def _look_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
     for name in _BACKENDS:
-        module = importlib.import_module(f"holdfast.backends.{name}")
+        module = importlib.import_module(f"lockfast.backends.{name}")
         for timer, value in (("patrol", lambda position, room_in=seconds: seconds), ("PATROL", seconds)):
             if hasattr(module, timer):
                 patch.setattr(module, timer, value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.testing.stage import Stage
+from lockfast.testing.stage import Stage
 from tests.servers.waiting import until, until_async
 
 

@@ -1,6 +1,6 @@
 """How much is tested: the quick loop (`make check`), everything (`make test`) or the long search (`make soak`).
 
-Decides: how the three are told apart, in one place, by HOLDFAST_TESTS=quick|all|soak.
+Decides: how the three are told apart, in one place, by LOCKFAST_TESTS=quick|all|soak.
 Leaves to each test: what it does less of, or more of.
 """
 
@@ -12,9 +12,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SCALES = ("quick", "all", "soak")
-SCALE = os.environ.get("HOLDFAST_TESTS", "all")
+SCALE = os.environ.get("LOCKFAST_TESTS", "all")
 if SCALE not in SCALES:
-    raise ValueError(f"HOLDFAST_TESTS is one of {', '.join(SCALES)}, not {SCALE!r}")
+    raise ValueError(f"LOCKFAST_TESTS is one of {', '.join(SCALES)}, not {SCALE!r}")
 
 QUICK = SCALE == "quick"
 SOAK = SCALE == "soak"

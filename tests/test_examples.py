@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.servers.waiting import LIMIT
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -56,7 +56,7 @@ def run(file: Path, folder: Path, *, seconds: float = LIMIT) -> tuple[int, str]:
     Waits until the output ends, and that is when the last process has ended that was started: each has it from its
     parent. Raises TimeoutExpired, and leaves nothing running, if that takes longer than `seconds`.
     """
-    settings = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("LOCKFAST_")}
     process = subprocess.Popen(
         [sys.executable, "-W", "error", file],
         cwd=folder,
@@ -95,7 +95,7 @@ def test_an_example_shows_what_it_says_and_leaves_no_process_and_no_file(name: s
 
 
 def test_every_primitive_has_an_example() -> None:
-    for face in (holdfast.Locks, holdfast.aio.AsyncLocks):
+    for face in (lockfast.Locks, lockfast.aio.AsyncLocks):
         public = {name for name in vars(face) if not name.startswith("_")}
         assert public - NOT_PRIMITIVES == (set(SHOWN_IN) | set(SHOWN_ON_A_PAGE)) - {"DistributedLock"}
     for primitive, name in SHOWN_IN.items():
@@ -111,8 +111,8 @@ def test_the_readme_leads_to_every_example() -> None:
 
 def test_both_worlds_are_shown() -> None:
     texts = [file.read_text() for file in FILES.values()]
-    assert any("holdfast.connect(" in text for text in texts)
-    assert any("holdfast.aio.connect(" in text for text in texts)
+    assert any("lockfast.connect(" in text for text in texts)
+    assert any("lockfast.aio.connect(" in text for text in texts)
 
 
 def test_an_example_says_first_what_it_is_about() -> None:

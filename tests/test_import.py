@@ -1,4 +1,4 @@
-"""`import holdfast` is light: it needs the standard library only, and of that no more than it uses.
+"""`import lockfast` is light: it needs the standard library only, and of that no more than it uses.
 
 What asyncio, SQLite or a terminal need is imported when somebody asks for them, because a program that only waits
 for a lock should not pay for the others.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 
-SOURCE = Path(holdfast.__file__).parent.parent
+SOURCE = Path(lockfast.__file__).parent.parent
 
 HEAVY = ("asyncio", "sqlite3", "rich", "logging.config", "multiprocessing", "subprocess", "uuid", "concurrent.futures")
 
@@ -34,8 +34,8 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_importing_holdfast_leaves_out_what_only_some_need() -> None:
-    assert loaded_by("import holdfast").isdisjoint(HEAVY)
+def test_importing_lockfast_leaves_out_what_only_some_need() -> None:
+    assert loaded_by("import lockfast").isdisjoint(HEAVY)
 
 
 @pytest.mark.slow
@@ -46,19 +46,19 @@ def test_each_heavy_module_would_be_noticed() -> None:
 
 @pytest.mark.slow
 def test_the_asyncio_face_comes_when_it_is_asked_for() -> None:
-    assert "asyncio" in loaded_by("import holdfast; holdfast.aio")
+    assert "asyncio" in loaded_by("import lockfast; lockfast.aio")
 
 
 @pytest.mark.slow
 def test_a_memory_lock_needs_neither_asyncio_nor_sqlite() -> None:
-    brought = loaded_by("import holdfast; holdfast.connect('memory://').lock('a').acquire(False).release()")
+    brought = loaded_by("import lockfast; lockfast.connect('memory://').lock('a').acquire(False).release()")
     assert brought.isdisjoint({"asyncio", "sqlite3"})
 
 
 @pytest.mark.slow
 def test_both_worlds_run_on_the_standard_library_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'locks.db'}"
-    cycle = f"lock = holdfast.connect({url!r}).lock('a'); lock.acquire(False); lock.release()"
-    brought = loaded_by(f"import holdfast, holdfast.aio; {cycle}")
+    cycle = f"lock = lockfast.connect({url!r}).lock('a'); lock.acquire(False); lock.release()"
+    brought = loaded_by(f"import lockfast, lockfast.aio; {cycle}")
     assert "sqlite3" in brought
-    assert {name.partition(".")[0] for name in brought} - sys.stdlib_module_names == {"holdfast"}
+    assert {name.partition(".")[0] for name in brought} - sys.stdlib_module_names == {"lockfast"}

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import holdfast.testing.contract as contract
-from holdfast._connect import _OPENERS, open_backend
-from holdfast._model import Capabilities
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
-from holdfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking, needed_by, needs, subject_of
-from holdfast.testing.stage import Stage
-from holdfast.testing.stage_simulated import SimulatedStage
+import lockfast.testing.contract as contract
+from lockfast._connect import _OPENERS, open_backend
+from lockfast._model import Capabilities
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
+from lockfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking, needed_by, needs, subject_of
+from lockfast.testing.stage import Stage
+from lockfast.testing.stage_simulated import SimulatedStage
 from tests.contract.backends import BACKENDS, OF_THIS_HOST, Row
 from tests.contract.telling import at_scale, chapters_of, seeds
 from tests.scale import SCALE
@@ -171,8 +171,8 @@ def _collect(folder: Path, *programs: str) -> list[str]:
     for program in programs:
         (folder / program).write_text("#!/bin/sh\nexit 1\n")
         (folder / program).chmod(0o755)
-    environment = {**os.environ, "PATH": str(folder), "HOLDFAST_TESTS": "all"}
-    environment.pop("HOLDFAST_TEST_REDIS", None)
+    environment = {**os.environ, "PATH": str(folder), "LOCKFAST_TESTS": "all"}
+    environment.pop("LOCKFAST_TEST_REDIS", None)
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -214,14 +214,14 @@ def test_what_is_tested_does_not_depend_on_what_is_installed(found: list[str], t
 
 def test_a_server_of_this_host_is_used_only_when_asked_for_by_name() -> None:
     assert redis_of_this_host({"PATH": os.environ["PATH"]}) is None
-    assert redis_of_this_host({"HOLDFAST_TEST_REDIS": "/opt/redis-server"}) == Path("/opt/redis-server")
+    assert redis_of_this_host({"LOCKFAST_TEST_REDIS": "/opt/redis-server"}) == Path("/opt/redis-server")
 
 
 ONE_MORE_ROW = """
-from holdfast import _connect
-from holdfast._model import Capabilities
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import shared_store
+from lockfast import _connect
+from lockfast._model import Capabilities
+from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory_store import shared_store
 from tests.contract.backends import Row
 from tests.contract.telling import classes
 
@@ -262,7 +262,7 @@ import sys, pytest
 assert pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *{asked[1].split()!r}]) == 0
 print("IMPORTED", *sorted({{"django", "sqlalchemy", "asyncpg"}} & set(sys.modules)))
 """
-    environment = {**os.environ, "HOLDFAST_TESTS": "quick"}
+    environment = {**os.environ, "LOCKFAST_TESTS": "quick"}
     command = [sys.executable, "-c", script]
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.stdout.splitlines()[-1].split() == ["IMPORTED"], answer.stdout + answer.stderr

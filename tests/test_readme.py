@@ -2,7 +2,7 @@
 
 The convention, for whoever writes README.md or docs/*.md:
 
-- A ```python block is run by itself, as a file of its own, in an empty folder, with `HOLDFAST_URL` naming a fresh
+- A ```python block is run by itself, as a file of its own, in an empty folder, with `LOCKFAST_URL` naming a fresh
   SQLite file there. It must end without an error; a block may use `await` at its outermost level.
 - The word `continued` after the language (```python continued) runs a block in the namespace of the one above it.
 - `redis://localhost:6379/0`, in a block or a command, is a server of the tests with an empty database: one for each
@@ -10,7 +10,7 @@ The convention, for whoever writes README.md or docs/*.md:
 - `//localhost/app` behind a scheme of PostgreSQL's is a database of the tests with an empty lock table, likewise.
 - The word `sketch` (```python sketch) shows code that cannot run by itself, such as a call to a server that a test
   does not have; it must still compile.
-- In a ```console block every line that begins with `$ holdfast` is run as a command, in order and in one folder for
+- In a ```console block every line that begins with `$ lockfast` is run as a command, in order and in one folder for
   each page; it must end with exit code 0, or with N where the comment on the line is `# exits N` or `# exits N: why`.
   A `./script.sh` that it names exists there and does nothing. Lines that follow are what it prints; `…` stands for
   anything. Lines that begin with `$ psql` are run too. Others (`$ pip install`, `$ make`) are shown and not run.
@@ -36,7 +36,7 @@ import pytest
 import redis
 import sqlalchemy
 
-import holdfast
+import lockfast
 from tests.servers import shared
 from tests.servers.postgres_programs import programs
 from tests.servers.postgres_shared import SharedPostgres
@@ -98,7 +98,7 @@ def commands_of(block: Block) -> list[Command]:
         line, _, output = part.partition("\n")
         arguments = tuple(shlex.split(line, comments=True))
         exits = re.search(r"# exits (\d+)(:.*)?$", line)
-        if arguments and arguments[0] in ("holdfast", "psql"):
+        if arguments and arguments[0] in ("lockfast", "psql"):
             found.append(Command(arguments, int(exits[1]) if exits else 0, output.strip()))
     return found
 
@@ -129,11 +129,11 @@ def run_chain(chain: list[Block]) -> None:
             if inspect.iscoroutine(result):
                 runner.run(result)
         for left in namespace.values():
-            if isinstance(left, holdfast.Locks | sqlite3.Connection | redis.Redis):
+            if isinstance(left, lockfast.Locks | sqlite3.Connection | redis.Redis):
                 left.close()
             elif isinstance(left, sqlalchemy.Engine):
                 left.dispose()
-            elif isinstance(left, holdfast.aio.AsyncLocks):
+            elif isinstance(left, lockfast.aio.AsyncLocks):
                 runner.run(left.close())
 
 
@@ -142,11 +142,11 @@ def run_command(command: Command, folder: Path) -> str:
         (folder / script).write_text("#!/bin/sh\n")
         (folder / script).chmod(0o755)
     program, *arguments = (at_a_server(argument, folder) for argument in command.arguments)
-    words = [str(programs() / "psql"), "-X"] if program == "psql" else [sys.executable, "-m", "holdfast"]
+    words = [str(programs() / "psql"), "-X"] if program == "psql" else [sys.executable, "-m", "lockfast"]
     done = subprocess.run(
         [*words, *arguments],
         cwd=folder,
-        env={**os.environ, "HOLDFAST_URL": f"sqlite:///{folder / 'locks.db'}", "NO_COLOR": "1", "COLUMNS": "100"},
+        env={**os.environ, "LOCKFAST_URL": f"sqlite:///{folder / 'locks.db'}", "NO_COLOR": "1", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -185,7 +185,7 @@ def test_every_block_of_python_runs(page: str, tmp_path: Path, monkeypatch: pyte
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{folder / 'locks.db'}")
+        monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{folder / 'locks.db'}")
         run_chain([replace(block, text=at_a_server(block.text, folder)) for block in chain])
 
 
@@ -224,11 +224,11 @@ await somewhere.else_()
 assert "kept" not in globals()
 ```
 ```console
-$ pip install holdfast
-$ holdfast run job -- echo done
+$ pip install lockfast
+$ lockfast run job -- echo done
 done
-$ holdfast show nobody  # exits 3: nobody
-$ holdfast ls  # exits 75 if the moon is full
+$ lockfast show nobody  # exits 3: nobody
+$ lockfast ls  # exits 75 if the moon is full
 $ psql -l
 ```
 """
@@ -253,24 +253,24 @@ def test_a_page_s_redis_is_a_real_one_and_empty(tmp_path: Path) -> None:
     text = at_a_server(chain[0].text, tmp_path)
     assert REDIS not in text
     assert at_a_server("redis://elsewhere:6379/0", tmp_path) == "redis://elsewhere:6379/0"
-    with holdfast.connect(text.split("'")[1]) as locks, locks.lock("x"):
+    with lockfast.connect(text.split("'")[1]) as locks, locks.lock("x"):
         assert [info.name for info in locks.list()] == ["x"]
 
 
 def test_a_page_s_postgres_is_a_real_one_and_empty(tmp_path: Path) -> None:
     assert at_a_server("postgresql://localhost/apple", tmp_path) == "postgresql://localhost/apple"
     advisory = at_a_server("postgresql+advisory://localhost/app", tmp_path)
-    assert advisory.startswith("postgresql+advisory://holdfast@")
-    with holdfast.connect(at_a_server("postgresql://localhost/app", tmp_path)) as locks, locks.lock("x"):
+    assert advisory.startswith("postgresql+advisory://lockfast@")
+    with lockfast.connect(at_a_server("postgresql://localhost/app", tmp_path)) as locks, locks.lock("x"):
         assert [info.name for info in locks.list()] == ["x"]
 
 
 def test_commands_are_told_from_what_is_only_shown() -> None:
     [console] = [block for block in blocks_of("page", _PAGE) if block.language == "console"]
     assert commands_of(console) == [
-        Command(("holdfast", "run", "job", "--", "echo", "done"), 0, "done"),
-        Command(("holdfast", "show", "nobody"), 3, ""),
-        Command(("holdfast", "ls"), 0, ""),
+        Command(("lockfast", "run", "job", "--", "echo", "done"), 0, "done"),
+        Command(("lockfast", "show", "nobody"), 3, ""),
+        Command(("lockfast", "ls"), 0, ""),
         Command(("psql", "-l"), 0, ""),
     ]
 
@@ -278,7 +278,7 @@ def test_commands_are_told_from_what_is_only_shown() -> None:
 @pytest.mark.slow
 def test_a_command_that_ends_otherwise_than_shown_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exits"):
-        run_command(Command(("holdfast", "no-such-command"), 0, ""), tmp_path)
+        run_command(Command(("lockfast", "no-such-command"), 0, ""), tmp_path)
 
 
 @pytest.mark.parametrize(

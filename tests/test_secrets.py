@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, _connect, aio
-from holdfast._secrets import hide, secrets_in, shown_url
-from holdfast.drivers.redis_places import place_of_url
+import lockfast
+from lockfast import BackendUnavailable, _connect, aio
+from lockfast._secrets import hide, secrets_in, shown_url
+from lockfast.drivers.redis_places import place_of_url
 from tests.servers.waiting import LIMIT
 
 SECRET = "s3cret"
@@ -41,9 +41,9 @@ RESTS = (
 )
 NO_URLS = (f"u:{SECRET}@h/x.db", f"/u:{SECRET}@h", f"sqlite:u:{SECRET}@h/x.db", f"u:{SECRET}@h:6379/a/b", f"u:{SECRET}")
 WAYS: dict[str, Callable[[str], object]] = {
-    "connect": holdfast.connect,
+    "connect": lockfast.connect,
     "aio.connect": aio.connect,
-    "a list": lambda url: holdfast.connect([url, "redis://h1", "redis://h2"]),
+    "a list": lambda url: lockfast.connect([url, "redis://h1", "redis://h2"]),
     "migrate": _connect.migration,
 }
 
@@ -74,9 +74,9 @@ def _refusal(way: str, url: str) -> str:
 @pytest.mark.parametrize("scheme", ["redlock", "redlocks"])
 @pytest.mark.parametrize("option", ["password", "sentinel_password"])
 def test_the_url_of_a_quorum_shows_no_secret_option(scheme: str, option: str) -> None:
-    with holdfast.connect(f"{scheme}://h1,h2,h3/1?{option}={SECRET}&rejoin=60") as locks:
+    with lockfast.connect(f"{scheme}://h1,h2,h3/1?{option}={SECRET}&rejoin=60") as locks:
         assert locks._logic.engine.backend.url == f"{scheme}://h1,h2,h3/1?rejoin=60"  # type: ignore[attr-defined]
-    with holdfast.connect(f"redlocks://h1,h2,h3/1?ssl_password={SECRET}") as locks:
+    with lockfast.connect(f"redlocks://h1,h2,h3/1?ssl_password={SECRET}") as locks:
         assert locks._logic.engine.backend.url == "redlocks://h1,h2,h3/1"  # type: ignore[attr-defined]
 
 

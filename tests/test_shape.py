@@ -21,14 +21,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-import holdfast.errors
-import holdfast.sync
-import holdfast.testing
-from holdfast._faces import aio_manager, aio_primitives, sync_manager, sync_primitives
+import lockfast
+import lockfast.aio
+import lockfast.errors
+import lockfast.sync
+import lockfast.testing
+from lockfast._faces import aio_manager, aio_primitives, sync_manager, sync_primitives
 
-SOURCE = Path(holdfast.__file__).parent
+SOURCE = Path(lockfast.__file__).parent
 LONGEST_FILE = 500
 
 _WORDS = {"errors", "_model", "_text", "_time", "_ids", "_records", "_values", "_reentry", "_secrets", "_debug"}
@@ -124,7 +124,7 @@ def imported(module: Module, *, known: set[str], at_run_time: bool = False) -> I
             assert node.level == 0, f"{module.name}: imports are written in full"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield whole if whole.removeprefix("holdfast.") in known else str(node.module)
+                yield whole if whole.removeprefix("lockfast.") in known else str(node.module)
 
 
 def _outermost(tree: ast.Module) -> Iterator[ast.stmt]:
@@ -143,10 +143,10 @@ def upward_imports(modules: dict[str, Module]) -> list[str]:
     for module in modules.values():
         allowed = ROOMS.get(module.room, set()) | {module.room}
         for name in imported(module, known=set(modules)):
-            if name.split(".")[0] == "holdfast":
-                room = room_of(name.removeprefix("holdfast").removeprefix("."))
+            if name.split(".")[0] == "lockfast":
+                room = room_of(name.removeprefix("lockfast").removeprefix("."))
                 if room not in allowed:
-                    offences.append(f"{module.name or 'holdfast'} imports {name}")
+                    offences.append(f"{module.name or 'lockfast'} imports {name}")
     return offences
 
 
@@ -157,9 +157,9 @@ def foreign_imports(modules: dict[str, Module]) -> list[str]:
             continue
         for name in imported(module, known=set(modules)):
             top = name.split(".")[0]
-            ours = top in sys.stdlib_module_names or top == "holdfast"
+            ours = top in sys.stdlib_module_names or top == "lockfast"
             if top in CLIENTS or not (ours or top in EXTRAS.get(module.room, set())):
-                offences.append(f"{module.name or 'holdfast'} imports {name}")
+                offences.append(f"{module.name or 'lockfast'} imports {name}")
     return offences
 
 
@@ -167,9 +167,9 @@ def cycles(modules: dict[str, Module]) -> list[str]:
     """Each chain of imports that comes back to where it began."""
     edges = {
         name: {
-            other.removeprefix("holdfast").removeprefix(".")
+            other.removeprefix("lockfast").removeprefix(".")
             for other in imported(module, known=set(modules), at_run_time=True)
-            if other.split(".")[0] == "holdfast"
+            if other.split(".")[0] == "lockfast"
         }
         - {name}
         for name, module in modules.items()
@@ -274,7 +274,7 @@ def values_shown_in_full(modules: dict[str, Module]) -> list[str]:
     ]
 
 
-# Finalizers and signal handlers: see holdfast._reentry
+# Finalizers and signal handlers: see lockfast._reentry
 
 _ENDINGS = {"release", "release_all", "resign", "close", "__exit__"}
 _HARMLESS = {"hasattr", "self._logic.warn_if_open", "self._logic.locks.warn_if_open"}
@@ -409,7 +409,7 @@ def undocumented(module: Any) -> list[str]:
     """Public classes, functions, methods and properties of the package that no docstring explains."""
     found = []
     for name, value in public(module).items():
-        if isinstance(value, type) and value.__module__.startswith("holdfast"):
+        if isinstance(value, type) and value.__module__.startswith("lockfast"):
             found += [f"{name}: no docstring"] if not value.__doc__ else []
             found += [f"{name}.{member}: no docstring" for member in _unexplained(value)]
         elif inspect.isfunction(value) and not value.__doc__:
@@ -501,16 +501,16 @@ def test_every_file_says_what_it_decides() -> None:
 
 
 def test_both_faces_offer_the_same() -> None:
-    locks = [name for name in holdfast.aio.__all__ if name in vars(holdfast.aio)]  # the others come when first used
-    assert differences(_face(holdfast.sync), SimpleNamespace(**{**vars(holdfast.aio), "__all__": locks})) == []
-    offered = {name for name in holdfast.__all__ if name in public(sync_primitives)}
-    assert {_plain(name) for name in holdfast.aio.__all__ if name in public(aio_primitives)} == offered
+    locks = [name for name in lockfast.aio.__all__ if name in vars(lockfast.aio)]  # the others come when first used
+    assert differences(_face(lockfast.sync), SimpleNamespace(**{**vars(lockfast.aio), "__all__": locks})) == []
+    offered = {name for name in lockfast.__all__ if name in public(sync_primitives)}
+    assert {_plain(name) for name in lockfast.aio.__all__ if name in public(aio_primitives)} == offered
     assert differences(_face(sync_primitives), _face(aio_primitives)) == []
     assert differences(sync_manager, aio_manager) == []
 
 
 @pytest.mark.parametrize(
-    "module", [holdfast, holdfast.aio, holdfast.errors, holdfast.fencing], ids=lambda module: module.__name__
+    "module", [lockfast, lockfast.aio, lockfast.errors, lockfast.fencing], ids=lambda module: module.__name__
 )
 def test_everything_public_is_explained(module: ModuleType) -> None:
     assert undocumented(module) == []
@@ -524,17 +524,17 @@ def _face(module: ModuleType) -> SimpleNamespace:
 # Each check is able to fail
 
 PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
-    (upward_imports, "engine.planted", "from holdfast.primitives.lock import LockLogic"),
-    (upward_imports, "engine.planted", "from holdfast.backends.memory_store import MemoryStore"),
-    (upward_imports, "engine.planted", "from holdfast.drivers import planted"),
-    (upward_imports, "backends.planted", "from holdfast.engine.lease import Lease"),
-    (upward_imports, "drivers.planted", "import holdfast.engine.core"),
-    (upward_imports, "drivers.planted", "def later():\n    from holdfast import connect"),
-    (upward_imports, "aio", "from holdfast.sync import Lease"),
+    (upward_imports, "engine.planted", "from lockfast.primitives.lock import LockLogic"),
+    (upward_imports, "engine.planted", "from lockfast.backends.memory_store import MemoryStore"),
+    (upward_imports, "engine.planted", "from lockfast.drivers import planted"),
+    (upward_imports, "backends.planted", "from lockfast.engine.lease import Lease"),
+    (upward_imports, "drivers.planted", "import lockfast.engine.core"),
+    (upward_imports, "drivers.planted", "def later():\n    from lockfast import connect"),
+    (upward_imports, "aio", "from lockfast.sync import Lease"),
     (foreign_imports, "backends.planted", "import sqlite3"),
     (foreign_imports, "engine.planted", "def later():\n    import redis"),
     (foreign_imports, "sync", "from rich.table import Table"),
-    (cycles, "_model", "from holdfast import _time"),
+    (cycles, "_model", "from lockfast import _time"),
     (awaits_in_blocking_drivers, "drivers.planted", "class BlockingX:\n    async def f(self): await g()"),
     (
         awaits_in_blocking_drivers,
@@ -569,7 +569,7 @@ def test_each_check_finds_a_planted_offence(
 ) -> None:
     planted = {**MODULES, name: Module(name, text)}
     if check is cycles:
-        planted["_time"] = Module("_time", "from holdfast import _model")
+        planted["_time"] = Module("_time", "from lockfast import _model")
     assert len(check(planted)) == 1  # of the house itself nothing is found: see above
 
 
@@ -577,7 +577,7 @@ def test_what_is_allowed_is_not_an_offence() -> None:
     allowed = {
         "engine.planted": Module(
             "engine.planted",
-            '"""Says what it decides."""\nif TYPE_CHECKING:\n    from holdfast.engine.core import Engine\n'
+            '"""Says what it decides."""\nif TYPE_CHECKING:\n    from lockfast.engine.core import Engine\n'
             "async def f(self):\n    with self.mutex:\n        async def later(): await g()\n    await h()",
         ),
         "cli.planted": Module("cli.planted", '"""Says."""\nimport rich\nprint(1)\nsignal.signal(2, f)'),
@@ -637,7 +637,7 @@ def test_the_comparison_of_faces_finds_a_planted_difference(twin: type) -> None:
 
 
 def test_the_search_for_docstrings_finds_what_has_none() -> None:
-    planted = type("Planted", (), {"__module__": "holdfast.planted", "f": _Lacking.wait, "p": _Lacking.more})
+    planted = type("Planted", (), {"__module__": "lockfast.planted", "f": _Lacking.wait, "p": _Lacking.more})
     assert undocumented(SimpleNamespace(__all__=["Planted"], Planted=planted)) == [
         "Planted: no docstring",
         "Planted.f: no docstring",

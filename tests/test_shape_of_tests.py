@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-STORIES = TESTS.parent / "src" / "holdfast" / "testing" / "contract"
+STORIES = TESTS.parent / "src" / "lockfast" / "testing" / "contract"
 LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so much time
 
 CLOCKS = {"monotonic", "perf_counter", "process_time", "boot_now", "time"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import holdfast
-from holdfast import _connect
+import lockfast
+from lockfast import _connect
 
 MEANT = {
     "redis": "did you mean redis://localhost:6379?",
@@ -46,7 +46,7 @@ MEANT = {
 @pytest.mark.parametrize("text", MEANT)
 def test_what_is_no_url_is_answered_with_the_one_that_was_meant(text: str) -> None:
     with pytest.raises(ValueError, match="did you mean") as caught:
-        holdfast.connect(text)
+        lockfast.connect(text)
     told = str(caught.value)
     assert told.endswith(MEANT[text])
     assert "s3cret" not in told
@@ -55,7 +55,7 @@ def test_what_is_no_url_is_answered_with_the_one_that_was_meant(text: str) -> No
 @pytest.mark.parametrize("text", ["", "zookeeper://x", "some words", "s3cret"])
 def test_where_nothing_comes_to_mind_each_backend_is_named_once(text: str) -> None:
     with pytest.raises(ValueError, match="known are memory://, ") as caught:
-        holdfast.connect(text) if text else _connect.opener(" ", _connect.Wishes())
+        lockfast.connect(text) if text else _connect.opener(" ", _connect.Wishes())
     told = str(caught.value)
     assert len(told) < 200
     assert "s3cret" not in told

@@ -49,7 +49,7 @@ COUNTS = "from tests.servers import run; print(*[run.count('x') for _ in range(2
 
 
 def _fresh() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "HOLDFAST_TEST_RUN"}
+    return {name: value for name, value in os.environ.items() if name != "LOCKFAST_TEST_RUN"}
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ print(came, left)
 @pytest.mark.slow
 def test_the_first_process_of_a_run_goes_alone_and_the_others_together(tmp_path: Path) -> None:
     def go(_: int) -> list[float]:
-        environment = {**os.environ, "HOLDFAST_TEST_RUN": str(tmp_path)}
+        environment = {**os.environ, "LOCKFAST_TEST_RUN": str(tmp_path)}
         words = [sys.executable, "-c", GOES, str(inside)]
         return [float(word) for word in subprocess.check_output(words, cwd=ROOT, env=environment, text=True).split()]
 

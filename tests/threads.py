@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast._reentry import Job
+from lockfast._reentry import Job
 from tests.servers.waiting import until
 
 _make = Job.__init__
@@ -31,7 +31,7 @@ def _all_taken() -> bool:
 
 
 def _since(before: set[threading.Thread]) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("holdfast")]
+    return [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("lockfast")]
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import holdfast
-from holdfast._time import boot_now
+import lockfast
+from lockfast._time import boot_now
 from tests.servers.waiting import LIMIT
 
 
@@ -72,9 +72,9 @@ class Actor:
 class Stage:
     """What the process remembers between two commands."""
 
-    def __init__(self, locks: holdfast.Locks) -> None:
+    def __init__(self, locks: lockfast.Locks) -> None:
         self.locks = locks
-        self.lease: holdfast.Lease | None = None
+        self.lease: lockfast.Lease | None = None
         self.lost = 0
         self.asked = 0  # requests for a lock
         backend = locks._logic.engine.backend
@@ -99,7 +99,7 @@ class Stage:
         try:
             self.lease.check()
             checked = "held"
-        except holdfast.LockError as error:
+        except lockfast.LockError as error:
             checked = type(error).__name__
         return {"held": self.lease.held, "lost": self.lease.lost, "check": checked, "told": self.lost}
 
@@ -207,7 +207,7 @@ def act(stage: Stage) -> None:
         command: Callable[..., dict[str, Any]] = getattr(stage, message.pop("command"))
         try:
             say(command(**message))
-        except holdfast.LockError as error:
+        except lockfast.LockError as error:
             say({"error": type(error).__name__, "text": str(error), "transient": getattr(error, "transient", None)})
 
 
@@ -218,7 +218,7 @@ def _say(answer: dict[str, Any]) -> None:
 
 async def hold_and_forget(url: str) -> None:
     """An asyncio program that ends without letting go."""
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     lease = await locks.lock("forgotten", ttl=60).acquire()
     assert lease is not None
     _say({"pid": os.getpid()})
@@ -230,4 +230,4 @@ if __name__ == "__main__":
     if sys.argv[2:] == ["async"]:
         asyncio.run(hold_and_forget(sys.argv[1]))
     else:
-        act(Stage(holdfast.connect(sys.argv[1])))
+        act(Stage(lockfast.connect(sys.argv[1])))

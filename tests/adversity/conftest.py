@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.adversity.actor import Actor
 from tests.servers.waiting import until
 
@@ -32,13 +32,13 @@ def start(url: str) -> Iterator[Callable[..., Actor]]:
 
 
 @pytest.fixture
-def locks(url: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(url) as locks:
+def locks(url: str) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
 @pytest.fixture
-def queued(locks: holdfast.Locks) -> Callable[[str, int], None]:
+def queued(locks: lockfast.Locks) -> Callable[[str, int], None]:
     """Return once one waits for the name behind the hold of that fence, which lasts for a short while only."""
 
     def queued(name: str, fence: int) -> None:
@@ -52,7 +52,7 @@ def queued(locks: holdfast.Locks) -> Callable[[str, int], None]:
 
 
 @pytest.fixture
-def waiting(locks: holdfast.Locks) -> Callable[[str, int], None]:
+def waiting(locks: lockfast.Locks) -> Callable[[str, int], None]:
     """Return once so many wait for the name."""
 
     def waiting(name: str, number: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast._connect import open_backend
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+from lockfast._connect import open_backend
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.servers.postgres import USER, PostgresServer
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST

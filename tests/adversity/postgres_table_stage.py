@@ -13,17 +13,17 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast._model import LockInfo
-from holdfast.backends.postgres_table_schema import LISTENER
-from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.stage import Actor, Stage
+from lockfast._model import LockInfo
+from lockfast.backends.postgres_table_schema import LISTENER
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_stage import OnPostgres
 from tests.servers.postgres import USER, PostgresServer
 from tests.servers.postgres_tables import empty_table
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
 
-_OURS = "datname = current_database() AND application_name = 'holdfast'"
+_OURS = "datname = current_database() AND application_name = 'lockfast'"
 
 
 class OnTable(OnPostgres):

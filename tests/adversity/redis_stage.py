@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-import holdfast
-from holdfast._connect import open_backend
-from holdfast._model import LockInfo
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.backends.redis_requests import script
-from holdfast.drivers import redis as redis_blocking
-from holdfast.drivers import redis_asyncio
-from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast._connect import open_backend
+from lockfast._model import LockInfo
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.backends.redis_requests import script
+from lockfast.drivers import redis as redis_blocking
+from lockfast.drivers import redis_asyncio
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.servers.proxy import Proxy
 from tests.servers.server import Server
 from tests.servers.waiting import LIMIT
@@ -55,7 +55,7 @@ class OnAServer(Promise):
     def _servers(self) -> Iterator[None]:
         with Server(*self.server_args) as self.server, Proxy(self.server) as self.proxy:
             self._url = self.proxy.url
-            self._direct: dict[str, holdfast.Locks] = {}
+            self._direct: dict[str, lockfast.Locks] = {}
             yield
             if self.server.running:
                 self.server.go_on()
@@ -83,7 +83,7 @@ class OnAServer(Promise):
     def truth(self, stage: Stage, name: str) -> LockInfo:
         """What the server knows of the name, whatever happens to the wire."""
         if stage.namespace not in self._direct:
-            self._direct[stage.namespace] = holdfast.connect(self.server.url, namespace=stage.namespace)
+            self._direct[stage.namespace] = lockfast.connect(self.server.url, namespace=stage.namespace)
             stage.close_at_end(self._direct[stage.namespace])
         return self._direct[stage.namespace].inspect(name)
 

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import redis
 
-from holdfast._connect import open_backend
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.backends.redis_requests import keys_of
-from holdfast.primitives.names import qualify
-from holdfast.testing.awaited import AwaitedLease
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+from lockfast._connect import open_backend
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.backends.redis_requests import keys_of
+from lockfast.primitives.names import qualify
+from lockfast.testing.awaited import AwaitedLease
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.servers.server import HOST, Server
 
 
@@ -61,7 +61,7 @@ def knows(server: Server, lease: AwaitedLease) -> bool:
     with redis.Redis(HOST, server.port, single_connection_client=True) as client:
         with suppress(redis.ResponseError):  # no cluster
             client.execute_command("READONLY")
-        records = [_look(client, key) for key in client.keys("holdfast:*:held")]
+        records = [_look(client, key) for key in client.keys("lockfast:*:held")]
     return any(lease.claim_id.encode() in record for record in records)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from types import TracebackType
 
-import holdfast
-from holdfast._model import LockInfo
+import lockfast
+from lockfast._model import LockInfo
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST, Server
 
@@ -19,12 +19,12 @@ class Quorum:
     def url(self, options: str = "rejoin=0") -> str:
         return f"redlock://{','.join(f'{HOST}:{proxy.port}' for proxy in self.proxies)}/0?{options}"
 
-    def held_at(self, name: str, namespace: str = "holdfast") -> list[bool]:
+    def held_at(self, name: str, namespace: str = "lockfast") -> list[bool]:
         """What each server itself says, whatever happens to the wires."""
         return [bool(self.at(node, name, namespace).holders) for node in range(self._size)]
 
-    def at(self, node: int, name: str, namespace: str = "holdfast") -> LockInfo:
-        with holdfast.connect(self.servers[node].url, namespace=namespace) as locks:
+    def at(self, node: int, name: str, namespace: str = "lockfast") -> LockInfo:
+        with lockfast.connect(self.servers[node].url, namespace=namespace) as locks:
             return locks.inspect(name)
 
     def __enter__(self) -> Quorum:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, LeaseLost
-from holdfast.testing.contract import needs
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import BackendUnavailable, LeaseLost
+from lockfast.testing.contract import needs
+from lockfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.postgres_stage import OnPostgres, advisory_url
 from tests.patience import impatient, refused_for
@@ -177,7 +177,7 @@ class TestServersThatAreFull(OnPostgres):
 
     async def test_a_full_server_is_told_and_asked_again(self, stage: Stage) -> None:
         self.server.psql(self.guest)
-        self.where = self.where.replace("holdfast@", "guest@") + "?waiting=1"
+        self.where = self.where.replace("lockfast@", "guest@") + "?waiting=1"
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]
         late = stage.locks()
         await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be told")
@@ -190,7 +190,7 @@ class TestServersThatAreFull(OnPostgres):
 
     async def test_one_that_finds_no_room_to_wait_in_is_served_when_there_is(self, stage: Stage) -> None:
         self.server.psql(self.guest)
-        self.where = self.where.replace("holdfast@", "guest@")
+        self.where = self.where.replace("lockfast@", "guest@")
         locks = [stage.locks() for _ in range(3)]
         for number, one in enumerate(locks):
             async with one.lock(f"warm-{number}"):
@@ -228,7 +228,7 @@ class TestReplicas(OnPostgres):
 
 @pytest.mark.slow
 def test_a_client_that_is_killed_frees_its_locks_at_once(start: Callable[..., Actor]) -> None:
-    with PostgresServer() as server, holdfast.connect(advisory_url(server)) as locks:
+    with PostgresServer() as server, lockfast.connect(advisory_url(server)) as locks:
         actor = start(on=advisory_url(server))
         actor.ask("acquire", name="a", ttl=3600)
         assert locks.lock("a", wait=0).acquire() is None

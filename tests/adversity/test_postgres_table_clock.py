@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-import holdfast
-from holdfast._time import boot_now
+import lockfast
+from lockfast._time import boot_now
 from tests.renewals import renew, renew_soon
 from tests.servers.clocks import Clock
 from tests.servers.postgres import PostgresServer
@@ -29,7 +29,7 @@ pytestmark = [
 
 HOUR = 3600.0
 TTL = 1.5
-QUEUE_UP = "SELECT (holdfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float"
+QUEUE_UP = "SELECT (lockfast_acquire('', 'x', 'dead', 'h', 30, p_address => '') ->> 'position')::float"
 LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distributed_locks"
 
 
@@ -71,18 +71,18 @@ def server(jumpy: Jumpy) -> Jumpy:
 
 
 @pytest.fixture
-def locks(server: Jumpy) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url) as locks:
+def locks(server: Jumpy) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(server.url) as locks:
         yield locks
 
 
 @pytest.fixture
-def others(server: Jumpy) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url) as locks:
+def others(server: Jumpy) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(server.url) as locks:
         yield locks
 
 
-def take(locks: holdfast.Locks, **options: object) -> holdfast.Lease:
+def take(locks: lockfast.Locks, **options: object) -> lockfast.Lease:
     lease = locks.lock("x", **options).acquire()  # type: ignore[arg-type]
     assert lease is not None
     return lease
@@ -96,7 +96,7 @@ def test_the_clock_of_the_server_really_jumps(server: Jumpy) -> None:
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])
-def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: holdfast.Locks, offset: float) -> None:
+def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: lockfast.Locks, offset: float) -> None:
     fences = []
     for jump in (0.0, offset, 0.0, -offset, 0.0):
         server.jump_to(jump)
@@ -106,7 +106,7 @@ def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: holdfast.Lock
 
 
 def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing_and_soon_afterwards_somebody_is(
-    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lease = take(locks, ttl=TTL, renew=False)
     server.jump_to(-HOUR)
@@ -116,7 +116,7 @@ def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believi
 
 
 def test_a_renewed_lease_outlives_a_jump_backwards(
-    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
@@ -129,7 +129,7 @@ def test_a_renewed_lease_outlives_a_jump_backwards(
     assert lease.release()
 
 
-def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
+def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: lockfast.Locks) -> None:
     """So it lasts no longer, should nobody renew it any more."""
     lease = take(locks, ttl=600)
     server.jump_to(-HOUR)
@@ -144,7 +144,7 @@ def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy
 
 
 def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
-    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     """It has its place, and is let in though nobody released."""
     lease = take(locks, ttl=TTL, renew=False)
@@ -157,7 +157,7 @@ def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
 
 
 def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
-    server: Jumpy, locks: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks
 ) -> None:
     assert server.ask("SELECT acquire_lock('x', 'psql')::int")
     assert server.ask(QUEUE_UP) == 0
@@ -167,7 +167,7 @@ def test_what_was_kept_for_one_that_died_is_not_kept_through_a_jump_backwards(
     assert take(locks, wait=LIMIT).held, "before the dead one is forgotten"
 
 
-def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: holdfast.Locks) -> None:
+def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: lockfast.Locks) -> None:
     assert server.ask("SELECT acquire_lock('x', 'psql', 600)::int")
     server.jump_to(-HOUR)
     assert server.ask("SELECT extend_lock('x', 'psql', 300)::int")
@@ -178,7 +178,7 @@ def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Ju
     assert server.ask("SELECT extract(epoch FROM ttl) FROM distributed_locks") == 900
 
 
-def test_nobody_is_shown_an_end_that_will_not_be(server: Jumpy, locks: holdfast.Locks) -> None:
+def test_nobody_is_shown_an_end_that_will_not_be(server: Jumpy, locks: lockfast.Locks) -> None:
     lease = take(locks, ttl=60, renew=False)
     server.jump_to(-HOUR)
     (holder,) = locks.inspect("x").holders
@@ -187,7 +187,7 @@ def test_nobody_is_shown_an_end_that_will_not_be(server: Jumpy, locks: holdfast.
 
 
 def test_a_name_that_stays_taken_for_a_while_stays_so_no_longer_for_a_jump_backwards(
-    server: Jumpy, locks: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks
 ) -> None:
     lease = take(locks, ttl=60, min_hold=TTL)
     assert lease.release()
@@ -196,7 +196,7 @@ def test_a_name_that_stays_taken_for_a_while_stays_so_no_longer_for_a_jump_backw
 
 
 def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
-    server: Jumpy, locks: holdfast.Locks, others: holdfast.Locks
+    server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from holdfast import BackendUnavailable
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table_stage import OnTable
 from tests.patrols import HOUR
 from tests.renewals import renewed
@@ -59,7 +59,7 @@ class TestServersThatCrash(OnTable):
 
     async def test_a_killed_backend_takes_all_connections_along_and_no_lock(self, stage: Stage) -> None:
         leases = [await (await self.ready(stage)).lock(name, ttl=HOUR).take() for name in "abc"]
-        pid = self.ask("SELECT min(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'")
+        pid = self.ask("SELECT min(pid) FROM pg_stat_activity WHERE application_name = 'lockfast'")
         os.kill(int(pid), signal.SIGKILL)
         for lease in leases:
             await stage.until(lambda lease=lease: _extends(lease), "the server to be back")  # type: ignore[misc]

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, StaleFence, fencing
-from holdfast.testing.awaited import AwaitedLease
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import BackendUnavailable, StaleFence, fencing
+from lockfast.testing.awaited import AwaitedLease
+from lockfast.testing.stage import Stage
 from tests.adversity.postgres_stage import OnPostgres
 from tests.patience import refused_for
 from tests.servers.postgres import USER, PostgresServer
@@ -125,7 +125,7 @@ def test_a_crash_that_forgets_commits_hands_out_no_fence_again() -> None:
     with PostgresServer({"synchronous_commit": "off", "wal_writer_delay": "10s"}) as server:
         empty_table(server.url)
         server.psql("CHECKPOINT")
-        with holdfast.connect(server.url) as locks:
+        with lockfast.connect(server.url) as locks:
             before = [locks.lock(f"x{number}").acquire() for number in range(MANY)]
             server.restart()
             left = int(server.psql("SELECT count(*) FROM distributed_locks"))

@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast._time import boot_now
-from holdfast.testing.history import Hold, judge
+import lockfast
+from lockfast._time import boot_now
+from lockfast.testing.history import Hold, judge
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import join, until
 
@@ -35,7 +35,7 @@ def old_transaction(url: str, level: str) -> Iterator[Connection]:
     """One that has seen the table as it is now, and sees it so from here on."""
     with psycopg.connect(url) as connection:
         connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
-        connection.execute("SELECT count(*) FROM distributed_locks, holdfast_queue")
+        connection.execute("SELECT count(*) FROM distributed_locks, lockfast_queue")
         yield connection
         connection.rollback()
 
@@ -51,7 +51,7 @@ def taken(connection: Connection, name: str) -> bool:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_old_snapshot_lets_nobody_in_beside_a_reader_that_came_since(url: str, level: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         early = locks.rwlock("x", ttl=0.5, renew=False).read().acquire()
         with old_transaction(url, level) as old:
             late = locks.rwlock("x").read().acquire()
@@ -64,8 +64,8 @@ def test_an_old_snapshot_lets_nobody_in_beside_a_reader_that_came_since(url: str
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_old_snapshot_lets_no_more_in_than_the_limit(url: str, level: str) -> None:
-    ask = "SELECT holdfast_acquire('', 'x', 'one more', 'psql', 30, 'shared', 2) ->> 'fence'"
-    with holdfast.connect(url) as locks, locks.semaphore("x", 2), old_transaction(url, level) as old:
+    ask = "SELECT lockfast_acquire('', 'x', 'one more', 'psql', 30, 'shared', 2) ->> 'fence'"
+    with lockfast.connect(url) as locks, locks.semaphore("x", 2), old_transaction(url, level) as old:
         with locks.semaphore("x", 2):
             try:
                 assert old.execute(ask).fetchone() == (None,)
@@ -77,9 +77,9 @@ def test_an_old_snapshot_lets_no_more_in_than_the_limit(url: str, level: str) ->
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_a_waiter_keeps_its_place_if_somebody_goes_past_on_an_old_snapshot(url: str, level: str) -> None:
     """That cannot be kept from happening: nothing is there that such a transaction could see, or run into."""
-    enqueued = "SELECT holdfast_acquire('', 'x', %s, 'waits', 30, 'exclusive', NULL, NULL, '') ->> %s"
+    enqueued = "SELECT lockfast_acquire('', 'x', %s, 'waits', 30, 'exclusive', NULL, NULL, '') ->> %s"
     with psycopg.connect(url, autocommit=True) as waiter, old_transaction(url, level) as old:
-        with holdfast.connect(url) as locks, locks.lock("x"):
+        with lockfast.connect(url) as locks, locks.lock("x"):
             assert waiter.execute(enqueued, ("first", "fence")).fetchone() == (None,)
             assert waiter.execute(enqueued, ("second", "fence")).fetchone() == (None,)
         assert taken(old, "x")
@@ -121,7 +121,7 @@ def test_nobody_is_let_in_twice_at_any_mixture_of_isolation_levels(url: str) -> 
                     connection.execute("SELECT release_lock('x', %s)", (holder,))
 
     def by_python() -> None:
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             while not enough.is_set():
                 lease = locks.lock("x", wait=1).acquire()
                 if lease is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import BackendUnavailable
-from holdfast._time import boot_now
-from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable
+from lockfast._time import boot_now
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table_stage import OnTable
 from tests.patience import impatient
 from tests.patrols import HOUR
@@ -23,7 +23,7 @@ class TestNoRoom(OnTable):
         self.ask(f"{ADD_ROLE}; {RIGHTS}; ALTER ROLE lone CONNECTION LIMIT {connections}")
 
     async def _lone(self, stage: Stage) -> AwaitedLocks:
-        before, self.where = self.where, self.where.replace("holdfast@", "lone@")
+        before, self.where = self.where, self.where.replace("lockfast@", "lone@")
         try:
             return await self.ready(stage)
         finally:
@@ -49,7 +49,7 @@ class TestNoRoom(OnTable):
 
     async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("postgres", "postgres_asyncio"):
-            monkeypatch.setattr(f"holdfast.drivers.{module}.LISTENS_AGAIN", 0.2)
+            monkeypatch.setattr(f"lockfast.drivers.{module}.LISTENS_AGAIN", 0.2)
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x", ttl=HOUR).take()
         waiter = stage.start((await self._lone(stage)).lock("x", wait=LIMIT).take())

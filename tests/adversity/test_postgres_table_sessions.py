@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-import holdfast
-from holdfast._time import boot_now
-from holdfast.drivers.postgres_jobs import LANES, SPARE
-from holdfast.errors import BackendUnavailable
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.history import Hold, judge
-from holdfast.testing.stage import Actor, Stage
+import lockfast
+from lockfast._time import boot_now
+from lockfast.drivers.postgres_jobs import LANES, SPARE
+from lockfast.errors import BackendUnavailable
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.history import Hold, judge
+from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table_stage import OnTable
 from tests.patrols import HOUR, never_look
 from tests.renewals import renewed
@@ -76,7 +76,7 @@ class TestAnswersThatAreLost(OnTable):
     async def test_a_lost_answer_to_an_acquire_is_asked_for_again_and_granted_once(self, stage: Stage) -> None:
         with self.wire() as wire:
             locks = await self.ready(stage)
-            lost = wire.cut_instead_of_reply(to=b"holdfast_acquire")
+            lost = wire.cut_instead_of_reply(to=b"lockfast_acquire")
             lease = await locks.lock("x").take()
             assert lost.is_set()
             (holder,) = (await stage.info("x")).holders
@@ -86,7 +86,7 @@ class TestAnswersThatAreLost(OnTable):
     async def test_a_lost_answer_to_a_release_is_no_loss(self, stage: Stage) -> None:
         with self.wire() as wire:
             lease = await (await self.ready(stage)).lock("x").take()
-            lost = wire.cut_instead_of_reply(to=b"holdfast_release")
+            lost = wire.cut_instead_of_reply(to=b"lockfast_release")
             assert await lease.release()
             assert lost.is_set()
             assert not lease.lost
@@ -95,7 +95,7 @@ class TestAnswersThatAreLost(OnTable):
     async def test_a_lost_answer_to_a_renewal_is_no_loss(self, stage: Stage) -> None:
         with self.wire() as wire:
             lease = await (await self.ready(stage)).lock("x", ttl=60).take()
-            lost = wire.cut_instead_of_reply(to=b"holdfast_renew")
+            lost = wire.cut_instead_of_reply(to=b"lockfast_renew")
             await renewed(stage, lease)
             assert lost.is_set()
             assert lease.held
@@ -104,7 +104,7 @@ class TestAnswersThatAreLost(OnTable):
     async def test_an_acquire_that_is_never_answered_leaves_no_orphan(self, stage: Stage) -> None:
         with self.wire() as wire:
             locks = await self.ready(stage)
-            lost = wire.swallow_reply(to=b"holdfast_acquire")
+            lost = wire.swallow_reply(to=b"lockfast_acquire")
             with pytest.raises(BackendUnavailable):
                 await locks.lock("x", ttl=HOUR, wait=0.2).take()
             assert lost.is_set()
@@ -149,7 +149,7 @@ class TestNotificationsThatAreLost(OnTable):
     async def test_a_lost_notification_costs_no_more_than_a_patrol(self, stage: Stage) -> None:
         with self.wire() as wire:
             holder, waiter, locks = await self._held_and_waited_for(stage)
-            lost = wire.swallow(b"holdfast_")  # the channel's name is in nothing else that the server says now
+            lost = wire.swallow(b"lockfast_")  # the channel's name is in nothing else that the server says now
             await holder.release()
             asked = locks.faults.calls["acquire"]
             lease = await waiter.result()
@@ -164,7 +164,7 @@ class TestNotificationsThatAreLost(OnTable):
         other, locks = await self.ready(stage), await self.ready(stage)
         held = [await other.lock(f"x{number}").take() for number in range(waiters // 2)]
         actors = [stage.start(_take_and_give_back(locks, f"x{number // 2}")) for number in range(waiters)]
-        waiting = "SELECT count(*) FROM holdfast_queue WHERE kind = 'w'"
+        waiting = "SELECT count(*) FROM lockfast_queue WHERE kind = 'w'"
         await stage.until(lambda: int(self.ask(waiting)) == waiters, "all to wait")
         assert self.ours("query LIKE 'LISTEN %'") == 1
         assert self.ours() <= 1 + 1 + LANES + SPARE
@@ -186,7 +186,7 @@ class TestUnderFire(OnTable):
         ends, terminated = threading.Event(), 0
 
         def work(number: int) -> None:
-            with holdfast.connect(self.server.url, patience=LIMIT) as locks:
+            with lockfast.connect(self.server.url, patience=LIMIT) as locks:
                 while not ends.is_set():
                     with locks.lock("x", wait=LIMIT) as lease:
                         begin = boot_now()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast._time import boot_now
-from holdfast.testing.stage import Stage
+from lockfast._time import boot_now
+from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table_stage import OnTable
 from tests.patience import refused, refused_for
 from tests.renewals import renew_soon, renewed
@@ -80,7 +80,7 @@ class TestFull(OnTable):
         self.ask(
             "GRANT ALL ON ALL TABLES IN SCHEMA public TO guest; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guest"
         )
-        self.where = self.where.replace("holdfast@", "guest@")
+        self.where = self.where.replace("lockfast@", "guest@")
 
     async def test_a_full_server_is_told_and_asked_again_and_costs_no_lease(self, stage: Stage) -> None:
         self._as_guest()

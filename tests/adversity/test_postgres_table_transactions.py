@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast.backends import postgres_table_requests as requests
-from holdfast.errors import AcquireTimeout
+import lockfast
+import lockfast.aio
+from lockfast.backends import postgres_table_requests as requests
+from lockfast.errors import AcquireTimeout
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import LIMIT, join, until
@@ -85,13 +85,13 @@ def test_a_lock_taken_in_an_old_transaction_lasts_from_now_on(psql: Psql, url: s
     assert psql.say("SELECT acquire_lock('x', 'psql', 60)") == "t"
     assert psql.say("SELECT expires_at >= now() + interval '60.6 s' FROM distributed_locks") == "t", "not from now()"
     psql.say("COMMIT")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=0).acquire() is None
 
 
 def test_who_asks_in_an_old_transaction_is_kept_out_by_what_was_taken_since(psql: Psql, url: str) -> None:
     psql.say("BEGIN; SELECT now()")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
@@ -113,7 +113,7 @@ def test_what_has_expired_since_an_old_transaction_began_is_to_be_had_in_it(psql
 def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(psql: Psql, url: str) -> None:
     psql.say("BEGIN")
     assert psql.say("SELECT acquire_lock('x', 'psql', 3600)") == "t"
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=0).acquire() is None
         psql.kill()
         assert locks.lock("x", wait=LIMIT).acquire() is not None
@@ -130,13 +130,13 @@ def test_a_try_does_not_wait_for_somebodys_open_transaction(
 
 
 def _try_once(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         assert locks.lock("x").acquire(blocking=False) is None
         locks.lock("x", wait=0).__enter__()
 
 
 async def _try_once_in_a_task(url: str) -> None:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         tries = [locks.lock("x").acquire(blocking=False) for _ in range(8)]
         assert await asyncio.gather(*tries) == [None] * 8
         await locks.lock("x", wait=0).__aenter__()
@@ -147,7 +147,7 @@ def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)  # so long would each of them keep a connection
     psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
-    with psycopg.connect(url, autocommit=True) as other, holdfast.connect(url) as locks:
+    with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         fences: list[int] = []
         waiters = [threading.Thread(target=_take_and_note, args=(locks, fences)) for _ in range(30)]
         for waiter in waiters:
@@ -166,7 +166,7 @@ def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
     monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)
 
     async def story() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
             waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=LIMIT)) for _ in range(30)]
             with psycopg.connect(url, autocommit=True) as other:
@@ -182,13 +182,13 @@ def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
     asyncio.run(story())
 
 
-def _take_and_note(locks: holdfast.Locks, fences: list[int]) -> None:
+def _take_and_note(locks: lockfast.Locks, fences: list[int]) -> None:
     with locks.lock("x", wait=LIMIT) as lease:
         fences.append(lease.fence)
 
 
 def test_a_no_in_an_open_transaction_keeps_the_name_from_nobody(psql: Psql, url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         psql.say("BEGIN")
@@ -211,10 +211,10 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
         return patience(within, most)
 
     monkeypatch.setattr(requests, "patience", ask)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.rwlock("x").write().acquire()
         assert lease is not None
-        psql.say("BEGIN; SELECT holdfast_enter('', 'x', NULL)")
+        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
         asked.clear()
         sharing = threading.Thread(target=lease.downgrade)
         sharing.start()
@@ -227,7 +227,7 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
 
 def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, url: str) -> None:
     psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=1).acquire() is None
         assert not locks._logic.engine.unfinished
         psql.say("ROLLBACK")
@@ -235,11 +235,11 @@ def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, 
 
 
 def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql: Psql, url: str) -> None:
-    with holdfast.connect(url) as locks, locks.lock("x", ttl=3600):
+    with lockfast.connect(url) as locks, locks.lock("x", ttl=3600):
         waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
         waiter.start()
         until(lambda: locks.inspect("x").waiters == 1 or not waiter.is_alive(), "one to wait")
-        psql.say("BEGIN; SELECT holdfast_enter('', 'x', NULL)")
+        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
         join(waiter)
         psql.say("ROLLBACK")
         until(lambda: locks.inspect("x").waiters == 0, "it to leave the queue")
@@ -250,7 +250,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
     psql.say("BEGIN")
     assert psql.say("SELECT extend_lock('x', 'psql', 3600)") == "t"
     psql.say("SELECT pg_sleep(0.6)")  # for everybody else it looks as if it were over
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         for number in range(2 * SWEEP_EVERY):
             with locks.lock(f"other-{number}", wait=LIMIT):
                 pass
@@ -260,7 +260,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
 
 
 def test_a_sweep_waits_for_nobody(psql: Psql, url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as other, holdfast.connect(url) as locks:
+    with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         other.execute(EXPIRED, (40,))
         psql.say("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
 
@@ -279,7 +279,7 @@ def test_a_sweep_in_somebodys_long_transaction_keeps_no_name_from_anybody(psql: 
     psql.say("BEGIN")
     for number in range(2 * SWEEP_EVERY):
         psql.say(f"SELECT acquire_lock('mine-{number}', 'psql')")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         for number in range(1, 21):
             with locks.lock(f"old-{number}", wait=0):
                 pass
@@ -300,11 +300,11 @@ def test_two_names_of_one_hash_are_two_locks(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other:
         same = other.execute(
             "SELECT array_agg(name) FROM (SELECT 'n' || n AS name FROM generate_series(1, 400000) AS n) AS names"
-            " GROUP BY holdfast_hash('', name) HAVING count(*) > 1 LIMIT 1"
+            " GROUP BY lockfast_hash('', name) HAVING count(*) > 1 LIMIT 1"
         ).fetchone()
     assert same is not None
     one, two = same[0][:2]
-    with holdfast.connect(url) as locks, locks.lock(one), locks.lock(two, wait=0), locks.all(one + "'", two + "'"):
+    with lockfast.connect(url) as locks, locks.lock(one), locks.lock(two, wait=0), locks.all(one + "'", two + "'"):
         assert {info.name for info in locks.list()} == {one, two, one + "'", two + "'"}
 
 
@@ -314,7 +314,7 @@ def test_a_short_timeout_of_the_database_grants_nothing_unheard(url: str, settin
         name = other.info.dbname
         other.execute(f"ALTER DATABASE {name} SET {setting}".encode())
         try:
-            with holdfast.connect(url) as locks:
+            with lockfast.connect(url) as locks:
                 slow.execute("SELECT acquire_lock('x', 'slow')")
                 got: list[Any] = []
                 waiter = threading.Thread(target=lambda: got.append(locks.lock("x", wait=LIMIT).acquire()))

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.adversity.actor import Actor
 from tests.adversity.worker import Worker
 from tests.patrols import HOUR, never_look
@@ -66,7 +66,7 @@ def test_the_judge_of_windows_finds_one_permit_too_many() -> None:
     assert excess([*even, (1.0, 1.0), (1.5, 1.5)], rate=10, burst=2) > 0.9
 
 
-def test_processes_that_increment_a_cell_lose_nothing(employ: Employ, locks: holdfast.Locks) -> None:
+def test_processes_that_increment_a_cell_lose_nothing(employ: Employ, locks: lockfast.Locks) -> None:
     workers, times = 4, 100
     versions = [version for worker in employ(workers, "increment", times) for version in worker.rest()]
     assert sorted(versions) == list(range(1, workers * times + 1))  # each version was written by one of them
@@ -74,7 +74,7 @@ def test_processes_that_increment_a_cell_lose_nothing(employ: Employ, locks: hol
 
 
 @pytest.mark.parametrize("after", [1, 20, 60])
-def test_a_kill_in_the_middle_of_an_update_loses_nothing(employ: Employ, locks: holdfast.Locks, after: int) -> None:
+def test_a_kill_in_the_middle_of_an_update_loses_nothing(employ: Employ, locks: lockfast.Locks, after: int) -> None:
     workers = employ(3, "increment", 1_000_000)
     told = [[worker.line() for _ in range(after)] for worker in workers]
     for worker in workers:
@@ -87,7 +87,7 @@ def test_a_kill_in_the_middle_of_an_update_loses_nothing(employ: Employ, locks: 
 
 
 def test_an_observer_in_another_process_is_told_of_the_leaders_death_and_of_the_next(
-    start: Start, locks: holdfast.Locks
+    start: Start, locks: lockfast.Locks
 ) -> None:
     leader, follower = start(), start()
     changes = locks.election("lead").observe()
@@ -111,13 +111,13 @@ def test_an_observer_in_another_process_is_woken_and_not_by_its_timer(
 ) -> None:
     never_look(monkeypatch)
     leader = start()
-    told: Queue[holdfast.Leadership] = Queue()
+    told: Queue[lockfast.Leadership] = Queue()
 
     def observe() -> None:
         for change in locks.election("lead").observe():
             told.put(change)
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         observer = Thread(target=observe)
         observer.start()
         assert told.get(timeout=LIMIT).vacant

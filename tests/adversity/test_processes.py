@@ -9,10 +9,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import holdfast
-from holdfast._model import patrol
-from holdfast.backends.postgres_table_schema import LISTENER
-from holdfast.testing.history import Hold, judge
+import lockfast
+from lockfast._model import patrol
+from lockfast.backends.postgres_table_schema import LISTENER
+from lockfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
 from tests.patrols import HOUR
 from tests.scale import by_scale
@@ -72,7 +72,7 @@ def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str)
 
 
 def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
-    start: Start, waiting: Waiting, locks: holdfast.Locks, url: str
+    start: Start, waiting: Waiting, locks: lockfast.Locks, url: str
 ) -> None:
     holder, *dead = (start() for _ in range(4))
     holder.ask("acquire", name="x", ttl=HOUR)
@@ -147,7 +147,7 @@ def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
     assert str(parent.pid) in holder["holder"]
 
 
-def test_a_parent_goes_on_renewing_after_a_fork(start: Start, locks: holdfast.Locks) -> None:
+def test_a_parent_goes_on_renewing_after_a_fork(start: Start, locks: lockfast.Locks) -> None:
     parent = start()
     parent.ask("acquire", name="x", ttl=60)
     parent.ask("fork")
@@ -166,14 +166,14 @@ def test_a_process_that_ends_lets_go_of_what_it_holds(start: Start, waiting: Wai
     assert waiter.expect()["fence"]
 
 
-def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, locks: holdfast.Locks) -> None:
+def test_an_asyncio_program_that_ends_lets_go_of_what_it_holds(start: Start, locks: lockfast.Locks) -> None:
     program = start("async")
     assert locks.inspect("forgotten").locked
     assert program.end() == 0
     assert not locks.inspect("forgotten").locked
 
 
-def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, locks: holdfast.Locks) -> None:
+def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, locks: lockfast.Locks) -> None:
     """It sleeps between its looks, which are few; `python -m bench --only waiting` measures what they cost."""
     lease = locks.lock("x", ttl=HOUR).acquire()
     waiter = start()

@@ -10,9 +10,9 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast
-import holdfast.aio
-from holdfast.testing.stage import Stage
+import lockfast
+import lockfast.aio
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront
@@ -120,7 +120,7 @@ def test_the_client_stays_open_and_usable(server: Server) -> None:
     with redis.Redis(host=HOST, port=server.port) as client:
         client.set("mine", "1")
         before = client.client_id()
-        with holdfast.connect(client) as locks, locks.lock("x"):
+        with lockfast.connect(client) as locks, locks.lock("x"):
             assert client.get("mine") == b"1"
         assert client.get("mine") == b"1"
         assert client.client_id() == before, "not even its connection has been touched"
@@ -131,7 +131,7 @@ def test_the_client_for_asyncio_stays_open_and_usable(server: Server) -> None:
         async with redis.asyncio.Redis(host=HOST, port=server.port) as client:
             await client.set("mine", "1")
             before = await client.client_id()
-            async with holdfast.aio.connect(client) as locks, locks.lock("x"):
+            async with lockfast.aio.connect(client) as locks, locks.lock("x"):
                 assert await client.get("mine") == b"1"
             assert await client.get("mine") == b"1"
             assert await client.client_id() == before
@@ -140,13 +140,13 @@ def test_the_client_for_asyncio_stays_open_and_usable(server: Server) -> None:
 
 
 @pytest.mark.parametrize("thing", [object(), 5, b"redis://localhost", {"redis://localhost"}])
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 def test_what_is_no_client_is_refused_by_its_kind(connect: Any, thing: Any) -> None:
     with pytest.raises(ValueError, match=f"URL or a client, not {type(thing).__name__}"):
         connect(thing)
 
 
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 def test_what_is_redis_but_no_client_is_refused_too(connect: Any) -> None:
     with pytest.raises(ValueError, match="URL or a client, not Retry"):
         connect(redis.retry.Retry(redis.backoff.NoBackoff(), 0))
@@ -155,7 +155,7 @@ def test_what_is_redis_but_no_client_is_refused_too(connect: Any) -> None:
 @pytest.mark.parametrize("kind", [redis.Redis, redis.asyncio.Redis, redis.cluster.RedisCluster])
 def test_the_class_of_a_client_is_no_client(kind: type) -> None:
     with pytest.raises(ValueError, match=f"not its class {kind.__name__}"):
-        holdfast.connect(kind)
+        lockfast.connect(kind)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_class_of_a_client_is_no_client(kind: type) -> None:
         ("unix://localhost/tmp/x.sock", "names the socket"),
     ],
 )
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 def test_a_url_that_says_nothing_sensible_is_refused_before_anything_is_sent(connect: Any, url: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         connect(url)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import holdfast
-from holdfast import LeaseLost
+import lockfast
+from lockfast import LeaseLost
 from tests.renewals import renew, renew_soon
 from tests.servers.clocks import JumpyServer
 from tests.servers.waiting import LIMIT, until
@@ -37,14 +37,14 @@ def server() -> Iterator[JumpyServer]:
 
 
 @pytest.fixture
-def locks(server: JumpyServer) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url) as locks:
+def locks(server: JumpyServer) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(server.url) as locks:
         yield locks
 
 
 @pytest.fixture
-def others(server: JumpyServer) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(server.url) as locks:
+def others(server: JumpyServer) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(server.url) as locks:
         yield locks
 
 
@@ -53,7 +53,7 @@ def clock_of(server: JumpyServer) -> float:
     return int(seconds) + int(micros) / 1e6
 
 
-def take(locks: holdfast.Locks, name: str = "x", **options: object) -> holdfast.Lease:
+def take(locks: lockfast.Locks, name: str = "x", **options: object) -> lockfast.Lease:
     lease = locks.lock(name, **options).acquire()  # type: ignore[arg-type]
     assert lease is not None
     return lease
@@ -67,7 +67,7 @@ def test_the_clock_of_the_server_really_jumps(server: JumpyServer) -> None:
 
 
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 2400 * HOUR, -2400 * HOUR])
-def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: holdfast.Locks, offset: float) -> None:
+def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: lockfast.Locks, offset: float) -> None:
     fences = []
     for jump in (0.0, offset, 0.0, -offset, 0.0):
         server.jump_to(jump)
@@ -78,7 +78,7 @@ def test_fences_grow_whatever_the_clock_does(server: JumpyServer, locks: holdfas
 
 @pytest.mark.parametrize("offset", [-HOUR, -86400.0])
 def test_a_renewed_lease_outlives_a_jump_backwards(
-    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks, offset: float
+    server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks, offset: float
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
@@ -93,7 +93,7 @@ def test_a_renewed_lease_outlives_a_jump_backwards(
 
 
 def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing(
-    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks
+    server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lease = take(locks, ttl=TTL, renew=False)
     server.jump_to(-HOUR)
@@ -103,7 +103,7 @@ def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believi
 
 
 def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
-    server: JumpyServer, locks: holdfast.Locks, others: holdfast.Locks
+    server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
@@ -120,7 +120,7 @@ def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
 
 
 def test_a_lease_that_a_jump_forwards_has_ended_is_not_brought_back_though_nobody_else_came(
-    server: JumpyServer, locks: holdfast.Locks
+    server: JumpyServer, locks: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=TTL, on_lost=lost.append)

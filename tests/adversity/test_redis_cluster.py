@@ -10,11 +10,11 @@ import pytest
 import redis.asyncio.cluster
 import redis.cluster
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast.drivers.redis_cluster import ClusterMap
-from holdfast.drivers.redis_places import Address
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast.drivers.redis_cluster import ClusterMap
+from lockfast.drivers.redis_places import Address
+from lockfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.redis_worlds import Anywhere, knows, record_of
 from tests.patrols import HOUR, never_look
@@ -66,7 +66,7 @@ class TestCluster(Anywhere):
             assert (await stage.locks().lock(name).take()).held
 
     def test_doctor_tells_the_version_of_a_node(self) -> None:
-        with holdfast.connect(self.where) as locks:
+        with lockfast.connect(self.where) as locks:
             (server,) = locks.doctor().servers
         assert (server.where, server.counts) == (self.nodes.url, True)
         assert server.version
@@ -182,7 +182,7 @@ def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Ac
 
 
 def test_a_damaged_record_on_one_node_hides_no_lock_on_another(nodes: Nodes) -> None:
-    with holdfast.connect(nodes.url, namespace="damaged") as locks:
+    with lockfast.connect(nodes.url, namespace="damaged") as locks:
         names = [next(names_on(nodes, "damaged", primary)) for primary in nodes.primaries]
         leases = {name: locks.lock(name, ttl=60).acquire() for name in names}
         first, record = names[0], record_of("damaged", names[0])

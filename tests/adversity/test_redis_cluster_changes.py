@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from holdfast import BackendUnavailable, LeaseLost
-from holdfast.drivers.redis_cluster import ClusterMap
-from holdfast.drivers.redis_places import Address
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable, LeaseLost
+from lockfast.drivers.redis_cluster import ClusterMap
+from lockfast.drivers.redis_places import Address
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows, record_of
 from tests.renewals import renewed
 from tests.servers.cluster import Nodes

@@ -13,9 +13,9 @@ from contextlib import closing
 import pytest
 import redis
 
-from holdfast import StaleFence, fencing
-from holdfast.testing.awaited import AwaitedLease
-from holdfast.testing.stage import Stage
+from lockfast import StaleFence, fencing
+from lockfast.testing.awaited import AwaitedLease
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.servers.server import HOST, Server
 

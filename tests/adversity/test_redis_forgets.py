@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast import LeaseLost
-from holdfast.testing.stage import Stage
+from lockfast import LeaseLost
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer
 from tests.patrols import HOUR
 from tests.renewals import renew_soon, renewed

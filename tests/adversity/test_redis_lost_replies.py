@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio
 
-from holdfast import AcquireTimeout, BackendUnavailable
-from holdfast.drivers import redis_asyncio
-from holdfast.drivers.redis_places import place_of_url
-from holdfast.testing.contract import needs
-from holdfast.testing.stage import Stage
+from lockfast import AcquireTimeout, BackendUnavailable
+from lockfast.drivers import redis_asyncio
+from lockfast.drivers.redis_places import place_of_url
+from lockfast.testing.contract import needs
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer, request_of
 from tests.patience import impatient
 from tests.patrols import HOUR

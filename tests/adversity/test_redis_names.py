@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.patrols import HOUR, never_look
 from tests.servers.binaries import HAS_REDIS_6
 from tests.servers.shared import redis_6, valkey
@@ -44,7 +44,7 @@ NAMES = (
     "ﬀ",
     "\ufeffbom",
     "\U0010ffff",
-    "holdfast:{x}:held",
+    "lockfast:{x}:held",
     "x" * 255,
     "日本" * 127,
 )
@@ -59,12 +59,12 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def locks(url: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(url, holder='{%} holder " 🔒') as locks:
+def locks(url: str) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(url, holder='{%} holder " 🔒') as locks:
         yield locks
 
 
-def test_lock_list_inspect_and_break_agree_on_every_name(locks: holdfast.Locks) -> None:
+def test_lock_list_inspect_and_break_agree_on_every_name(locks: lockfast.Locks) -> None:
     leases = {name: locks.lock(name, metadata={"name": name}).acquire() for name in NAMES}
     assert sorted(info.name for info in locks.list()) == sorted(NAMES)
     for name, lease in leases.items():
@@ -80,9 +80,9 @@ def test_lock_list_inspect_and_break_agree_on_every_name(locks: holdfast.Locks) 
     assert locks.list() == []
 
 
-def test_asyncio_means_the_same_names(url: str, locks: holdfast.Locks) -> None:
+def test_asyncio_means_the_same_names(url: str, locks: lockfast.Locks) -> None:
     async def look() -> None:
-        async with holdfast.aio.connect(url) as others:
+        async with lockfast.aio.connect(url) as others:
             for name in NAMES:
                 with locks.lock(name):
                     assert (await others.inspect(name)).locked
@@ -92,7 +92,7 @@ def test_asyncio_means_the_same_names(url: str, locks: holdfast.Locks) -> None:
     asyncio.run(look())
 
 
-async def _waits(locks: holdfast.aio.AsyncLocks, name: str) -> int:
+async def _waits(locks: lockfast.aio.AsyncLocks, name: str) -> int:
     return (await locks.inspect(name)).waiters
 
 
@@ -100,7 +100,7 @@ def test_waiters_are_woken_whatever_the_name(url: str, monkeypatch: pytest.Monke
     never_look(monkeypatch)
 
     async def wait_for_all() -> None:
-        async with holdfast.aio.connect(url) as locks, holdfast.aio.connect(url) as others:
+        async with lockfast.aio.connect(url) as locks, lockfast.aio.connect(url) as others:
             leases = [await locks.lock(name, ttl=HOUR).acquire() for name in NAMES]
             waiters = [asyncio.ensure_future(others.lock(name, wait=LIMIT).acquire()) for name in NAMES]
             for name in NAMES:
@@ -114,7 +114,7 @@ def test_waiters_are_woken_whatever_the_name(url: str, monkeypatch: pytest.Monke
     asyncio.run(wait_for_all())
 
 
-def test_values_are_kept_whatever_their_names(locks: holdfast.Locks) -> None:
+def test_values_are_kept_whatever_their_names(locks: lockfast.Locks) -> None:
     for number, name in enumerate(NAMES):
         locks.cell(name).write({"text": name, "number": number})
         assert locks.limiter(name, rate=1).try_acquire()
@@ -124,7 +124,7 @@ def test_values_are_kept_whatever_their_names(locks: holdfast.Locks) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED, ids=ascii)
-def test_what_no_name_may_be_is_refused_before_anything_is_sent(locks: holdfast.Locks, name: str) -> None:
+def test_what_no_name_may_be_is_refused_before_anything_is_sent(locks: lockfast.Locks, name: str) -> None:
     with pytest.raises(ValueError, match="name"):
         locks.lock(name)
     with pytest.raises(ValueError, match="name"):

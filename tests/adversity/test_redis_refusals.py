@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-import holdfast
-import holdfast.aio
-from holdfast import BackendUnavailable
+import lockfast
+import lockfast.aio
+from lockfast import BackendUnavailable
 from tests.patience import impatient
 from tests.renewals import renew_soon
 from tests.servers import binaries
@@ -40,11 +40,11 @@ def server(binary: Path) -> Iterator[Server]:
 
 def refused(url: str) -> BackendUnavailable:
     """Ask for a lock in both worlds: the error, which is the same in both and comes at once."""
-    with holdfast.connect(url, patience=FOR_LONG) as locks, pytest.raises(BackendUnavailable) as blocking:
+    with lockfast.connect(url, patience=FOR_LONG) as locks, pytest.raises(BackendUnavailable) as blocking:
         locks.lock("x").acquire()
 
     async def ask() -> None:
-        async with holdfast.aio.connect(url, patience=FOR_LONG) as locks:
+        async with lockfast.aio.connect(url, patience=FOR_LONG) as locks:
             await locks.lock("x").acquire()
 
     with pytest.raises(BackendUnavailable) as awaited:
@@ -100,11 +100,11 @@ def test_a_user_who_may_not_is_told_at_once(server: Server, rules: str, named: s
 
 def test_a_user_with_just_what_locks_need_can_do_all_of_it(server: Server) -> None:
     server.command(
-        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&holdfast:*", "~holdfast:*", "-@all", *NEEDED
+        "ACL", "SETUSER", "ann", "on", ">secret", "resetchannels", "&lockfast:*", "~lockfast:*", "-@all", *NEEDED
     )
     url = url_of(server, "ann:secret@")
     server_works(url)
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         with locks.lock("x"):
             assert others.lock("x", wait=0.5).acquire() is None  # it has waited, so it has subscribed
             assert [info.name for info in others.list()] == ["x"]
@@ -149,7 +149,7 @@ def fill(server: Server) -> None:
 
 
 def test_a_full_memory_is_told_by_its_name(server: Server) -> None:
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         lease = locks.lock("held", ttl=60).acquire()
         assert lease is not None
         fill(server)
@@ -165,7 +165,7 @@ def test_a_full_memory_is_told_by_its_name(server: Server) -> None:
 
 def test_a_full_memory_is_told_by_its_name_in_asyncio_too(server: Server) -> None:
     async def ask() -> None:
-        async with holdfast.aio.connect(server.url, patience=0.2) as locks:
+        async with lockfast.aio.connect(server.url, patience=0.2) as locks:
             await locks.lock("x").acquire()
 
     fill(server)
@@ -174,7 +174,7 @@ def test_a_full_memory_is_told_by_its_name_in_asyncio_too(server: Server) -> Non
 
 
 def test_a_full_memory_does_not_keep_anybody_from_letting_go(server: Server) -> None:
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         fill(server)
@@ -185,7 +185,7 @@ def test_a_full_memory_does_not_keep_anybody_from_letting_go(server: Server) -> 
 
 @pytest.mark.parametrize("beside", ["a permit", "a reader", "min_hold", "a leader that is watched"])
 def test_a_full_memory_keeps_nobody_from_letting_go_of_what_others_hold_or_watch(server: Server, beside: str) -> None:
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         if beside == "a leader that is watched":
             election = locks.election("x")
             seen = election.observe()
@@ -210,7 +210,7 @@ def test_a_full_memory_keeps_nobody_from_letting_go_of_what_others_hold_or_watch
 
 def test_in_a_full_memory_nothing_is_renewed_and_the_holder_learns_of_it(server: Server) -> None:
     lost = threading.Event()
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         lease = locks.lock("x", ttl=0.5, on_lost=lambda _: lost.set()).acquire()
         assert lease is not None
         fill(server)
@@ -223,7 +223,7 @@ def test_many_that_begin_at_once_warn_once_of_a_server_that_evicts(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> None:
-        async with holdfast.aio.connect(server.url) as locks:
+        async with lockfast.aio.connect(server.url) as locks:
             await asyncio.gather(*(locks.lock(f"x{number}").acquire() for number in range(20)))
 
     server.configure("maxmemory", 100_000_000)
@@ -235,7 +235,7 @@ def test_many_that_begin_at_once_warn_once_of_a_server_that_evicts(
 def test_a_server_that_evicts_is_warned_of_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.configure("maxmemory", 100_000_000)
     server.configure("maxmemory-policy", "allkeys-lru")
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         for _ in range(3):
             with locks.lock("x"):
                 continue
@@ -246,7 +246,7 @@ def test_a_server_that_evicts_is_warned_of_once(server: Server, caplog: pytest.L
 
 
 def server_works(url: str) -> None:
-    with holdfast.connect(url) as locks, locks.lock("works") as lease:
+    with lockfast.connect(url) as locks, locks.lock("works") as lease:
         assert lease.held
 
 
@@ -254,7 +254,7 @@ def test_a_server_that_is_not_there_is_told_after_patience_and_named() -> None:
     with Server() as server:
         url: Any = server.url
     with (
-        holdfast.connect(url, patience=0.2) as locks,
+        lockfast.connect(url, patience=0.2) as locks,
         pytest.raises(BackendUnavailable, match=str(server.port)) as told,
     ):
         locks.lock("x").acquire()

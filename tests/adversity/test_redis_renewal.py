@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast import BackendUnavailable, LeaseLost
-from holdfast._time import boot_now
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable, LeaseLost
+from lockfast._time import boot_now
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer
 from tests.patience import impatient
 from tests.renewals import renew_soon, renewed

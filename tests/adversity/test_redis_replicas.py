@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import BackendUnavailable, LeaseLost, Unsupported
-from holdfast._model import LockInfo
-from holdfast._time import boot_now
-from holdfast.testing.stage import Stage
+import lockfast
+import lockfast.aio
+from lockfast import BackendUnavailable, LeaseLost, Unsupported
+from lockfast._model import LockInfo
+from lockfast._time import boot_now
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_stage import sooner
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.patience import impatient
@@ -45,7 +45,7 @@ class TestReplicas(Anywhere):
         self.replica.go_on()
 
     async def _free(self, stage: Stage, name: str) -> bool:
-        with holdfast.connect(self.primary.url, namespace=stage.namespace) as locks:
+        with lockfast.connect(self.primary.url, namespace=stage.namespace) as locks:
             return locks.inspect(name) == LockInfo(name)
 
     async def test_what_is_granted_is_known_to_the_replica_at_once(self, stage: Stage) -> None:
@@ -103,7 +103,7 @@ class TestReplicas(Anywhere):
         with impatient(locks, 0.3), pytest.raises(BackendUnavailable):
             await lease.downgrade()
         assert lease.held
-        with holdfast.connect(self.primary.url, namespace=stage.namespace) as other:
+        with lockfast.connect(self.primary.url, namespace=stage.namespace) as other:
             assert [holder.fence for holder in other.inspect("x").holders] == [lease.fence]
             assert other.rwlock("x").write().acquire(blocking=False) is None
 
@@ -134,14 +134,14 @@ class TestReplicas(Anywhere):
             await stage.locks(patience=0.3).lock("x").take()
 
 
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db"])
 def test_a_store_without_replicas_says_so(connect: Any, url: str) -> None:
     with pytest.raises(Unsupported, match="replicas"):
         connect(url, replicas=1)
 
 
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 @pytest.mark.parametrize("number", [-1, 1.5, "1", True, None])
 def test_a_number_of_replicas_that_is_none_is_refused(connect: Any, number: Any) -> None:
     with pytest.raises(ValueError, match="replicas"):

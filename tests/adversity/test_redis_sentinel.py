@@ -10,10 +10,10 @@ import pytest
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from holdfast import BackendUnavailable
-from holdfast.backends.redis_requests import script
-from holdfast.drivers.redis_places import Address, place_of_url
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable
+from lockfast.backends.redis_requests import script
+from lockfast.drivers.redis_places import Address, place_of_url
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere, knows
 from tests.renewals import renewed
 from tests.servers.proxy import Proxy
@@ -47,7 +47,7 @@ class TestFound(Anywhere):
     async def test_the_url_names_the_database(self, stage: Stage) -> None:
         self.where = f"{self.calm.url}/3"
         lease = await stage.locks().lock("x").take()
-        (found,) = self.calm.primary.command("KEYS", "holdfast:*", db=3)
+        (found,) = self.calm.primary.command("KEYS", "lockfast:*", db=3)
         assert lease.claim_id.encode() in self.calm.primary.command("GET", found, db=3)
         assert await lease.release()
         self.calm.primary.command("FLUSHDB", db=3)

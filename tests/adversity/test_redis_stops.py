@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from holdfast import BackendUnavailable
-from holdfast._time import boot_now
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable
+from lockfast._time import boot_now
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_stage import OnAServer, request_of, sooner
 from tests.patience import refused
 from tests.renewals import renew_soon, renewed

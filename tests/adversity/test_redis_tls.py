@@ -16,12 +16,12 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast.drivers import redis_tls
-from holdfast.drivers.redis_places import Address, place_of_client, place_of_url
-from holdfast.drivers.redis_tls import Tls, context_of
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast.drivers import redis_tls
+from lockfast.drivers.redis_places import Address, place_of_client, place_of_url
+from lockfast.drivers.redis_tls import Tls, context_of
+from lockfast.testing.stage import Stage
 from tests.adversity.redis_worlds import Anywhere
 from tests.forks import child_may_take
 from tests.patrols import HOUR, never_look
@@ -229,7 +229,7 @@ class TestTls(Anywhere):
         await self.works(stage)
         self.where = f"unix://ann:secret%20word@{self.server.socket}?db=3"
         lease = await stage.locks().lock("x").take()
-        (key,) = self.server.command("KEYS", "holdfast:*", db=3)
+        (key,) = self.server.command("KEYS", "lockfast:*", db=3)
         assert lease.claim_id.encode() in self.server.command("GET", key, db=3)
         self.server.command("FLUSHDB", db=3)
 
@@ -349,9 +349,9 @@ def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
 def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: str, option: str, told: str) -> None:
     hosts = "h,i,j/locks" if "sentinel" in scheme else "h,i,j" if scheme in ("redlocks", "rediss+cluster") else "h"
     with pytest.raises(ValueError, match=told):
-        holdfast.connect(f"{scheme}://{hosts}?{option}")
+        lockfast.connect(f"{scheme}://{hosts}?{option}")
     with pytest.raises(ValueError, match=r"has no option 'ssl_ca_certs'; known are .*, and with rediss://"):
-        holdfast.connect("redis://h?ssl_ca_certs=x")
+        lockfast.connect("redis://h?ssl_ca_certs=x")
 
 
 def test_ocsp_is_asked_for_by_a_url_as_by_a_client() -> None:

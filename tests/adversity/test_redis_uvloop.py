@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from holdfast.testing.contract import Promise
-from holdfast.testing.contract.p01_no_body_without_lock import NoBodyWithoutLock
-from holdfast.testing.contract.p05_lost_replies_change_nothing import LostRepliesChangeNothing
-from holdfast.testing.contract.p06_interrupted_leaves_nothing import InterruptedLeavesNothing
-from holdfast.testing.contract.p08_loss_is_told import LossIsTold
-from holdfast.testing.contract.p09_waiters_are_woken import WaitersAreWoken
+from lockfast.testing.contract import Promise
+from lockfast.testing.contract.p01_no_body_without_lock import NoBodyWithoutLock
+from lockfast.testing.contract.p05_lost_replies_change_nothing import LostRepliesChangeNothing
+from lockfast.testing.contract.p06_interrupted_leaves_nothing import InterruptedLeavesNothing
+from lockfast.testing.contract.p08_loss_is_told import LossIsTold
+from lockfast.testing.contract.p09_waiters_are_woken import WaitersAreWoken
 from tests.adversity.test_redis_renewal import TestUnreachable as _Unreachable
 from tests.adversity.test_redis_tls import TestTls as _Tls
 from tests.adversity.test_redis_tls import certificates, server  # noqa: F401 — fixtures

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.stage import Actor, Stage
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.stage import Actor, Stage
 from tests.adversity.redis_stage import OnAServer
 from tests.patrols import HOUR, never_look
 from tests.servers.waiting import LIMIT

@@ -11,10 +11,10 @@ from itertools import combinations
 
 import pytest
 
-import holdfast
-from holdfast import AcquireTimeout, BackendUnavailable, LeaseLost
-from holdfast._time import boot_now
-from holdfast.testing.history import Hold, judge
+import lockfast
+from lockfast import AcquireTimeout, BackendUnavailable, LeaseLost
+from lockfast._time import boot_now
+from lockfast.testing.history import Hold, judge
 from tests.adversity.redlock_servers import Quorum
 from tests.scale import SOAK, by_scale
 from tests.servers.waiting import LIMIT, join, moment, until
@@ -35,7 +35,7 @@ class Crowd:
         self._threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
 
-    def believe(self, name: str, lease: holdfast.Lease, start: float, until: float) -> None:
+    def believe(self, name: str, lease: lockfast.Lease, start: float, until: float) -> None:
         end = min(until, lease._deadline)
         self.holds.append(Hold(name, lease.holder, lease.fence, start, end, claim_id=lease.claim_id))
 
@@ -47,7 +47,7 @@ class Crowd:
 
     def _thread(self, number: int) -> None:
         try:
-            with holdfast.connect(self._url, holder=f"thread{number}") as locks:
+            with lockfast.connect(self._url, holder=f"thread{number}") as locks:
                 while not self._stop.is_set():
                     name = f"name{number % 2}"
                     with suppress(AcquireTimeout, BackendUnavailable, LeaseLost):
@@ -58,7 +58,7 @@ class Crowd:
         except BaseException as error:
             self.errors.append(error)
 
-    async def _task(self, locks: holdfast.aio.AsyncLocks, number: int) -> None:
+    async def _task(self, locks: lockfast.aio.AsyncLocks, number: int) -> None:
         name = f"name{number % 2}"
         while not self._stop.is_set():
             with suppress(AcquireTimeout, BackendUnavailable, LeaseLost):
@@ -68,7 +68,7 @@ class Crowd:
                     self.believe(name, lease, start, boot_now())  # type: ignore[arg-type]
 
     async def _tasks(self) -> None:
-        async with holdfast.aio.connect(self._url) as one, holdfast.aio.connect(self._url) as two:
+        async with lockfast.aio.connect(self._url) as one, lockfast.aio.connect(self._url) as two:
             await asyncio.gather(*(self._task((one, two)[number // 2 % 2], number) for number in range(WORKERS)))
 
     def _loop(self) -> None:

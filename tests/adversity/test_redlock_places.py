@@ -13,12 +13,12 @@ import pytest
 import redis
 import redis.asyncio
 
-import holdfast
-from holdfast._connect import open_backend
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast._connect import open_backend
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront
@@ -73,11 +73,11 @@ class TestPlaces(Promise):
 
 def test_two_servers_that_hang_when_they_are_connected_to_cost_their_time_but_once() -> None:
     async def in_a_loop(url: str) -> None:
-        async with holdfast.aio.connect(url) as locks, locks.lock("x"):
+        async with lockfast.aio.connect(url) as locks, locks.lock("x"):
             pass
 
     def in_a_thread(url: str) -> None:
-        with holdfast.connect(url) as locks, locks.lock("x"):
+        with lockfast.connect(url) as locks, locks.lock("x"):
             pass
 
     with Quorum(5) as quorum:

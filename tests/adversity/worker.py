@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import holdfast
-from holdfast._time import boot_now
+import lockfast
+from lockfast._time import boot_now
 
 
 class Worker:
@@ -49,7 +49,7 @@ class Worker:
         self.process.stdout.close()
 
 
-def take_permits(locks: holdfast.Locks, rate: float, burst: float, number: float) -> Iterator[Any]:
+def take_permits(locks: lockfast.Locks, rate: float, burst: float, number: float) -> Iterator[Any]:
     """So many permits, each with the moments before the request and after the answer, and how many were refused.
 
     Now it waits for one, now it only tries.
@@ -65,7 +65,7 @@ def take_permits(locks: holdfast.Locks, rate: float, burst: float, number: float
     yield {"permits": granted, "refused": asked - len(granted)}
 
 
-def increment(locks: holdfast.Locks, times: float) -> Iterator[Any]:
+def increment(locks: lockfast.Locks, times: float) -> Iterator[Any]:
     """Add one to a cell; each version that was written."""
     cell = locks.cell("count")
     for _ in range(int(times)):
@@ -76,7 +76,7 @@ JOBS: dict[str, Callable[..., Iterator[Any]]] = {"take_permits": take_permits, "
 
 
 def work(url: str, job: str, *numbers: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         _say("ready")
         sys.stdin.readline()
         for done in JOBS[job](locks, *map(float, numbers)):

@@ -17,11 +17,11 @@ from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
-import holdfast
-from holdfast._reentry import BEHIND
+import lockfast
+from lockfast._reentry import BEHIND
 from tests.servers.waiting import until
 
-_OURS = str(Path(holdfast.__file__).parent)
+_OURS = str(Path(lockfast.__file__).parent)
 _NOT = (f"{_OURS}/testing/", f"{_OURS}/cli/")
 LOT = 200  # pieces of garbage that are made at once
 
@@ -29,17 +29,17 @@ LOT = 200  # pieces of garbage that are made at once
 class Releases:
     """Its end releases a lease, then asks for another lock, and looks at a third: what a `__del__` should not do."""
 
-    def __init__(self, locks: holdfast.Locks, lease: holdfast.Lease, looked_at: holdfast.Lease) -> None:
+    def __init__(self, locks: lockfast.Locks, lease: lockfast.Lease, looked_at: lockfast.Lease) -> None:
         self._locks, self._lease, self._looked_at = locks, lease, looked_at
 
     def __del__(self) -> None:
-        with suppress(holdfast.LockError):
+        with suppress(lockfast.LockError):
             self._lease.release()
-        with suppress(holdfast.LockError):  # refused, where an answer would have to be waited for
+        with suppress(lockfast.LockError):  # refused, where an answer would have to be waited for
             refused = self._locks.lock("asked for by garbage").acquire(blocking=False)
             if refused is not None:
                 refused.release()
-        with suppress(holdfast.LockError):
+        with suppress(lockfast.LockError):
             self._looked_at.check()
 
 

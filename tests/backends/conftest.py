@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import Locks
+import lockfast
+from lockfast import Locks
 
 
 @pytest.fixture
@@ -18,5 +18,5 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def locks(path: Path) -> Iterator[Locks]:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         yield locks

@@ -15,9 +15,9 @@ from typing import Any
 
 import redis
 
-import holdfast
-from holdfast._model import Claim, Terms
-from holdfast._reentry import drive
+import lockfast
+from lockfast._model import Claim, Terms
+from lockfast._reentry import drive
 from tests.scale import by_scale
 from tests.servers import shared
 from tests.servers.quorum import quorum
@@ -48,12 +48,12 @@ class RedisStore:
         self.client: Any = redis.Redis(HOST, server().server.port, server().database(folder), protocol=2)
 
     def change(self, name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
-        key = f"holdfast:{{{name}}}:{kind}"
+        key = f"lockfast:{{{name}}}:{kind}"
         self.client.set(key, change(self.client.get(key)))
 
     def retype(self, name: str, kind: str) -> None:
         """Put a list there, which none of our records is."""
-        key = f"holdfast:{{{name}}}:{kind}"
+        key = f"lockfast:{{{name}}}:{kind}"
         with self.client.pipeline(transaction=True) as both:  # a waiter that asks in between would write it anew
             both.delete(key)
             both.rpush(key, "a", "b")
@@ -61,17 +61,17 @@ class RedisStore:
 
     def fields(self, name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
         """Change all fields of a hash."""
-        key = f"holdfast:{{{name}}}:{kind}"
+        key = f"lockfast:{{{name}}}:{kind}"
         self.client.hset(key, mapping={field: change(value) for field, value in self.client.hgetall(key).items()})
 
     def cell(self, name: str, field: str, value: Any) -> None:
-        self.client.hset(f"holdfast:{{{name}}}:cell", field, value)
+        self.client.hset(f"lockfast:{{{name}}}:cell", field, value)
 
     def metadata(self, name: str, text: str) -> None:
         self.change(name, "held", lambda held: held.rpartition(b" ")[0] + b" " + text.encode())
 
     def content(self) -> object:
-        return {key: self.client.dump(key) for key in self.client.keys("holdfast:*")}
+        return {key: self.client.dump(key) for key in self.client.keys("lockfast:*")}
 
     def close(self) -> None:
         self.client.close()
@@ -97,13 +97,13 @@ class SqliteStore:
         """It is open only while it damages."""
 
 
-def ask(locks: holdfast.Locks, id: str, holder: str, metadata: str, *, enqueue: bool) -> object:
+def ask(locks: lockfast.Locks, id: str, holder: str, metadata: str, *, enqueue: bool) -> object:
     """As a client does that checks nothing."""
     claim = Claim(id, Terms("x", "x", holder, 60.0, metadata=metadata))
     return drive(locks._logic.engine.backend.acquire(claim, enqueue=enqueue, within=30.0))
 
 
-def count_on(locks: holdfast.Locks, before: int) -> None:
+def count_on(locks: lockfast.Locks, before: int) -> None:
     """Cell x, whose last sound version was `before`, and a new one can be used: no version of either comes twice."""
     seen = {"x": {before}, "y": {0}}
     for name in "xyxy":
@@ -207,7 +207,7 @@ WAITERS: Table = {
 CHANGES: Table = {
     "redis": {
         "another type": lambda store, name: store.retype(name, "changes"),
-        "random bytes": lambda store, name: store.client.zadd(f"holdfast:{{{name}}}:changes", {RANDOM: 2**52}),
+        "random bytes": lambda store, name: store.client.zadd(f"lockfast:{{{name}}}:changes", {RANDOM: 2**52}),
         "observers of another type": lambda store, name: store.retype(name, "eyes"),
     },
     "sqlite": {
@@ -236,10 +236,10 @@ CELLS: Table = {
         "version beyond what can be counted on": _hash("n", str(2**53)),
         "version below zero": _hash("n", "-5"),
         "fence in words": _hash("f", "two"),
-        "no value": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "v"),
-        "no writer": lambda store, name: store.client.hdel(f"holdfast:{{{name}}}:cell", "w"),
+        "no value": lambda store, name: store.client.hdel(f"lockfast:{{{name}}}:cell", "v"),
+        "no writer": lambda store, name: store.client.hdel(f"lockfast:{{{name}}}:cell", "w"),
         "deleted, with a version in words": lambda store, name: (
-            store.client.delete(f"holdfast:{{{name}}}:cell"),
+            store.client.delete(f"lockfast:{{{name}}}:cell"),
             store.cell(name, "n", "two"),
         ),
     },

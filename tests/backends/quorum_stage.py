@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast._connect import open_backend
-from holdfast._model import LockInfo
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.testing.awaited import AwaitedLease, AwaitedLocks
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+from lockfast._connect import open_backend
+from lockfast._model import LockInfo
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
 from tests.renewals import renewed
 from tests.servers.waiting import LIMIT

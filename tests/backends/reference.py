@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from holdfast._model import GRACE, PATROL, PRESENCE, SHARED, Claim
+from lockfast._model import GRACE, PATROL, PRESENCE, SHARED, Claim
 
 
 @dataclass

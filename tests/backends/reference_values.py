@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from holdfast._values import NANO, Rate, Write
+from lockfast._values import NANO, Rate, Write
 
 
 class Answer(NamedTuple):

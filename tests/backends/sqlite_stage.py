@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast._ids import new_claim_id
-from holdfast._model import Claim, Terms
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.backends.sqlite_store import SCHEMA
-from holdfast.drivers.host import Host
-from holdfast.drivers.sqlite import BlockingSqlite
-from holdfast.drivers.wakes import BlockingWakes
-from holdfast.engine.core import Engine
-from holdfast.primitives.locks import LocksLogic
-from holdfast.sync import Lease, Locks
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim, Terms
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.sqlite import SqliteBackend
+from lockfast.backends.sqlite_store import SCHEMA
+from lockfast.drivers.host import Host
+from lockfast.drivers.sqlite import BlockingSqlite
+from lockfast.drivers.wakes import BlockingWakes
+from lockfast.engine.core import Engine
+from lockfast.primitives.locks import LocksLogic
+from lockfast.sync import Lease, Locks
 
 
 def backend_on(path: Path, host: Host) -> SqliteBackend:
@@ -23,7 +23,7 @@ def backend_on(path: Path, host: Host) -> SqliteBackend:
 
 
 def on_host(path: Path, host: Host) -> Locks:
-    return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "holdfast"))
+    return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "lockfast"))
 
 
 def claim_on(name: str) -> Claim:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._model import SHARED, Claim, Renewal, Terms
-from holdfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
-from holdfast._reentry import drive
-from holdfast.primitives.names import metadata_text
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._model import SHARED, Claim, Renewal, Terms
+from lockfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
+from lockfast._reentry import drive
+from lockfast.primitives.names import metadata_text
 from tests.backends import damages
 from tests.patrols import look_often
 from tests.renewals import renew, renew_soon
@@ -47,20 +47,20 @@ def damage(case: tuple[str, damages.Damage], store: Any) -> Damage:
 
 
 @pytest.fixture
-def locks(store: Any) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(store.url) as locks:
+def locks(store: Any) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(store.url) as locks:
         yield locks
 
 
 @pytest.fixture
-def others(store: Any) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(store.url) as others:
+def others(store: Any) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(store.url) as others:
         yield others
 
 
 class TestHolds:
     @each(damages.HOLDS)
-    def test_a_damaged_hold_is_shown_beside_all_others(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_a_damaged_hold_is_shown_beside_all_others(self, locks: lockfast.Locks, damage: Damage) -> None:
         with locks.lock("w", ttl=60), locks.lock("y", ttl=60) as sound:
             assert locks.lock("x", ttl=60).acquire()
             damage("x")
@@ -74,7 +74,7 @@ class TestHolds:
 
     @each(damages.HOLDS)
     def test_a_damaged_lock_is_granted_to_nobody_until_it_is_broken(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         first = locks.lock("x", ttl=60).acquire()
         assert first is not None
@@ -85,14 +85,14 @@ class TestHolds:
         with pytest.raises(BackendUnavailable, match=r"'x'.*damaged.*break_lock"):
             others.semaphore("x", 100, ttl=60).acquire()
         assert others.break_lock("x").locked
-        assert others.inspect("x") == holdfast.LockInfo("x")
+        assert others.inspect("x") == lockfast.LockInfo("x")
         second = others.lock("x", ttl=60).acquire(timeout=0)
         assert second is not None
         assert second.fence > first.fence
         assert second.release()
 
     @each(damages.HOLDS)
-    def test_its_holder_learns_of_it_and_keeps_its_other_leases(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_its_holder_learns_of_it_and_keeps_its_other_leases(self, locks: lockfast.Locks, damage: Damage) -> None:
         told: list[Any] = []
         with locks.lock("y", ttl=60) as sound:
             lease = locks.lock("x", ttl=60, on_lost=told.append).acquire()
@@ -107,7 +107,7 @@ class TestHolds:
 
     @each(damages.HOLDS)
     def test_a_release_frees_what_can_be_read_or_says_that_it_is_damaged(
-        self, locks: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, damage: Damage
     ) -> None:
         lease = locks.lock("x", ttl=60, renew=False).acquire()
         assert lease is not None
@@ -123,7 +123,7 @@ class TestHolds:
 
     @each(damages.HOLDS)
     def test_a_waiter_is_told_when_it_looks_again_and_leaves_nothing_behind(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         look_often(monkeypatch)
         assert locks.lock("x", ttl=60).acquire()
@@ -142,10 +142,10 @@ class TestHolds:
         join(waiter)
         assert "damaged" in str(failed[0])
         locks.break_lock("x")
-        assert others.inspect("x") == holdfast.LockInfo("x")
+        assert others.inspect("x") == lockfast.LockInfo("x")
 
     @each(damages.HOLDS)
-    def test_an_election_says_that_its_record_is_damaged(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_an_election_says_that_its_record_is_damaged(self, locks: lockfast.Locks, damage: Damage) -> None:
         assert locks.lock("x", ttl=60).acquire()
         damage("x")
         election = locks.election("x")
@@ -157,7 +157,7 @@ class TestHolds:
 
 def test_a_claim_that_is_granted_anew_while_its_hold_lingers_has_one_line_in_redis(tmp_path: Path) -> None:
     store = damages.RedisStore(tmp_path)
-    with holdfast.connect(store.url) as locks:
+    with lockfast.connect(store.url) as locks:
         backend = locks._logic.engine.backend
         claim = Claim("c0", Terms("x", "x", "h", 60.0, SHARED, 3))
         drive(backend.acquire(claim, enqueue=False, within=LIMIT))
@@ -170,7 +170,7 @@ def test_a_claim_that_is_granted_anew_while_its_hold_lingers_has_one_line_in_red
 
 def test_a_reservation_that_redis_keeps_twice_takes_room_once(tmp_path: Path) -> None:
     store = damages.RedisStore(tmp_path)
-    with holdfast.connect(store.url) as locks:
+    with lockfast.connect(store.url) as locks:
         assert locks.lock("x", ttl=60).acquire()
         store.change("x", "held", lambda held: held[:16] + b"+?c0 1 1 1 x\n?c0 1 1 1 x")
         assert locks.lock("x", ttl=60).acquire(timeout=0)
@@ -180,7 +180,7 @@ def test_a_reservation_that_redis_keeps_twice_takes_room_once(tmp_path: Path) ->
 class TestShown:
     @each(damages.SHOWN)
     def test_what_cannot_be_shown_is_told_and_harms_nobody(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         with others.lock("y", ttl=60):
             lease = locks.lock("x", ttl=60, metadata="mine").acquire()
@@ -193,12 +193,12 @@ class TestShown:
                 assert len(info.holders[0].holder) <= 255
             assert [one.name for one in others.list()] == ["x", "y"]
             assert others.lock("x").acquire(timeout=0) is None
-            with pytest.raises(holdfast.AcquireTimeout) as refused, others.lock("x", wait=0):
+            with pytest.raises(lockfast.AcquireTimeout) as refused, others.lock("x", wait=0):
                 pass
             assert len(pickle.dumps(refused.value)) < 2000
             renew(lease)
             assert others.break_lock("x").damage
-            assert others.inspect("x") == holdfast.LockInfo("x")
+            assert others.inspect("x") == lockfast.LockInfo("x")
 
 
 @pytest.mark.parametrize("backend", damages.STORES)
@@ -209,7 +209,7 @@ def test_metadata_that_names_a_claim_costs_that_claim_nothing(backend: str, posi
     words = json.dumps(f"{mine.id} 1 1 1 60000000 s 5 h ")
     peer = Claim("p" * 32, Terms("x", "x", "peer", 60.0, SHARED, 5, words))
     store = damages.STORES[backend](tmp_path)
-    with holdfast.connect(store.url) as locks:
+    with lockfast.connect(store.url) as locks:
         verbs = locks._logic.engine.backend
         granted: dict[str, Any] = {}
         for claim in (peer, mine) if position else (mine, peer):
@@ -245,7 +245,7 @@ def test_as_deep_as_metadata_is_taken_it_is_read(innermost: str) -> None:
 class TestWaiters:
     @each(damages.WAITERS)
     def test_a_waiter_whose_place_is_damaged_gets_a_new_one(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         look_often(monkeypatch)
         lease = locks.lock("x", ttl=600).acquire()
@@ -264,7 +264,7 @@ class TestWaiters:
 
     @each(damages.WAITERS)
     def test_to_look_at_a_damaged_queue_changes_nothing(
-        self, locks: holdfast.Locks, others: holdfast.Locks, store: Any, damage: Damage
+        self, locks: lockfast.Locks, others: lockfast.Locks, store: Any, damage: Damage
     ) -> None:
         assert locks.lock("x", ttl=60).acquire()
         damages.ask(others, "c0", "h", "", enqueue=True)
@@ -276,7 +276,7 @@ class TestWaiters:
 
     @each(damages.WAITERS)
     def test_a_lock_that_is_handed_over_is_not_damaged_by_a_damaged_place(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
@@ -287,7 +287,7 @@ class TestWaiters:
 
     @each(damages.CHANGES)
     def test_an_observer_whose_changes_are_damaged_goes_on_with_what_is_true(
-        self, locks: holdfast.Locks, others: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         watched = locks.election("x").observe()
         assert next(watched).vacant
@@ -301,7 +301,7 @@ class TestWaiters:
 
 class TestValues:
     @each(damages.LIMITERS)
-    def test_a_damaged_limiter_gives_no_permit_twice_and_heals(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_a_damaged_limiter_gives_no_permit_twice_and_heals(self, locks: lockfast.Locks, damage: Damage) -> None:
         slow = locks.limiter("x", rate=1, per=3600, burst=2)
         assert slow.try_acquire()
         damage("x")
@@ -313,7 +313,7 @@ class TestValues:
         until(quick.try_acquire, "a permit")
 
     @each(damages.CELLS)
-    def test_a_damaged_cell_says_so_and_its_delete_frees_it(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_a_damaged_cell_says_so_and_its_delete_frees_it(self, locks: lockfast.Locks, damage: Damage) -> None:
         cell = locks.cell("x")
         before = cell.write({"a": 1})
         damage("x")
@@ -333,14 +333,14 @@ class TestValues:
 
     @each(damages.FAR)
     def test_a_version_that_was_not_counted_to_spoils_no_other_cell(
-        self, locks: holdfast.Locks, damage: Damage
+        self, locks: lockfast.Locks, damage: Damage
     ) -> None:
         before = locks.cell("x").write(1)
         damage("x")
         damages.count_on(locks, before)
 
     @each(damages.VALUES)
-    def test_a_value_that_cannot_be_read_can_be_written_over(self, locks: holdfast.Locks, damage: Damage) -> None:
+    def test_a_value_that_cannot_be_read_can_be_written_over(self, locks: lockfast.Locks, damage: Damage) -> None:
         cell = locks.cell("x")
         before = cell.write({"a": 1})
         damage("x")
@@ -354,7 +354,7 @@ class TestValues:
 @pytest.mark.parametrize("change", ["counter = 'many'", "counter = 9e300", "counter = zeroblob(8)", "counter = NULL"])
 def test_a_file_whose_own_row_is_damaged_gives_out_no_fence(tmp_path: Path, change: str) -> None:
     store = damages.SqliteStore(tmp_path)
-    with holdfast.connect(store.url) as locks:
+    with lockfast.connect(store.url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         store.execute(f"UPDATE claims SET {change} WHERE key = ''")
@@ -369,10 +369,10 @@ class TestQuorum:
     @pytest.mark.parametrize("what", damages.HOLDS["redis"])
     def test_one_damaged_record_is_told_and_is_in_nobodys_way(self, tmp_path: Path, what: str) -> None:
         store = damages.QuorumStore(tmp_path)
-        with holdfast.connect(store.url) as locks, holdfast.connect(store.url) as others:
+        with lockfast.connect(store.url) as locks, lockfast.connect(store.url) as others:
             lease = locks.lock("x", ttl=60).acquire()
             assert lease is not None
-            until(lambda: store.client.exists("holdfast:{x}:held"), "the vote of the first server")
+            until(lambda: store.client.exists("lockfast:{x}:held"), "the vote of the first server")
             damages.HOLDS["redis"][what](store, "x")
             for info in (others.inspect("x"), others.list()[0]):
                 assert [one.fence for one in info.holders] == [lease.fence]
@@ -383,5 +383,5 @@ class TestQuorum:
             with others.lock("x", ttl=60, wait=0) as second:
                 assert second.fence > lease.fence
             others.break_lock("x")  # if its release has not freed it at that server too
-            until(lambda: others.inspect("x") == holdfast.LockInfo("x"), "nothing to be damaged any more")
+            until(lambda: others.inspect("x") == lockfast.LockInfo("x"), "nothing to be damaged any more")
         store.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._records import LARGEST_METADATA, LONGEST_NAME
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._records import LARGEST_METADATA, LONGEST_NAME
 from tests.backends.damages import HUGE, ask
 from tests.servers import shared
 from tests.servers.quorum import quorum
@@ -38,14 +38,14 @@ ENOUGH = {
 
 
 @pytest.fixture(params=["redis", "redlock"])
-def locks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[holdfast.Locks]:
+def locks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[lockfast.Locks]:
     url = shared.valkey().url(tmp_path) if request.param == "redis" else quorum(3).url(tmp_path)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)
-def test_what_is_too_much_is_refused_by_the_scripts(locks: holdfast.Locks, what: str) -> None:
+def test_what_is_too_much_is_refused_by_the_scripts(locks: lockfast.Locks, what: str) -> None:
     for _ in range(2):  # free, and then held
         for enqueue in (False, True):
             with pytest.raises(BackendUnavailable, match=r"at most|line end"):
@@ -56,7 +56,7 @@ def test_what_is_too_much_is_refused_by_the_scripts(locks: holdfast.Locks, what:
 
 
 @pytest.mark.parametrize("what", ENOUGH)
-def test_what_is_not_too_much_is_kept(locks: holdfast.Locks, what: str) -> None:
+def test_what_is_not_too_much_is_kept(locks: lockfast.Locks, what: str) -> None:
     holder, _ = ENOUGH[what]
     ask(locks, "c0", *ENOUGH[what], enqueue=False)
     info = locks.inspect("x")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast._model import Claim, Terms
-from holdfast._reentry import drive
-from holdfast.cli import main
-from holdfast.primitives.names import flaw_in
+import lockfast
+from lockfast._model import Claim, Terms
+from lockfast._reentry import drive
+from lockfast.cli import main
+from lockfast.primitives.names import flaw_in
 from tests.servers import shared
 from tests.servers.postgres_tables import table
 from tests.servers.quorum import quorum
@@ -38,12 +38,12 @@ def url(store: str, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def locks(url: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(url) as locks:
+def locks(url: str) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
-def file(locks: holdfast.Locks, key: str) -> None:
+def file(locks: lockfast.Locks, key: str) -> None:
     """As a client does that checks nothing."""
     claim = Claim("c0", Terms(key, key, "h", 600.0))
     drive(locks._logic.engine.backend.acquire(claim, enqueue=False, within=LIMIT))
@@ -51,7 +51,7 @@ def file(locks: holdfast.Locks, key: str) -> None:
 
 @pytest.mark.parametrize(("store", "name"), KEPT)
 def test_what_is_filed_under_no_name_is_listed_as_damaged_and_freed_by_a_break(
-    locks: holdfast.Locks, url: str, name: str
+    locks: lockfast.Locks, url: str, name: str
 ) -> None:
     file(locks, name)
     with locks.lock("sound", ttl=60):
@@ -62,12 +62,12 @@ def test_what_is_filed_under_no_name_is_listed_as_damaged_and_freed_by_a_break(
         before = locks.break_lock(name)
         assert [one.holder for one in before.holders] == ["h"]
         assert [info.name for info in locks.list()] == ["sound"]
-    with pytest.raises(ValueError, match="a lock name"), holdfast.connect(url) as others:
+    with pytest.raises(ValueError, match="a lock name"), lockfast.connect(url) as others:
         others.break_lock(name)  # which it has not listed
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_what_is_no_name_and_not_listed_either_is_refused(locks: holdfast.Locks, store: str) -> None:
+def test_what_is_no_name_and_not_listed_either_is_refused(locks: lockfast.Locks, store: str) -> None:
     file(locks, "a\nb")
     file(locks, "others\x1fa")
     file(locks, "\x1fturn\x1fapi")
@@ -83,11 +83,11 @@ def test_what_is_no_name_and_not_listed_either_is_refused(locks: holdfast.Locks,
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis", "postgres"])
-def test_each_namespace_breaks_its_own(locks: holdfast.Locks, url: str) -> None:
+def test_each_namespace_breaks_its_own(locks: lockfast.Locks, url: str) -> None:
     file(locks, "a\nb")
     file(locks, "others\x1fa\nb")
     assert locks.list()
-    with holdfast.connect(url, namespace="others") as others:
+    with lockfast.connect(url, namespace="others") as others:
         assert others.list()
         assert others.break_lock("a\nb").locked
         assert others.list() == []
@@ -95,7 +95,7 @@ def test_each_namespace_breaks_its_own(locks: holdfast.Locks, url: str) -> None:
 
 
 @pytest.mark.parametrize("store", ["sqlite", "redis", "postgres"])
-def test_the_command_line_breaks_it_too(locks: holdfast.Locks, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_breaks_it_too(locks: lockfast.Locks, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     file(locks, "a\nb")
     assert main(["ls", "--json", "--url", url]) == 0
     [listed] = json.loads(capsys.readouterr().out)

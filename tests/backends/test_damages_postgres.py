@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._records import LARGEST_METADATA, LONGEST_NAME
-from holdfast._reentry import drive
-from holdfast.backends.postgres_table_requests import info
-from holdfast.backends.postgres_table_schema import script
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._records import LARGEST_METADATA, LONGEST_NAME
+from lockfast._reentry import drive
+from lockfast.backends.postgres_table_requests import info
+from lockfast.backends.postgres_table_schema import script
 from tests.backends.damages import HUGE, METADATA, count_on
 from tests.renewals import renew
 from tests.servers.postgres_tables import table
@@ -32,8 +32,8 @@ TOO_MUCH = {
     "metadata a little too deep": ("h", "[" * 51 + "]" * 51),
     "large metadata": ("h", f'"{"x" * LARGEST_METADATA}"'),
     "metadata of many small things": ("h", f"[{'1,' * LARGEST_METADATA}1]"),
-    "what is wrapped, and deep": ("h", f'{{"holdfast:json": "{"[" * 51}{"]" * 51}"}}'),
-    "what is beside the wrapped": ("h", f'{{"holdfast:json": "1", "a": "{"x" * LARGEST_METADATA}"}}'),
+    "what is wrapped, and deep": ("h", f'{{"lockfast:json": "{"[" * 51}{"]" * 51}"}}'),
+    "what is beside the wrapped": ("h", f'{{"lockfast:json": "1", "a": "{"x" * LARGEST_METADATA}"}}'),
     "a long holder": ("h" * (LONGEST_NAME + 1), "{}"),
     "a huge holder": ("h" * HUGE, "{}"),
 }
@@ -42,11 +42,11 @@ ENOUGH = {
     "brackets in a string": ("h", f'"{"[" * 1000}"'),
     "large metadata": ("h", f'"{"x" * (LARGEST_METADATA - 2)}"'),
     "metadata of many small things": ("h", f"[{'1,' * (LARGEST_METADATA // 2 - 2)}1]"),
-    "what is wrapped": ("h", f'{{"holdfast:json": "\\"{"x" * (LARGEST_METADATA - 2)}\\""}}'),
+    "what is wrapped": ("h", f'{{"lockfast:json": "\\"{"x" * (LARGEST_METADATA - 2)}\\""}}'),
     "a long holder": ("é" * LONGEST_NAME, "{}"),
 }
 
-MANY = """SELECT holdfast_many('{}', '{}', '{}', '{}', '{}', '{}', '{"",""}', '{x,y}', '{c1,c2}', '{h,h}', '{60,60}',
+MANY = """SELECT lockfast_many('{}', '{}', '{}', '{}', '{}', '{}', '{"",""}', '{x,y}', '{c1,c2}', '{h,h}', '{60,60}',
     '{exclusive,exclusive}', '{NULL,NULL}', '{NULL,NULL}', '{NULL,NULL}')"""
 
 TIMES = {
@@ -80,9 +80,9 @@ def test_what_is_too_much_is_refused_by_acquire_lock(peer: psycopg.Connection[An
 def test_what_is_too_much_is_refused_by_the_function_that_clients_call(
     url: str, peer: psycopg.Connection[Any], what: str, address: str | None
 ) -> None:
-    with holdfast.connect(url) as locks, locks.lock("x", ttl=60):
+    with lockfast.connect(url) as locks, locks.lock("x", ttl=60):
         for name in ("x", "free") if address else ("free",):
-            asked = "SELECT holdfast_acquire('', %s, 'c', %s, 60, 'exclusive', NULL, %s::jsonb, %s)"
+            asked = "SELECT lockfast_acquire('', %s, 'c', %s, 60, 'exclusive', NULL, %s::jsonb, %s)"
             with pytest.raises(psycopg.errors.InvalidParameterValue):
                 peer.execute(asked, (name, *TOO_MUCH[what], address))
         assert [one.name for one in locks.list()] == ["x"]
@@ -92,7 +92,7 @@ def test_what_is_too_much_is_refused_by_the_function_that_clients_call(
 def test_a_ttl_that_is_none_is_refused_by_the_functions_that_clients_call(
     peer: psycopg.Connection[Any], ttl: str
 ) -> None:
-    one = f"SELECT holdfast_acquire('', 'x', 'c', 'h', ('{{{ttl}}}'::float[])[1])"
+    one = f"SELECT lockfast_acquire('', 'x', 'c', 'h', ('{{{ttl}}}'::float[])[1])"
     for ask in (one, MANY.replace("{60,60}", f"{{60,{ttl}}}")):
         with pytest.raises(psycopg.errors.InvalidParameterValue):
             peer.execute(ask.encode())
@@ -111,7 +111,7 @@ def test_metadata_is_bounded_whatever_a_session_makes_of_backslashes(peer: psyco
 def test_what_is_not_too_much_is_kept(url: str, peer: psycopg.Connection[Any], what: str) -> None:
     holder, _ = ENOUGH[what]
     assert peer.execute("SELECT acquire_lock('x', %s, 60, %s)", ENOUGH[what]).fetchone() == (True,)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         info = locks.inspect("x")
         assert (info.holders[0].holder, info.damage) == (holder, "")
 
@@ -141,7 +141,7 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
     url: str, peer: psycopg.Connection[Any], older: str, what: str
 ) -> None:
     column, value = {**TIMES, "a holder": ("holder_id", "h" * HUGE)}.get(what) or ("metadata", METADATA[what])
-    with holdfast.connect(url, schema=older) as locks, holdfast.connect(url, schema=older) as others:
+    with lockfast.connect(url, schema=older) as locks, lockfast.connect(url, schema=older) as others:
         with others.lock("y", ttl=60), locks.lock("w", ttl=60) as sound:
             lease = locks.lock("x", ttl=60).acquire()
             assert lease is not None
@@ -152,12 +152,12 @@ def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
             assert info.damage or what in ("no end", "a ttl of ages", "a ttl below zero")
             with suppress(BackendUnavailable):  # or its times cannot be counted with
                 assert others.lock("x").acquire(timeout=0) is None
-                with pytest.raises(holdfast.AcquireTimeout) as refused, others.lock("x", wait=0):
+                with pytest.raises(lockfast.AcquireTimeout) as refused, others.lock("x", wait=0):
                     pass
                 assert len(pickle.dumps(refused.value)) < 2000
             renew(sound)
             assert others.break_lock("x").locked
-            assert others.inspect("x") == holdfast.LockInfo("x")
+            assert others.inspect("x") == lockfast.LockInfo("x")
             second = others.lock("x", ttl=60).acquire(timeout=0)
             assert second is not None
             assert second.fence > lease.fence
@@ -171,7 +171,7 @@ UNREADABLE = ("fence = -1", "fence = 1::bigint << 60", "acquired_at = '-infinity
 def test_beside_a_hold_that_cannot_be_read_each_claim_is_told_what_frees_it(
     url: str, peer: psycopg.Connection[Any], change: str
 ) -> None:
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         peer.execute(f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode())
@@ -200,7 +200,7 @@ def test_time_and_its_own_release_end_a_hold_that_cannot_be_read(
     url: str, peer: psycopg.Connection[Any], change: str
 ) -> None:
     damage = f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode()
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         peer.execute(damage)
@@ -215,7 +215,7 @@ def test_time_and_its_own_release_end_a_hold_that_cannot_be_read(
 def test_a_hold_with_a_slot_or_a_ttl_that_none_has_lets_no_second_claim_in(
     url: str, peer: psycopg.Connection[Any], change: str
 ) -> None:
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         peer.execute(f"UPDATE distributed_locks SET {change} WHERE lock_name = 'x'".encode())
@@ -235,13 +235,13 @@ def test_a_hold_with_a_slot_or_a_ttl_that_none_has_lets_no_second_claim_in(
 def test_a_hold_that_is_over_keeps_nobody_from_the_rest_whatever_its_ttl(
     url: str, peer: psycopg.Connection[Any], older: str, ttl: str
 ) -> None:
-    with holdfast.connect(url, schema=older) as locks:
+    with lockfast.connect(url, schema=older) as locks:
         assert locks.lock("x", ttl=60, renew=False).acquire()
         over = "UPDATE older.distributed_locks SET ttl = %s::interval, expires_at = now() - interval '1 second'"
         peer.execute(over, (ttl,))
-        peer.execute("SELECT older.holdfast_sweep(clock_timestamp())")  # as every so many grants of any name do
+        peer.execute("SELECT older.lockfast_sweep(clock_timestamp())")  # as every so many grants of any name do
         assert peer.execute("SELECT count(*) FROM older.distributed_locks").fetchone() == (0,)
-        peer.execute("SELECT older.holdfast_acquire('', 'x', 'c', 'h', 60)")
+        peer.execute("SELECT older.lockfast_acquire('', 'x', 'c', 'h', 60)")
         peer.execute(over, (ttl,))
         assert locks.lock("x", ttl=60).acquire(timeout=0)
 
@@ -250,10 +250,10 @@ def test_a_hold_that_is_over_keeps_nobody_from_the_rest_whatever_its_ttl(
 def test_a_damaged_limiter_gives_no_permit_twice_and_heals(
     url: str, peer: psycopg.Connection[Any], older: str, until_: str
 ) -> None:
-    with holdfast.connect(url, schema=older) as locks:
+    with lockfast.connect(url, schema=older) as locks:
         slow = locks.limiter("x", rate=1, per=3600, burst=2)
         assert slow.try_acquire()
-        peer.execute("UPDATE older.holdfast_limiters SET until = %s::numeric", (until_,))
+        peer.execute("UPDATE older.lockfast_limiters SET until = %s::numeric", (until_,))
         answer = slow.try_acquire()
         assert not answer
         assert 0 < answer.retry_after <= 3600
@@ -265,10 +265,10 @@ def test_a_damaged_limiter_gives_no_permit_twice_and_heals(
     "change", ["version = 9223372036854775807", "version = 9007199254740992", "version = -7", "fence = -5"]
 )
 def test_a_damaged_cell_says_so_and_its_delete_frees_it(url: str, peer: psycopg.Connection[Any], change: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         cell = locks.cell("x")
         before = cell.write({"a": 1})
-        peer.execute(f"UPDATE holdfast_cells SET {change} WHERE key = 'x'".encode())
+        peer.execute(f"UPDATE lockfast_cells SET {change} WHERE key = 'x'".encode())
         for use in (cell.read, lambda: cell.write(2), lambda: cell.write(2, if_version=before)):
             with pytest.raises(BackendUnavailable, match=r"cell 'x' is damaged.*delete\(\)"):
                 use()
@@ -283,12 +283,12 @@ def test_a_damaged_cell_says_so_and_its_delete_frees_it(url: str, peer: psycopg.
 def test_a_version_that_was_not_counted_to_spoils_no_other_cell(
     url: str, peer: psycopg.Connection[Any], version: int, key: str
 ) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         cell = locks.cell("x")
         before = cell.write(1)
         if not key:
             cell.delete()
-        peer.execute("UPDATE holdfast_cells SET version = %s WHERE key = %s", (version, key))
+        peer.execute("UPDATE lockfast_cells SET version = %s WHERE key = %s", (version, key))
         with suppress(BackendUnavailable):  # it may be damaged
             cell.write(2)
         cell.delete()
@@ -297,10 +297,10 @@ def test_a_version_that_was_not_counted_to_spoils_no_other_cell(
 
 @pytest.mark.parametrize("value", ["[" * 3000 + "]" * 3000, "{zeros"])
 def test_a_value_that_cannot_be_read_can_be_written_over(url: str, peer: psycopg.Connection[Any], value: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         cell = locks.cell("x")
         before = cell.write({"a": 1})
-        peer.execute("UPDATE holdfast_cells SET value = %s WHERE key = 'x'", (value,))
+        peer.execute("UPDATE lockfast_cells SET value = %s WHERE key = 'x'", (value,))
         with pytest.raises(BackendUnavailable, match="cell 'x' is damaged"):
             cell.read()
         cell.delete()

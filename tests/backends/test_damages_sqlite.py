@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._model import LONGEST_TTL
-from holdfast.backends import sqlite, sqlite_store
-from holdfast.drivers.host import this_host
-from holdfast.sync import Locks
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._model import LONGEST_TTL
+from lockfast.backends import sqlite, sqlite_store
+from lockfast.drivers.host import this_host
+from lockfast.sync import Locks
 from tests.backends import damages
 from tests.backends.sqlite_stage import hold, on_host
 from tests.patience import impatient
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> damages.SqliteStore:
 
 @pytest.fixture
 def locks(store: damages.SqliteStore) -> Iterator[Locks]:
-    with holdfast.connect(store.url) as locks:
+    with lockfast.connect(store.url) as locks:
         yield locks
 
 
@@ -91,7 +91,7 @@ def test_who_asks_for_what_is_no_text_waits_for_no_writer_and_goes_on(locks: Loc
     store.execute(f"UPDATE cells SET value = {NO_TEXT} WHERE key = 'x'")
     writer = sqlite3.connect(store.url.removeprefix("sqlite:///"), isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
-    with holdfast.connect(store.url) as newcomer:
+    with lockfast.connect(store.url) as newcomer:
         for one in (newcomer, locks):
             with impatient(one, 0.0):
                 assert asked(one) == ("a hold cannot be read", ["w", "x"])
@@ -141,7 +141,7 @@ def test_a_new_connection_goes_on_above_no_counter_that_is_damaged(
 ) -> None:
     hold(locks)
     store.execute(f"UPDATE claims SET counter = {counter} WHERE {sqlite_store.STORE}")
-    with holdfast.connect(store.url) as newcomer:
+    with lockfast.connect(store.url) as newcomer:
         is_corrupt(newcomer.list, lambda: hold(newcomer, "y"), lambda: newcomer.break_lock("x"), newcomer.list)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import Diagnosis, Health
-from holdfast.cli import main
-from holdfast.drivers.redis_wire import facts_in, version_and_role
+import lockfast
+import lockfast.aio
+from lockfast import Diagnosis, Health
+from lockfast.cli import main
+from lockfast.drivers.redis_wire import facts_in, version_and_role
 from tests.servers import shared
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_tables import table
@@ -30,12 +30,12 @@ def world(request: pytest.FixtureRequest) -> str:
 
 def examine(url: str, world: str) -> Diagnosis:
     async def ask() -> Diagnosis:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             return await locks.doctor()
 
     if world == "asyncio":
         return asyncio.run(ask())
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         return locks.doctor()
 
 
@@ -67,7 +67,7 @@ def test_a_replica_of_redis_answers_and_is_called_one(world: str) -> None:
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
 def test_a_postgresql_tells_its_version_and_that_it_is_the_primary(scheme: str, tmp_path: Path, world: str) -> None:
     server = the_one(examine(table().url(tmp_path).replace("postgresql", scheme, 1), world))
-    assert server.where.startswith(f"{scheme}://holdfast@")
+    assert server.where.startswith(f"{scheme}://lockfast@")
     assert (server.role, server.counts) == ("primary", True)
     assert re.fullmatch(r"\d+\.\d+", server.version)
 
@@ -78,7 +78,7 @@ def test_a_postgresql_without_a_table_answers_and_what_it_says_can_be_pasted(tmp
     server = the_one(diagnosis)
     assert (server.reachable, server.role, diagnosis.works) == (True, "primary", False)
     assert server.version
-    command = re.search(r"has no lock table; run: holdfast (.*) \(as ", server.error)
+    command = re.search(r"has no lock table; run: lockfast (.*) \(as ", server.error)
     assert command
     assert main(shlex.split(command[1])) == 0
     assert examine(url, world).works
@@ -87,7 +87,7 @@ def test_a_postgresql_without_a_table_answers_and_what_it_says_can_be_pasted(tmp
 def test_a_server_that_refuses_the_login_answers_and_is_not_called_gone(tmp_path: Path, world: str) -> None:
     for url in (
         shared.valkey().url(tmp_path).replace("//", "//nobody:wrong@"),
-        table().url(tmp_path).replace("//holdfast@", "//nobody:wrong@"),
+        table().url(tmp_path).replace("//lockfast@", "//nobody:wrong@"),
     ):
         diagnosis = examine(url, world)
         server = the_one(diagnosis)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLocks
+import lockfast
+from lockfast.aio import AsyncLocks
 from tests.backends.collecting import LOT, Collector, Releases, collect_all, holding
 from tests.contract.backends import BACKENDS
 from tests.servers.waiting import happens, join, until, until_async
@@ -42,14 +42,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 # What is done
 
 
-def lock(locks: holdfast.Locks) -> None:
+def lock(locks: lockfast.Locks) -> None:
     with locks.lock("job", ttl=60) as lease:
         lease.extend(90)
         assert locks.lock("job").acquire(blocking=False) is None
         assert locks.lock("job").locked()
 
 
-def names(locks: holdfast.Locks) -> None:
+def names(locks: lockfast.Locks) -> None:
     with locks.all("a", "b", "c"):
         locks.inspect("b")
         locks.list()
@@ -59,7 +59,7 @@ def names(locks: holdfast.Locks) -> None:
         assert lease.held
 
 
-def wait_in_line(locks: holdfast.Locks) -> None:
+def wait_in_line(locks: lockfast.Locks) -> None:
     """The main thread comes in when another lets go, and gives up once before."""
     held, asked = threading.Event(), threading.Event()
 
@@ -73,7 +73,7 @@ def wait_in_line(locks: holdfast.Locks) -> None:
     thread.start()
     happens(held)
     try:
-        with suppress(holdfast.BackendUnavailable):  # as much happens meanwhile, it may not even be asked in time
+        with suppress(lockfast.BackendUnavailable):  # as much happens meanwhile, it may not even be asked in time
             assert locks.lock("line").acquire(timeout=0.2) is None
     finally:
         asked.set()
@@ -82,19 +82,19 @@ def wait_in_line(locks: holdfast.Locks) -> None:
     join(thread)
 
 
-def share(locks: holdfast.Locks) -> None:
+def share(locks: lockfast.Locks) -> None:
     with locks.semaphore("pool", 2), locks.semaphore("pool", 2):
         pass
 
 
-def read_and_write(locks: holdfast.Locks) -> None:
+def read_and_write(locks: lockfast.Locks) -> None:
     with locks.rwlock("doc").read():
         pass
     with locks.rwlock("doc").write() as lease:
         lease.downgrade()
 
 
-def elect(locks: holdfast.Locks) -> None:
+def elect(locks: lockfast.Locks) -> None:
     election = locks.election("lead")
     observing = election.observe()
     next(observing)
@@ -105,7 +105,7 @@ def elect(locks: holdfast.Locks) -> None:
     election.run(lambda lease: None)
 
 
-def count_and_keep(locks: holdfast.Locks) -> None:
+def count_and_keep(locks: lockfast.Locks) -> None:
     limiter = locks.limiter("api", rate=1000, burst=5)
     limiter.try_acquire()
     limiter.acquire(5)
@@ -116,14 +116,14 @@ def count_and_keep(locks: holdfast.Locks) -> None:
     cell.delete()
 
 
-WORK: list[Callable[[holdfast.Locks], None]] = [lock, names, wait_in_line, share, read_and_write, elect, count_and_keep]
+WORK: list[Callable[[lockfast.Locks], None]] = [lock, names, wait_in_line, share, read_and_write, elect, count_and_keep]
 
 
 def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(
     url: str, collector: Collector
 ) -> None:
     number, by_turns = itertools.count(), itertools.cycle((True, False))
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         over = others.lock("over").acquire()
         assert over is not None
         over.release()
@@ -142,7 +142,7 @@ def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_le
             while True:
                 while len(collector.stock) < LOT:
                     collector.stock.append(make())
-                with suppress(holdfast.Unsupported), collector.watching():
+                with suppress(lockfast.Unsupported), collector.watching():
                     work(locks)
                 if not collector.short:
                     break
@@ -234,9 +234,9 @@ async def _parked(lock: Any) -> Coroutine[Any, Any, None]:
 def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_let_go_of(
     url: str, collector: Collector
 ) -> None:
-    async def main(others: holdfast.Locks) -> None:
+    async def main(others: lockfast.Locks) -> None:
         number, by_turns = itertools.count(), itertools.cycle((True, False))
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
 
             async def all_free() -> bool:
                 return not any(info.locked for info in await locks.list("garbage"))
@@ -252,7 +252,7 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
                 while True:
                     while len(collector.stock) < LOT:
                         collector.stock.append(await make())
-                    with suppress(holdfast.Unsupported), collector.watching():
+                    with suppress(lockfast.Unsupported), collector.watching():
                         await work(locks)
                     if not collector.short:
                         break
@@ -261,5 +261,5 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
             collect_all()
             await until_async(all_free)
 
-    with holdfast.connect(url) as others:
+    with lockfast.connect(url) as others:
         asyncio.run(main(others))

@@ -20,14 +20,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast._connect import open_backend
-from holdfast._ids import new_claim_id
-from holdfast._model import EXCLUSIVE, GRACE, PRESENCE, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
-from holdfast._worlds import drive
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends.base import Backend
-from holdfast.errors import LimitMismatch
-from holdfast.testing.clock import FakeClock
+from lockfast._connect import open_backend
+from lockfast._ids import new_claim_id
+from lockfast._model import EXCLUSIVE, GRACE, PRESENCE, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
+from lockfast._worlds import drive
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.base import Backend
+from lockfast.errors import LimitMismatch
+from lockfast.testing.clock import FakeClock
 from tests.backends.reference import Event, Resource
 from tests.scale import by_scale
 from tests.servers.shared import valkey

@@ -12,12 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
-from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
-from holdfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
-from holdfast.drivers import postgres_advisory_watch
+import lockfast
+import lockfast.aio
+from lockfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
+from lockfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_sql
+from lockfast.backends.postgres_advisory_keys import Key, halves, is_tag_of, key_of, second_of, whole
+from lockfast.drivers import postgres_advisory_watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
@@ -80,7 +80,7 @@ def test_what_pg_locks_shows_of_a_number_leads_back_to_it() -> None:
 
 def test_somebody_with_nothing_but_sql_is_excluded_and_excludes(url: str, psql: psycopg.Connection) -> None:
     number = key_of("order:42").number
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with locks.lock("order:42"):
             assert _ask(psql, "SELECT pg_try_advisory_lock(%s)", number) is False
         assert _ask(psql, "SELECT pg_try_advisory_lock(%s)", number) is True
@@ -101,7 +101,7 @@ def test_two_names_that_meet_on_one_number_are_refused_in_one_process(
     meet = {"one": Key(7, 7 << 24 | 1), "other": Key(7, 7 << 24 | 2)}
     for module in (postgres_advisory_asking, postgres_advisory_holds):
         monkeypatch.setattr(module, "key_of", meet.__getitem__)
-    with holdfast.connect(url) as locks, holdfast.connect(url) as second, locks.lock("one"):
+    with lockfast.connect(url) as locks, lockfast.connect(url) as second, locks.lock("one"):
         with pytest.raises(Unsupported, match="'other' has the same 64-bit number as 'one'"):
             locks.lock("other", wait=0).acquire()
         with pytest.raises(Unsupported, match="'other' has the same 64-bit number"):
@@ -115,7 +115,7 @@ def test_two_names_that_meet_on_one_number_are_refused_between_processes(
 ) -> None:
     key = key_of("order:42")
     _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 5)", key.number, key.tag + 1)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with pytest.raises(Unsupported, match="another lock, held by 'somebody'"):
             locks.lock("order:42", wait=wait).acquire()
         _ask(psql, "SELECT pg_advisory_unlock_all()")
@@ -126,14 +126,14 @@ def test_two_names_that_meet_on_one_number_are_refused_between_processes(
 
 
 def test_many_locks_share_one_connection(url: str, psql: psycopg.Connection) -> None:
-    with holdfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
+    with lockfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
         for number in range(100):
             held.enter_context(locks.lock(f"lock-{number}"))
         assert _ask(psql, _CONNECTIONS) == 1
 
 
 def test_many_readers_of_one_name_share_two_connections(url: str, psql: psycopg.Connection) -> None:
-    with holdfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
+    with lockfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
         for _ in range(20):
             held.enter_context(locks.rwlock("page").read())
         assert _ask(psql, _CONNECTIONS) == 2
@@ -141,7 +141,7 @@ def test_many_readers_of_one_name_share_two_connections(url: str, psql: psycopg.
 
 
 def test_a_reader_does_not_pass_a_writer_that_waits_though_its_session_reads_already(url: str) -> None:
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         with locks.rwlock("page").read():
             writer = threading.Thread(target=lambda: others.rwlock("page").write().acquire().release())  # type: ignore[union-attr]
             writer.start()
@@ -152,8 +152,8 @@ def test_a_reader_does_not_pass_a_writer_that_waits_though_its_session_reads_alr
 
 def test_waiters_take_no_more_connections_than_they_may_and_all_are_served(url: str, psql: psycopg.Connection) -> None:
     served: list[int] = []
-    with holdfast.connect(f"{url}?application_name=me&waiting=2") as locks:
-        with holdfast.connect(url) as other, other.lock("gate"), other.lock("door"):
+    with lockfast.connect(f"{url}?application_name=me&waiting=2") as locks:
+        with lockfast.connect(url) as other, other.lock("gate"), other.lock("door"):
             names = ["gate"] * 5 + ["door"]
             threads = [
                 threading.Thread(target=_pass, args=(locks, name, served, number)) for number, name in enumerate(names)
@@ -177,7 +177,7 @@ def _pass(locks: Locks, name: str, served: list[int], number: int) -> None:
 
 
 def test_one_that_waits_outside_is_not_kept_from_a_free_lock_by_those_who_wait_for_others(url: str) -> None:
-    with holdfast.connect(f"{url}?waiting=1") as locks, holdfast.connect(url) as other, ExitStack() as long:
+    with lockfast.connect(f"{url}?waiting=1") as locks, lockfast.connect(url) as other, ExitStack() as long:
         first = []
         for number in range(4):  # all the sessions that there may be are taken
             name = f"long-{number}"
@@ -203,7 +203,7 @@ def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
     role = f"ALTER ROLE {USER} IN DATABASE {psql.info.dbname}"
     psql.execute(f"{role} SET lock_timeout = '20ms'".encode())
     try:
-        with holdfast.connect(url) as locks, holdfast.connect(url) as other:
+        with lockfast.connect(url) as locks, lockfast.connect(url) as other:
             lease = other.lock("gate").acquire()
             assert lease is not None
             assert locks.lock("gate", wait=1).acquire() is None
@@ -218,7 +218,7 @@ def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psyc
     waits = f"locktype = 'advisory' AND NOT granted AND {HERE}"
     cancel = f"SELECT count(pg_cancel_backend(pid)) FROM pg_locks WHERE {waits}"
     served: list[int] = []
-    with holdfast.connect(url) as locks, holdfast.connect(url) as other:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as other:
         with other.lock("gate"):
             waiter = threading.Thread(target=_pass, args=(locks, "gate", served, 1))
             waiter.start()
@@ -241,7 +241,7 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
     )
     assert broken != postgres_advisory_sql.PREPARE
     monkeypatch.setattr(postgres_advisory_asking, "PREPARE", broken)
-    with holdfast.connect(url) as unlucky, holdfast.connect(url) as other:
+    with lockfast.connect(url) as unlucky, lockfast.connect(url) as other:
         lease = other.lock("gate").acquire()
         assert lease is not None
         taken: list[Any] = []
@@ -263,7 +263,7 @@ def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are
     monkeypatch.setattr(postgres_advisory_watch, "_LOOK", 20)
     monkeypatch.setattr(postgres_advisory_watch, "_ENDED", select.POLLERR)
     served: list[int] = []
-    with holdfast.connect(url, holder="me") as locks, holdfast.connect(url, holder="other") as other:
+    with lockfast.connect(url, holder="me") as locks, lockfast.connect(url, holder="other") as other:
         with other.lock("gate"):
             waiter = threading.Thread(target=_pass, args=(locks, "gate", served, 1))
             waiter.start()
@@ -286,7 +286,7 @@ def _main(locks: Locks) -> Any:
 
 
 def test_what_such_locks_cannot_do_is_refused_when_it_is_made() -> None:
-    with holdfast.connect(f"postgresql+advisory://{HOST}:1/nowhere") as locks:
+    with lockfast.connect(f"postgresql+advisory://{HOST}:1/nowhere") as locks:
         for make in (
             lambda: locks.semaphore("a", 3),
             lambda: locks.limiter("a", rate=1),
@@ -301,7 +301,7 @@ def test_what_such_locks_cannot_do_is_refused_when_it_is_made() -> None:
 
 def test_metadata_that_no_other_process_would_see_is_refused_when_the_lock_is_made() -> None:
     url = f"postgresql+advisory://{HOST}:1/nowhere"
-    with holdfast.connect(url) as locks, holdfast.DistributedLock(url) as manager:
+    with lockfast.connect(url) as locks, lockfast.DistributedLock(url) as manager:
         for make in (
             lambda: locks.lock("a", metadata={"job": 7}),
             lambda: locks.rwlock("a", metadata="m"),
@@ -315,20 +315,20 @@ def test_metadata_that_no_other_process_would_see_is_refused_when_the_lock_is_ma
 def test_a_pooler_is_refused_unless_it_is_said_to_pool_sessions(database: str) -> None:
     with Pooler(advisory().server) as pooler:
         url = f"postgresql+advisory://{USER}@{HOST}:{pooler.port}/{database}"
-        with holdfast.connect(url) as locks, pytest.raises(Unsupported, match="pooler"):
+        with lockfast.connect(url) as locks, pytest.raises(Unsupported, match="pooler"):
             locks.lock("a").acquire()
-        with holdfast.connect(f"{url}?pooler=session") as locks, locks.lock("a") as lease:
+        with lockfast.connect(f"{url}?pooler=session") as locks, locks.lock("a") as lease:
             assert lease.held
 
 
 @pytest.mark.parametrize("query", ["waiting=0", "waiting=many", "pooler=transaction", "no_such_option=1"])
 def test_a_url_with_options_that_make_no_sense_is_refused(query: str) -> None:
     with pytest.raises(ValueError, match=r"waiting|pooler|no option 'no_such_option'"):
-        holdfast.connect(f"postgresql+advisory://{HOST}/a?{query}")
+        lockfast.connect(f"postgresql+advisory://{HOST}/a?{query}")
 
 
 def test_a_password_is_never_shown() -> None:
-    with holdfast.connect(f"postgresql+advisory://me:secret@{HOST}:1/a", patience=0.2) as locks:
+    with lockfast.connect(f"postgresql+advisory://me:secret@{HOST}:1/a", patience=0.2) as locks:
         assert "secret" not in repr(locks)
         with pytest.raises(BackendUnavailable) as refused:
             locks.lock("a", wait=0).acquire()

@@ -15,11 +15,11 @@ import psycopg
 import psycopg_pool
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import Unsupported
-from holdfast._connect import migration
-from holdfast.backends.postgres_advisory_keys import key_of
+import lockfast
+import lockfast.aio
+from lockfast import Unsupported
+from lockfast._connect import migration
+from lockfast.backends.postgres_advisory_keys import key_of
 from tests.servers.postgres_shared import HERE, advisory
 
 NUMBER = key_of("a").number
@@ -94,12 +94,12 @@ def test_every_kind_of_client_leads_to_advisory_locks_in_both_worlds(
 ) -> None:
     async def story() -> None:
         async with _client(kind, url) as client:
-            with holdfast.connect(client, advisory=True) as locks:
+            with lockfast.connect(client, advisory=True) as locks:
                 assert repr(locks).count("postgresql+advisory://") == 1
                 with locks.lock("a"):
                     assert not _is_free(psql)
                 assert _is_free(psql)
-            async with holdfast.aio.connect(client, advisory=True) as awaited:
+            async with lockfast.aio.connect(client, advisory=True) as awaited:
                 async with awaited.lock("a"):
                     assert not _is_free(psql)
                 assert _is_free(psql)
@@ -109,12 +109,12 @@ def test_every_kind_of_client_leads_to_advisory_locks_in_both_worlds(
 
 @pytest.mark.slow
 def test_the_managers_take_the_option_too(url: str, psql: psycopg.Connection) -> None:
-    with holdfast.DistributedLock(psql, advisory=True) as manager:
+    with lockfast.DistributedLock(psql, advisory=True) as manager:
         assert manager.acquire("a")
         assert not _is_free(psql)
 
     async def story() -> None:
-        async with holdfast.aio.DistributedLock(psql, advisory=True) as awaited:
+        async with lockfast.aio.DistributedLock(psql, advisory=True) as awaited:
             assert await awaited.acquire("a")
             assert not _is_free(psql)
 
@@ -123,25 +123,25 @@ def test_the_managers_take_the_option_too(url: str, psql: psycopg.Connection) ->
 
 
 def test_what_is_ours_among_parameters_is_understood_and_what_is_the_tables_is_refused() -> None:
-    with holdfast.connect({"host": "127.0.0.1", "waiting": "3", "pooler": "session"}, advisory=True) as locks:
+    with lockfast.connect({"host": "127.0.0.1", "waiting": "3", "pooler": "session"}, advisory=True) as locks:
         backend: Any = locks._logic.engine.backend
         assert (backend._place.waiting, backend._place.pooler) == (3, "session")
     for name, value in {"schema": "locks", "synchronous_commit": "off"}.items():
         with pytest.raises(ValueError, match=f"{name} is an option of the lock table"):
-            holdfast.connect({name: value}, advisory=True)
+            lockfast.connect({name: value}, advisory=True)
         with pytest.raises(ValueError, match=f"{name} is an option of the lock table"):
-            holdfast.connect(f"postgresql+advisory://localhost/a?{name}={value}")
+            lockfast.connect(f"postgresql+advisory://localhost/a?{name}={value}")
     for name in ("waiting", "pooler"):
         with pytest.raises(ValueError, match=f"{name} is an option of advisory locks"):
-            holdfast.connect(f"postgresql://localhost/a?{name}=1")
+            lockfast.connect(f"postgresql://localhost/a?{name}=1")
 
 
-@pytest.mark.parametrize("connect", [holdfast.connect, holdfast.aio.connect])
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
 def test_what_cannot_be_is_refused_at_once(connect: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("memory://", f"sqlite:///{tmp_path}/a.db", "redis://localhost", lambda world, clock: None):
         with pytest.raises(Unsupported, match="has no advisory locks"):
             connect(other, advisory=True)
-    monkeypatch.setenv("HOLDFAST_URL", "memory://")
+    monkeypatch.setenv("LOCKFAST_URL", "memory://")
     with pytest.raises(Unsupported, match="has no advisory locks"):
         connect(advisory=True)
     for where in ("postgresql://localhost/a", {"host": "localhost"}):
@@ -155,7 +155,7 @@ def test_what_cannot_be_is_refused_at_once(connect: Any, tmp_path: Path, monkeyp
 
 def test_a_place_is_called_without_its_secrets_whatever_tells_it() -> None:
     given = {"host": "h1,h2", "port": "1,2", "user": "me", "password": "secret", "dbname": "app"}
-    with holdfast.connect(given, advisory=True) as locks:
+    with lockfast.connect(given, advisory=True) as locks:
         assert "secret" not in repr(locks)
         assert "on postgresql+advisory://h1:1,h2:2/app," in repr(locks)
 
@@ -177,7 +177,7 @@ DATABASES = [{"ENGINE": engine, "NAME": "app", "USER": "me", "PASSWORD": "s3cret
 @pytest.mark.parametrize("advisory", [False, True])
 @pytest.mark.parametrize("client", [*DATABASES, _OtherConnection()], ids=[*map(str, ENGINES), "connection"])
 def test_another_database_of_djangos_is_refused_with_those_that_keep_locks(client: Any, advisory: bool) -> None:
-    for connect in (holdfast.connect, holdfast.aio.connect):
+    for connect in (lockfast.connect, lockfast.aio.connect):
         with pytest.raises(
             ValueError, match=r"only PostgreSQL .*django\.db\.backends\.postgresql.*sqlite:///"
         ) as refused:
@@ -187,7 +187,7 @@ def test_another_database_of_djangos_is_refused_with_those_that_keep_locks(clien
 
 @pytest.mark.parametrize("engine", ["django.contrib.gis.db.backends.postgis", "django_tenants.postgresql_backend"])
 def test_engines_on_top_of_djangos_for_postgresql_are_postgresql(engine: str) -> None:
-    with holdfast.connect({"ENGINE": engine, "NAME": "app", "HOST": "h"}) as locks:
+    with lockfast.connect({"ENGINE": engine, "NAME": "app", "HOST": "h"}) as locks:
         assert "on postgresql://h/app," in repr(locks)
 
 
@@ -195,29 +195,29 @@ def test_engines_on_top_of_djangos_for_postgresql_are_postgresql(engine: str) ->
 
 
 ENDS = """
-import asyncio, gc, sys, holdfast, holdfast.aio
+import asyncio, gc, sys, lockfast, lockfast.aio
 
 def blocking(url):
-    locks = holdfast.connect(url, advisory=True)
+    locks = lockfast.connect(url, advisory=True)
     locks.lock("kept").acquire()
     locks.lock("again").acquire().release()
     return locks
 
 async def awaited(url):
-    locks = holdfast.aio.connect(url, advisory=True)
+    locks = lockfast.aio.connect(url, advisory=True)
     await locks.lock("awaited").acquire()
     return locks
 
 async def closed(url):
-    async with holdfast.aio.connect(url, advisory=True) as locks:
+    async with lockfast.aio.connect(url, advisory=True) as locks:
         await locks.lock("closed").acquire()
 
 first = blocking(sys.argv[1])
 second = asyncio.run(awaited(sys.argv[1]))
 asyncio.run(closed(sys.argv[1]))
-with holdfast.connect(sys.argv[1], advisory=True) as third:
+with lockfast.connect(sys.argv[1], advisory=True) as third:
     third.lock("third").acquire()
-dropped = holdfast.connect(sys.argv[1], advisory=True)
+dropped = lockfast.connect(sys.argv[1], advisory=True)
 dropped.lock("dropped").acquire().release()
 dropped = None
 gc.collect()
@@ -237,11 +237,11 @@ def test_a_program_that_ends_while_it_holds_locks_ends_quietly(url: str, psql: p
 
 
 ENDS_ELSEWHERE = """
-import asyncio, sys, psycopg, holdfast.aio
+import asyncio, sys, psycopg, lockfast.aio
 
 async def hold(url):
     async with await psycopg.AsyncConnection.connect(url) as client:
-        locks = holdfast.aio.connect(client, schema="locks")
+        locks = lockfast.aio.connect(client, schema="locks")
         await locks.lock("a").acquire()
     return locks  # and the client is closed
 

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import BackendUnavailable, LockError, Locks
-from holdfast.backends import postgres_advisory_asking
-from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
-from holdfast.drivers.postgres_advisory_line import dial
+import lockfast
+import lockfast.aio
+from lockfast import BackendUnavailable, LockError, Locks
+from lockfast.backends import postgres_advisory_asking
+from lockfast.drivers import postgres_advisory, postgres_advisory_asyncio
+from lockfast.drivers.postgres_advisory_line import dial
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, join, until
@@ -83,9 +83,9 @@ def _is_told(error: object) -> None:
 
 
 def test_threads_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
-    with holdfast.connect(url) as other, other.lock("a"):
+    with lockfast.connect(url) as other, other.lock("a"):
         for _ in range(3):
-            locks = holdfast.connect(me)
+            locks = lockfast.connect(me)
             assert locks.lock("own").acquire() is not None
             waiters = Waiters(locks, WAITERS)
             until(lambda: _count(psql, _WAIT) == WAITERS)
@@ -100,7 +100,7 @@ def test_a_thread_at_a_server_that_is_silent_is_told_too(monkeypatch: pytest.Mon
     monkeypatch.setattr(postgres_advisory_asking, "SOON", 3600.0)  # it is woken by nothing else
     with PostgresServer() as server:
         url = server.url.replace("postgresql:", "postgresql+advisory:")
-        locks, other = holdfast.connect(url), holdfast.connect(url)
+        locks, other = lockfast.connect(url), lockfast.connect(url)
         assert other.lock("a").acquire() is not None
         waiters = Waiters(locks, 1)
         until(lambda: other.inspect("a").waiters)
@@ -131,7 +131,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
 ) -> None:
     slow = SlowDial(dial)
     monkeypatch.setattr(postgres_advisory, "dial", slow)
-    locks = holdfast.connect(me)
+    locks = lockfast.connect(me)
     waiters = Waiters(locks, WAITERS)
     assert slow.dialled.wait(LIMIT)
     locks.close()
@@ -147,7 +147,7 @@ def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
     monkeypatch.setattr(postgres_advisory_asyncio, "dial", slow)
 
     async def story() -> None:
-        locks = holdfast.aio.connect(me)
+        locks = lockfast.aio.connect(me)
         tasks = [asyncio.ensure_future(locks.lock("a").acquire()) for _ in range(WAITERS)]
         await asyncio.to_thread(slow.dialled.wait)
         await locks.close()
@@ -161,8 +161,8 @@ def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
 
 def test_tasks_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url) as other, other.lock("a"):
-            locks = holdfast.aio.connect(me)
+        async with lockfast.aio.connect(url) as other, other.lock("a"):
+            locks = lockfast.aio.connect(me)
             tasks = [asyncio.ensure_future(locks.lock("a").acquire()) for _ in range(WAITERS)]
             await asyncio.to_thread(until, lambda: _count(psql, _WAIT) == WAITERS)
             await locks.close()

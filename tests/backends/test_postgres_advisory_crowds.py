@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast.drivers import postgres_advisory
-from holdfast.drivers.turns import in_turn
+import lockfast
+import lockfast.aio
+from lockfast.drivers import postgres_advisory
+from lockfast.drivers.turns import in_turn
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
@@ -30,7 +30,7 @@ def url(tmp_path: Path) -> str:
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_task_that_renews_or_releases_goes_before_those_who_look(url: str, ends: bool) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lease = await locks.lock("a").acquire()
             assert lease is not None
             crowd = [asyncio.ensure_future(locks.inspect("a")) for _ in range(CROWD)]
@@ -56,7 +56,7 @@ def test_a_thread_that_renews_or_releases_goes_before_those_who_look(
         return in_turn(turn, within, work)
 
     done: list[str] = []
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("a").acquire()
         assert lease is not None
         backend: Any = locks._logic.engine.backend

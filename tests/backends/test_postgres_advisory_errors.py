@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, Locks
-from holdfast.backends import postgres_advisory_asking, postgres_advisory_sql
+import lockfast
+from lockfast import BackendUnavailable, Locks
+from lockfast.backends import postgres_advisory_asking, postgres_advisory_sql
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.waiting import until
 
@@ -30,7 +30,7 @@ def plain(tmp_path: Path) -> str:
 @pytest.fixture
 def other(plain: str) -> Iterator[Locks]:
     """Somebody whose statements do not fail."""
-    with holdfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
+    with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
         yield locks
 
 
@@ -47,7 +47,7 @@ def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterat
             f" AS {sql};", f" AS SELECT a, 1 / CASE WHEN {fails} THEN 0 ELSE 1 END FROM ({sql}) AS done(a, b);"
         )
     monkeypatch.setattr(postgres_advisory_asking, "PREPARE", prepare)
-    with holdfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
+    with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
         with locks.lock("warm"):
             pass
         yield locks

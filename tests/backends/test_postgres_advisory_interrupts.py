@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import Locks
+import lockfast
+from lockfast import Locks
 from tests.engine.interrupting import Interrupt
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import LIMIT, join, until
@@ -98,7 +98,7 @@ def _sweep(locks: Locks, psql: psycopg.Connection, story: Callable[[], None], st
 def test_interrupted_at_any_instruction_of_a_cycle_the_session_serves_others(
     url: str, psql: psycopg.Connection
 ) -> None:
-    with holdfast.connect(f"{url}?application_name=me", patience=2) as locks:
+    with lockfast.connect(f"{url}?application_name=me", patience=2) as locks:
         _cycle(locks)
         points = _sweep(locks, psql, lambda: _cycle(locks), 1)
         assert len({point.partition(":")[0] for point in points}) > 10
@@ -107,7 +107,7 @@ def test_interrupted_at_any_instruction_of_a_cycle_the_session_serves_others(
 def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_taken(
     url: str, psql: psycopg.Connection
 ) -> None:
-    with holdfast.connect(url) as other, holdfast.connect(f"{url}?application_name=me&waiting=2", patience=2) as locks:
+    with lockfast.connect(url) as other, lockfast.connect(f"{url}?application_name=me&waiting=2", patience=2) as locks:
         _cycle(locks)
 
         def wait() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import LeaseLost
-from holdfast._model import Claim, Grant, Renewal, Terms
-from holdfast.drivers.postgres_advisory_watch import Watch
+import lockfast
+import lockfast.aio
+from lockfast import LeaseLost
+from lockfast._model import Claim, Grant, Renewal, Terms
+from lockfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.proxy import Proxy
@@ -36,14 +36,14 @@ _HELD = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubi
 class InThreads:
     def release(self, url: str, meanwhile: Meanwhile, on_lost: Callable[[Any], object]) -> tuple[bool, Any]:
         """What `release` returned, and the lease."""
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             lease = locks.lock("a", ttl=600, on_lost=on_lost).acquire()
             assert lease is not None
             meanwhile()
             return lease.release(), lease
 
     def leave(self, url: str, meanwhile: Meanwhile) -> None:
-        with holdfast.connect(url) as locks, locks.lock("a", ttl=600):
+        with lockfast.connect(url) as locks, locks.lock("a", ttl=600):
             meanwhile()
 
 
@@ -52,7 +52,7 @@ class InAsyncio:
 
     def release(self, url: str, meanwhile: Meanwhile, on_lost: Callable[[Any], object]) -> tuple[bool, Any]:
         async def story() -> tuple[bool, Any]:
-            async with holdfast.aio.connect(url) as locks:
+            async with lockfast.aio.connect(url) as locks:
                 lease = await locks.lock("a", ttl=600, on_lost=on_lost).acquire()
                 assert lease is not None
                 meanwhile()
@@ -62,7 +62,7 @@ class InAsyncio:
 
     def leave(self, url: str, meanwhile: Meanwhile) -> None:
         async def story() -> None:
-            async with holdfast.aio.connect(url) as locks, locks.lock("a", ttl=600):
+            async with lockfast.aio.connect(url) as locks, locks.lock("a", ttl=600):
                 meanwhile()
 
         asyncio.run(story())
@@ -165,10 +165,10 @@ def test_a_claim_that_is_asked_for_again_after_its_session_ended_is_granted_anew
     url: str, psql: psycopg.Connection
 ) -> None:
     """Also if nobody has read that end yet: the loop does not run while the server ends the session."""
-    claim = Claim("c" * 32, Terms("holdfast\x1fa", "a", "me", 60.0))
+    claim = Claim("c" * 32, Terms("lockfast\x1fa", "a", "me", 60.0))
 
     async def story() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             backend = locks._logic.engine.backend
             before = await backend.acquire(claim, enqueue=False, within=LIMIT)
             psql.execute(_END_OURS)

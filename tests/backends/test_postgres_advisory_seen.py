@@ -1,4 +1,4 @@
-"""What operators see of advisory locks, and what they can end: in Python and by `holdfast ls`, `show`, `break`."""
+"""What operators see of advisory locks, and what they can end: in Python and by `lockfast ls`, `show`, `break`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import LockError
-from holdfast.backends.postgres_advisory_keys import key_of
+import lockfast
+from lockfast import LockError
+from lockfast.backends.postgres_advisory_keys import key_of
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory, own_name
 from tests.servers.server import HOST
@@ -58,7 +58,7 @@ def test_a_holder_elsewhere_is_shown_as_the_server_knows_it(url: str, psql: psyc
     key = key_of("order:42")
     _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 2000000000)", key.number, key.tag)
     _ask(psql, "SELECT pg_advisory_lock_shared(%s, 2000000007)", key.tag ^ 1)  # of another lock, later
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert (holder.holder, holder.acquired_at) == ("somebody", 2000000000)
         assert holder.claim_id == f"pid:{psql.info.backend_pid}"
@@ -78,14 +78,14 @@ def test_no_hold_is_shown_as_older_than_its_connection(url: str, psql: psycopg.C
     key = key_of("order:42")
     began = "(SELECT floor(extract(epoch FROM backend_start))::int FROM pg_stat_activity WHERE pid = pg_backend_pid())"
     _ask(psql, f"SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, {began})", key.number, key.tag)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert holder.session is not None
         assert holder.acquired_at == holder.session["connected_at"]
 
 
 def test_what_this_process_holds_is_shown_with_its_session_too(url: str) -> None:
-    with holdfast.connect(url) as locks, locks.lock("order:42", ttl=30) as lease:
+    with lockfast.connect(url) as locks, locks.lock("order:42", ttl=30) as lease:
         (holder,) = locks.inspect("order:42").holders
         assert holder.fence == lease.fence
         assert holder.expires_at == pytest.approx(lease.expires_at, abs=2)
@@ -96,7 +96,7 @@ def test_what_this_process_holds_is_shown_with_its_session_too(url: str) -> None
 def test_a_lock_of_a_transaction_is_shown_with_its_state_and_one_without_a_tag_since_its_transaction_began(
     url: str, psql: psycopg.Connection
 ) -> None:
-    with holdfast.connect(url) as locks, psql.transaction():
+    with lockfast.connect(url) as locks, psql.transaction():
         began = _ask(psql, "SELECT extract(epoch FROM now())::float8")
         _ask(psql, "SELECT pg_advisory_xact_lock(%s)", key_of("order:42").number)
         (holder,) = locks.inspect("order:42").holders
@@ -111,7 +111,7 @@ def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
     """Client, state and times of another role's connections are for members of pg_read_all_stats."""
     guest = _guest(psql)
     _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
-    with holdfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
+    with lockfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert holder.holder == "somebody"
         shown = {"pid": psql.info.backend_pid, "application_name": "somebody"}
@@ -123,7 +123,7 @@ def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_hold
 ) -> None:
     names = "SELECT array_agg(application_name) FROM pg_locks JOIN pg_stat_activity USING (pid)"
     names += f" WHERE objsubid = 1 AND {HERE}"
-    with holdfast.connect(url, holder="worker-7") as locks:
+    with lockfast.connect(url, holder="worker-7") as locks:
         assert locks.list() == []
         with locks.lock("order:42"):
             assert _ask(psql, names) == ["worker-7"]
@@ -132,7 +132,7 @@ def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_hold
 def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, psql: psycopg.Connection) -> None:
     guest = _guest(psql)
     _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
-    with holdfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
+    with lockfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         with pytest.raises(LockError, match="'order:42' could not be broken"):
             locks.break_lock("order:42")
         assert locks.inspect("order:42").locked
@@ -140,7 +140,7 @@ def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, ps
 
 def test_a_number_whose_name_nobody_here_knows_is_listed_by_its_number(url: str, psql: psycopg.Connection) -> None:
     _ask(psql, "SELECT pg_advisory_lock_shared(-12345)")
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         (info,) = locks.list()
         assert info.name == "key -12345"
         assert [one.name for one in locks.list("it may begin so")] == ["key -12345"]
@@ -149,7 +149,7 @@ def test_a_number_whose_name_nobody_here_knows_is_listed_by_its_number(url: str,
 
 def test_those_who_wait_are_listed_in_order(url: str, plain: str) -> None:
     number = key_of("gate").number
-    with holdfast.connect(url) as locks, ExitStack() as stack:
+    with lockfast.connect(url) as locks, ExitStack() as stack:
         assert locks.lock("gate").acquire() is not None
         threads = []
         for want, name in enumerate(("first", "second"), 1):
@@ -169,9 +169,9 @@ def test_those_who_wait_are_listed_in_order(url: str, plain: str) -> None:
 
 
 def _run(url: str, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "HOLDFAST_URL": url}
+    env = {**os.environ, "LOCKFAST_URL": url}
     return subprocess.run(
-        [sys.executable, "-m", "holdfast", *words], env=env, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-m", "lockfast", *words], env=env, capture_output=True, text=True, timeout=50, check=False
     )
 
 
@@ -189,7 +189,7 @@ def _guest(psql: psycopg.Connection) -> str:
 
 
 def test_ls_and_show_tell_what_is_true_and_nothing_else(url: str, psql: psycopg.Connection) -> None:
-    with holdfast.connect(url, holder="worker-7") as locks, holdfast.connect(url, holder="worker-8") as others:
+    with lockfast.connect(url, holder="worker-7") as locks, lockfast.connect(url, holder="worker-8") as others:
         lease = locks.lock("order:42").acquire()
         assert lease is not None
         waiter = threading.Thread(target=lambda: others.lock("order:42", wait=50).acquire())
@@ -221,7 +221,7 @@ def test_ls_and_show_tell_what_is_true_and_nothing_else(url: str, psql: psycopg.
 
 def test_json_has_nothing_where_nothing_is_known(url: str, psql: psycopg.Connection) -> None:
     before = time.time()
-    with holdfast.connect(url, holder="worker-7") as locks, locks.lock("order:42"):
+    with lockfast.connect(url, holder="worker-7") as locks, locks.lock("order:42"):
         shown = json.loads(_run(url, "show", "--json", "order:42").stdout)
         (listed,) = json.loads(_run(url, "ls", "--json").stdout)
         (holder,) = shown["holders"]
@@ -235,7 +235,7 @@ def test_json_has_nothing_where_nothing_is_known(url: str, psql: psycopg.Connect
 
 
 def test_break_ends_the_connection_and_says_so(url: str) -> None:
-    with holdfast.connect(url, holder="worker-7") as locks:
+    with lockfast.connect(url, holder="worker-7") as locks:
         lease, other = locks.lock("order:42", ttl=3600).acquire(), locks.lock("order:43", ttl=3600).acquire()
         assert lease is not None
         assert other is not None

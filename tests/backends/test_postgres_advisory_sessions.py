@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import Lease, Locks
-from holdfast.backends.postgres_advisory_holds import Fences, fences_of
-from holdfast.backends.postgres_advisory_keys import key_of
-from holdfast.drivers import postgres_advisory, postgres_advisory_asyncio
-from holdfast.drivers.postgres_advisory_watch import Watch
+import lockfast
+import lockfast.aio
+from lockfast import Lease, Locks
+from lockfast.backends.postgres_advisory_holds import Fences, fences_of
+from lockfast.backends.postgres_advisory_keys import key_of
+from lockfast.drivers import postgres_advisory, postgres_advisory_asyncio
+from lockfast.drivers.postgres_advisory_watch import Watch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
@@ -77,7 +77,7 @@ def pooled(plain: str) -> Iterator[str]:
 def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_numbers(
     pooled: str, url: str, psql: psycopg.Connection
 ) -> None:
-    with holdfast.connect(pooled) as locks, holdfast.connect(url) as other:
+    with lockfast.connect(pooled) as locks, lockfast.connect(url) as other:
         _wait_for(locks, other, "door")  # so that there is a session to wait in
         assert other.lock("gate").acquire() is not None
         assert locks.lock("gate", wait=1).acquire() is None
@@ -85,7 +85,7 @@ def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_n
 
 
 def test_ones_own_locks_are_known_and_broken_alone_though_a_pooler_invents_numbers(pooled: str) -> None:
-    with holdfast.connect(pooled) as locks:
+    with lockfast.connect(pooled) as locks:
         mine, bystander = locks.lock("mine").acquire(), locks.lock("bystander").acquire()
         assert mine is not None
         assert bystander is not None
@@ -118,7 +118,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
             looked.set()
 
     monkeypatch.setattr(Watch, "_look_at", late)
-    with holdfast.connect(f"{url}?application_name=me") as locks:
+    with lockfast.connect(f"{url}?application_name=me") as locks:
         sessions: Any = locks._logic.engine.backend._sessions  # type: ignore[attr-defined]
         with locks.lock("warm"):
             number = sessions.ready.socket
@@ -137,7 +137,7 @@ def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_advisory, "IDLE", 0.2)
-    with holdfast.connect(f"{url}?application_name=me") as locks, holdfast.connect(url) as other:
+    with lockfast.connect(f"{url}?application_name=me") as locks, lockfast.connect(url) as other:
         lease = _wait_for(locks, other, "gate")
         assert _count(psql, _OURS) == 2
         lease.release()
@@ -152,7 +152,7 @@ def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
     monkeypatch.setattr(postgres_advisory_asyncio, "IDLE", 0.2)
 
     async def story() -> None:
-        async with holdfast.aio.connect(f"{url}?application_name=me") as locks, holdfast.aio.connect(url) as other:
+        async with lockfast.aio.connect(f"{url}?application_name=me") as locks, lockfast.aio.connect(url) as other:
             async with other.lock("gate"):
                 waiter = asyncio.ensure_future(locks.lock("gate").acquire())
                 await asyncio.to_thread(until, lambda: _count(psql, _IN_LINE) == 1)
@@ -170,7 +170,7 @@ def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
 
 def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
     """Whoever is not in it is passed over by all who are, for as long as it is never empty."""
-    with holdfast.connect(f"{url}?application_name=me&waiting=1") as locks, holdfast.connect(url) as other:
+    with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
         held = [_wait_for(locks, other, f"held-{number}") for number in range(3)]
         assert _wait_for(locks, other, "another").held
         assert all(lease.held for lease in held)
@@ -180,7 +180,7 @@ def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql:
 def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_whoever_comes_then_is_served(
     url: str, psql: psycopg.Connection
 ) -> None:
-    with holdfast.connect(f"{url}?application_name=me&waiting=1") as locks, holdfast.connect(url) as other:
+    with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
         held = [_wait_for(locks, other, f"held-{number}") for number in range(4)]
         taken: list[Lease | None] = []
         with other.lock("another"):
@@ -199,7 +199,7 @@ def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_who
 def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
     async def story() -> None:
         where = f"{url}?application_name=me&waiting=1"
-        async with holdfast.aio.connect(where) as locks, holdfast.aio.connect(url) as other:
+        async with lockfast.aio.connect(where) as locks, lockfast.aio.connect(url) as other:
             leases = []
             for name in ("a", "b", "c", "d"):
                 async with other.lock(name):
@@ -223,7 +223,7 @@ def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql
 def test_a_server_whose_clock_is_ahead_lends_its_time_to_no_other(url: str) -> None:
     ahead = fences_of("postgresql+advisory://another/server")
     ahead.mint(int((time.time() + 3600) * 1e6))
-    with holdfast.connect(url) as locks, locks.lock("a") as lease:
+    with lockfast.connect(url) as locks, locks.lock("a") as lease:
         assert lease.fence < (time.time() + 60) * 1e6
 
 

@@ -19,15 +19,15 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import Locks
-from holdfast._time import boot_now
-from holdfast.backends.postgres_advisory import LONGEST
-from holdfast.backends.postgres_advisory_keys import key_of
-from holdfast.drivers import postgres_advisory_line
-from holdfast.drivers.postgres_advisory_line import KEPT, Statement, keeping, kept_for
-from holdfast.testing.contract import Promise, on_the_real_clock
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import Locks
+from lockfast._time import boot_now
+from lockfast.backends.postgres_advisory import LONGEST
+from lockfast.backends.postgres_advisory_keys import key_of
+from lockfast.drivers import postgres_advisory_line
+from lockfast.drivers.postgres_advisory_line import KEPT, Statement, keeping, kept_for
+from lockfast.testing.contract import Promise, on_the_real_clock
+from lockfast.testing.stage import Stage
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
@@ -129,7 +129,7 @@ def test_a_holder_that_hears_nothing_stops_believing_before_the_server_grants_ag
         monkeypatch.setattr(postgres_advisory_line, name, value)
     monkeypatch.setitem(postgres_advisory_line._OF_CLIENT, "keepalives", "0")
     plain = advisory().url(tmp_path)
-    with psycopg.connect(plain, autocommit=True) as other, holdfast.connect(plain, advisory=True) as locks:
+    with psycopg.connect(plain, autocommit=True) as other, lockfast.connect(plain, advisory=True) as locks:
         lease = locks.lock("a", ttl=5, renew=False).acquire()
         assert lease is not None
         granted: list[float] = []
@@ -157,7 +157,7 @@ def _deafen(number: int) -> None:
 
 
 def test_a_ttl_that_no_kernel_can_outlast_is_refused() -> None:
-    with holdfast.connect("postgresql+advisory://127.0.0.1:1/nowhere") as locks:
+    with lockfast.connect("postgresql+advisory://127.0.0.1:1/nowhere") as locks:
         _makes(locks, LONGEST)
         with pytest.raises(ValueError, match="ttl"):
             _makes(locks, LONGEST + 1)

@@ -15,9 +15,9 @@ import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
-import holdfast
-import holdfast.aio
-from holdfast import AcquireTimeout, Locks, SelfDeadlock, Unsupported
+import lockfast
+import lockfast.aio
+from lockfast import AcquireTimeout, Locks, SelfDeadlock, Unsupported
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
@@ -38,7 +38,7 @@ def url(plain: str) -> str:
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_sent(locks: Locks, pl
         with pytest.raises(ValueError, match="psycopg"):
             locks.in_transaction(object(), "a")  # type: ignore[arg-type]
         assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-    with holdfast.connect("memory://") as other, pytest.raises(Unsupported, match="transaction"):
+    with lockfast.connect("memory://") as other, pytest.raises(Unsupported, match="transaction"):
         other.in_transaction(object(), "a")  # type: ignore[arg-type]
 
 
@@ -218,7 +218,7 @@ async def async_sqlalchemy_session(plain: str) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("open_", [async_psycopg, async_sqlalchemy_connection, async_sqlalchemy_session])
 def test_an_awaited_transaction_holds_and_waits_as_well(url: str, plain: str, open_: OpenAsync) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url) as locks, open_(plain) as connection:
+        async with lockfast.aio.connect(url) as locks, open_(plain) as connection:
             fence = await locks.in_transaction(connection, "a", "b")
             assert await locks.lock("a").acquire(blocking=False) is None
             await connection.rollback()
@@ -235,10 +235,10 @@ def test_an_awaited_transaction_holds_and_waits_as_well(url: str, plain: str, op
 
 def test_each_world_takes_its_own_kind_of_connection(url: str, plain: str) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url) as awaited, async_psycopg(plain) as connection:
+        async with lockfast.aio.connect(url) as awaited, async_psycopg(plain) as connection:
             with psycopg.connect(plain) as blocking, pytest.raises(ValueError, match="a blocking connection"):
                 await awaited.in_transaction(blocking, "a")  # type: ignore[arg-type]
-            with holdfast.connect(url) as locks, pytest.raises(ValueError, match="an awaited connection"):
+            with lockfast.connect(url) as locks, pytest.raises(ValueError, match="an awaited connection"):
                 locks.in_transaction(connection, "a")
 
     asyncio.run(story())

@@ -12,10 +12,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast import AcquireTimeout, BackendUnavailable, Unsupported
-from holdfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_transaction
-from holdfast.backends.postgres_advisory_keys import Key, key_of
-from holdfast.backends.postgres_advisory_transaction import _means_another, _Seen
+from lockfast import AcquireTimeout, BackendUnavailable, Unsupported
+from lockfast.backends import postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_transaction
+from lockfast.backends.postgres_advisory_keys import Key, key_of
+from lockfast.backends.postgres_advisory_transaction import _means_another, _Seen
 from tests.backends.transactions import WORLDS, Side, entered, settled, side, tell
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
@@ -201,7 +201,7 @@ def test_a_holder_whose_tag_is_not_there_yet_is_not_taken_for_another_name() -> 
     ours, tag = _Seen(1, 7 << 24 | 1, 5, 2, "x"), _Seen(1, 7 << 24 | 2, 5, 2, "x")
     assert _means_another(key, [number, tag])
     assert not _means_another(key, [number, ours])
-    assert not _means_another(key, [number])  # somebody's own statement, without holdfast
+    assert not _means_another(key, [number])  # somebody's own statement, without lockfast
     assert not _means_another(key, [number, another, tag])  # the tag is that of the other number
     assert _means_another(key, [number, another, tag, tag._replace(high=7 << 24 | 3)])
     assert not _means_another(key, [number, another, tag, ours])
@@ -216,9 +216,9 @@ def test_a_savepoint_that_is_rolled_back_to_gives_back_what_was_taken_after_it(p
         async with side(world, plain) as here:
             connection = await here.connect()
             await here.take(connection, "before")
-            await here.ask(connection, "SAVEPOINT holdfast")  # a name that we use too
+            await here.ask(connection, "SAVEPOINT lockfast")  # a name that we use too
             await here.take(connection, "after", "later")
-            await here.ask(connection, "ROLLBACK TO SAVEPOINT holdfast")
+            await here.ask(connection, "ROLLBACK TO SAVEPOINT lockfast")
             assert await here.is_free("after")
             assert await here.is_free("later")
             assert not await here.is_free("before")

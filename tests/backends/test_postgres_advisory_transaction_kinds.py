@@ -20,8 +20,8 @@ from django.db.utils import ConnectionHandler  # type: ignore[import-untyped]
 from django.utils.connection import ConnectionProxy  # type: ignore[import-untyped]
 from psycopg.rows import dict_row, scalar_row
 
-import holdfast
-from holdfast import AcquireTimeout, Unsupported
+import lockfast
+from lockfast import AcquireTimeout, Unsupported
 from tests.backends.transactions import WORLDS, Side, entered, settled, side, tell
 from tests.servers.postgres_pooler import Pooler
 from tests.servers.postgres_shared import advisory
@@ -210,10 +210,10 @@ def test_the_connection_of_django_is_taken_within_atomic(plain: str, connection:
 def test_django_without_postgresql_or_in_the_other_world_is_refused(plain: str, connection: Any) -> None:
     lite = ConnectionProxy(connection._connections, "lite")
     url = plain.replace("postgresql:", "postgresql+advisory:")
-    with holdfast.connect(url) as locks, pytest.raises(ValueError, match="connection to sqlite, not to PostgreSQL"):
+    with lockfast.connect(url) as locks, pytest.raises(ValueError, match="connection to sqlite, not to PostgreSQL"):
         locks.in_transaction(lite, "a")
     with pytest.raises(ValueError, match=r"only PostgreSQL can keep locks .*, not 'sqlite'"):
-        holdfast.connect(lite)
+        lockfast.connect(lite)
 
     async def story() -> None:
         async with side("awaited", plain) as here:

@@ -17,9 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast import BackendUnavailable
+import lockfast
+import lockfast.aio
+from lockfast import BackendUnavailable
 from tests.no_threads import no_thread_left
 from tests.renewals import renew
 from tests.servers.postgres import USER
@@ -71,7 +71,7 @@ def test_a_refusal_that_may_pass_is_told_from_one_that_lasts(
         psql.execute(f"ALTER ROLE {role} {rights}".encode())
     who = role if rights is not None else "nobody_of_that_name"
     where = url.replace("postgresql:", f"{scheme}:").replace(f"{USER}@", f"{who}@")
-    with holdfast.connect(where, patience=0.3 if passes else 3600) as locks:
+    with lockfast.connect(where, patience=0.3 if passes else 3600) as locks:
 
         def told() -> bool:
             with pytest.raises(BackendUnavailable) as refused:
@@ -101,7 +101,7 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
 
     async def story() -> None:
         where = url.replace("postgresql:", f"{scheme}:").replace(HOST, "known-to-nobody-else.invalid")
-        async with holdfast.aio.connect(where) as locks:
+        async with lockfast.aio.connect(where) as locks:
             taken = asyncio.ensure_future(locks.lock("a", wait=LIMIT).acquire())
             assert await asyncio.to_thread(asked.wait, LIMIT)
             answer.set()
@@ -113,12 +113,12 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_connection_that_cannot_even_be_begun_is_told_as_any_other(scheme: str, tmp_path: Path) -> None:
     where = f"{scheme}:///a?host={tmp_path / 'nothing-there'}"
-    with holdfast.connect(where, patience=0.1) as locks:
+    with lockfast.connect(where, patience=0.1) as locks:
         with pytest.raises(BackendUnavailable, match="cannot reach"):
             locks.lock("a", wait=0).acquire()
 
     async def story() -> None:
-        async with holdfast.aio.connect(where, patience=0.1) as awaited:
+        async with lockfast.aio.connect(where, patience=0.1) as awaited:
             with pytest.raises(BackendUnavailable, match="cannot reach"):
                 await awaited.lock("a", wait=0).acquire()
 
@@ -137,7 +137,7 @@ def test_what_a_url_does_not_say_comes_from_the_environment(
     for name, value in {"HOST": HOST, "PORT": server.port, "USER": USER, "DATABASE": database}.items():
         monkeypatch.setenv(f"PG{name}", str(value))
     where = scheme + rest.format(database=database, folder=server.folder)
-    with holdfast.connect(where) as locks, locks.lock("a", wait=LIMIT) as lease:
+    with lockfast.connect(where) as locks, locks.lock("a", wait=LIMIT) as lease:
         assert lease.held
 
 
@@ -154,13 +154,13 @@ def test_what_a_url_does_not_say_comes_from_the_environment(
 )
 def test_a_url_that_makes_no_sense_is_refused_before_anything_is_sent(scheme: str, rest: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        holdfast.connect(f"{scheme}://{rest}")
+        lockfast.connect(f"{scheme}://{rest}")
 
 
 # Forks
 
 _DIALS = """
-from holdfast.drivers import postgres_advisory as module
+from lockfast.drivers import postgres_advisory as module
 from threading import Event
 usual, dialled, go_on = module.dial, Event(), Event()
 def dial(*args):
@@ -172,9 +172,9 @@ module.dial = dial
 """
 _FORKS = """
 import os, signal, sys, threading
-import holdfast
+import lockfast
 {prepare}
-locks = holdfast.connect(sys.argv[1])
+locks = lockfast.connect(sys.argv[1])
 threading.Thread(target=lambda: locks.lock("a").acquire(), daemon=True).start()
 {ready}
 child = os.fork()
@@ -239,11 +239,11 @@ _OURS = _SESSIONS.replace("forks", "me")
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_each_thread_that_could_not_be_started_costs_one_try(url: str, scheme: str, psql: psycopg.Connection) -> None:
-    with no_thread_left(once=True) as refused, holdfast.connect(_by_name(url, scheme), holder="me") as locks:
+    with no_thread_left(once=True) as refused, lockfast.connect(_by_name(url, scheme), holder="me") as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
         renew(lease)
-    assert {"holdfast-lookup", "holdfast-keeper"} <= set(refused)
+    assert {"lockfast-lookup", "lockfast-keeper"} <= set(refused)
     until(lambda: _count(psql, _OURS) == 0)
 
 
@@ -252,7 +252,7 @@ def test_each_thread_of_an_event_loop_that_could_not_be_started_costs_one_try(
     url: str, scheme: str, psql: psycopg.Connection
 ) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(_by_name(url, scheme), holder="me") as locks:
+        async with lockfast.aio.connect(_by_name(url, scheme), holder="me") as locks:
             with no_thread_left(once=True) as refused:
                 lease = await locks.lock("x").acquire()
             assert lease is not None

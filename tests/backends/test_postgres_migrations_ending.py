@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._connect import migration
-from holdfast.backends.postgres_table_schema import CLASS
-from holdfast.drivers.postgres_wire import Speaker
+from lockfast._connect import migration
+from lockfast.backends.postgres_table_schema import CLASS
+from lockfast.drivers.postgres_wire import Speaker
 from tests.backends.their_table import TABLE, Theirs
 from tests.servers.waiting import LIMIT, until
 
@@ -38,7 +38,7 @@ def _waits(database: Theirs) -> bool:
 
 
 def test_one_whose_process_was_killed_ends_on_the_server(busy: Theirs) -> None:
-    program = subprocess.Popen([sys.executable, "-m", "holdfast", "migrate", busy.url])
+    program = subprocess.Popen([sys.executable, "-m", "lockfast", "migrate", busy.url])
     until(lambda: _waits(busy), "the migration to wait")
     program.kill()
     program.wait(LIMIT)

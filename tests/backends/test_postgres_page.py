@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.cli import main
+import lockfast
+from lockfast.cli import main
 from tests.backends.test_redis_page import use_everything
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import VERSIONS
@@ -37,9 +37,9 @@ def statements(begins: str) -> list[str]:
 def test_the_rights_on_the_page_are_enough_for_everything_and_each_is_needed(server: PostgresServer) -> None:
     assert main(["migrate", "--schema", "locks", server.url]) == 0
     server.psql("CREATE ROLE worker LOGIN")
-    url = server.url.replace("//holdfast@", "//worker@") + "?schema=locks"
+    url = server.url.replace("//lockfast@", "//worker@") + "?schema=locks"
     for grant in statements("GRANT"):
-        with holdfast.connect(url) as locks, pytest.raises(holdfast.BackendUnavailable) as caught:
+        with lockfast.connect(url) as locks, pytest.raises(lockfast.BackendUnavailable) as caught:
             locks.lock("x").acquire()
         assert not caught.value.transient
         server.psql(grant)
@@ -49,10 +49,10 @@ def test_the_rights_on_the_page_are_enough_for_everything_and_each_is_needed(ser
 def test_the_sequence_can_be_raised_as_the_page_says(server: PostgresServer) -> None:
     empty_table(server.url)
     [raises] = statements("SELECT setval")
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         with locks.lock("x"):
             pass  # from here on nobody looks whether anything was forgotten
-        server.psql("ALTER SEQUENCE holdfast_fence RESTART 7 MINVALUE 1")  # as if a backup had been restored
+        server.psql("ALTER SEQUENCE lockfast_fence RESTART 7 MINVALUE 1")  # as if a backup had been restored
         with locks.lock("x") as low:
             assert low.fence == 7
         before = int(server.psql("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"))
@@ -64,7 +64,7 @@ def test_the_sequence_can_be_raised_as_the_page_says(server: PostgresServer) -> 
 def test_the_number_of_an_advisory_lock_is_as_the_page_says(server: PostgresServer) -> None:
     [takes] = statements("SELECT pg_advisory_lock(")
     tries = takes.replace("pg_advisory_lock", "pg_try_advisory_lock")
-    with holdfast.connect(server.url.replace("postgresql:", "postgresql+advisory:")) as locks:
+    with lockfast.connect(server.url.replace("postgresql:", "postgresql+advisory:")) as locks:
         assert server.psql(tries) == "t"
         with locks.lock("order:42"):
             assert server.psql(tries) == "f"
@@ -75,8 +75,8 @@ def test_the_number_of_an_advisory_lock_is_as_the_page_says(server: PostgresServ
 def test_there_are_as_few_connections_as_the_page_says(server: PostgresServer) -> None:
     empty_table(server.url)
     [most] = re.findall(r"with 200 waiters, and never more than (\d+)", PAGE)
-    asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'holdfast'"
-    with holdfast.connect(server.url) as locks:
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockfast'"
+    with lockfast.connect(server.url) as locks:
 
         def take() -> None:
             with locks.lock("x"):

@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.backends.postgres_table_schema import VERSION, script
-from holdfast.cli import main
-from holdfast.errors import BackendUnavailable, Unsupported
+import lockfast
+from lockfast.backends.postgres_table_schema import VERSION, script
+from lockfast.cli import main
+from lockfast.errors import BackendUnavailable, Unsupported
 from tests.patrols import never_look
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import own_name
@@ -71,7 +71,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def test_psql_excludes_python(database: Database) -> None:
     assert database.psql("SELECT acquire_lock('report', 'psql')") == "t"
-    with holdfast.connect(database.url) as locks:
+    with lockfast.connect(database.url) as locks:
         assert locks.lock("report").acquire(blocking=False) is None
         assert locks.inspect("report").holders[0].holder == "psql"
         assert database.psql("SELECT release_lock('report', 'psql')") == "t"
@@ -79,7 +79,7 @@ def test_psql_excludes_python(database: Database) -> None:
 
 
 def test_python_excludes_psql(database: Database) -> None:
-    with holdfast.connect(database.url, holder="python") as locks:
+    with lockfast.connect(database.url, holder="python") as locks:
         with locks.lock("report", metadata={"job": 7}):
             assert database.psql("SELECT acquire_lock('report', 'psql')") == "f"
             assert database.psql("SELECT lock_name, holder_id, metadata FROM distributed_locks") == (
@@ -91,8 +91,8 @@ def test_python_excludes_psql(database: Database) -> None:
 def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     never_look(monkeypatch)
     database.psql("SELECT acquire_lock('report', 'psql', 3600)")
-    with holdfast.connect(database.url) as locks:
-        got: list[holdfast.Lease] = []
+    with lockfast.connect(database.url) as locks:
+        got: list[lockfast.Lease] = []
         waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=LIMIT)))  # type: ignore[arg-type]
         waiter.start()
         until(lambda: locks.inspect("report").waiters, "one to wait")
@@ -130,7 +130,7 @@ def test_what_has_expired_is_neither_extended_nor_in_the_way(database: Database)
 
 
 def test_no_release_in_sql_ends_what_python_holds(database: Database) -> None:
-    with holdfast.connect(database.url, holder="python") as locks, locks.lock("a") as lease:
+    with lockfast.connect(database.url, holder="python") as locks, locks.lock("a") as lease:
         assert database.ask("SELECT release_lock('a', 'python')") is False
         assert database.ask("SELECT extend_lock('a', 'python', 1)") is False
         lease.check()
@@ -156,7 +156,7 @@ def test_bad_input_in_sql_is_refused(database: Database, call: str) -> None:
 
 
 def test_another_namespace_is_another_lock(database: Database) -> None:
-    with holdfast.connect(database.url, namespace="billing") as locks, locks.lock("a"):
+    with lockfast.connect(database.url, namespace="billing") as locks, locks.lock("a"):
         assert database.ask("SELECT namespace, lock_name FROM distributed_locks") == ("billing", "a")
         assert database.ask("SELECT acquire_lock('a', 'me')") is True
 
@@ -178,11 +178,11 @@ def test_time_goes_on_inside_a_long_transaction(database: Database) -> None:
 def test_fences_grow_though_every_row_is_deleted(database: Database) -> None:
     fences = []
     for _ in range(3):
-        with holdfast.connect(database.url) as locks, locks.lock("a") as lease:
+        with lockfast.connect(database.url) as locks, locks.lock("a") as lease:
             fences.append(lease.fence)
         database.ask("DELETE FROM distributed_locks RETURNING 1")
     database.connection.execute(script("public").encode())
-    with holdfast.connect(database.url) as locks, locks.lock("a") as lease:
+    with lockfast.connect(database.url) as locks, locks.lock("a") as lease:
         fences.append(lease.fence)
     assert fences == sorted(set(fences))
 
@@ -193,7 +193,7 @@ def test_expired_rows_go_as_a_side_effect_and_a_few_at_a_time(database: Database
         " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, 100) AS n"
     )
     left = [100]
-    with holdfast.connect(database.url) as locks:
+    with lockfast.connect(database.url) as locks:
         for _ in range(10 * 64):
             with locks.lock("busy"):
                 pass
@@ -203,9 +203,9 @@ def test_expired_rows_go_as_a_side_effect_and_a_few_at_a_time(database: Database
     assert all(0 < before - after <= 16 for before, after in pairwise(left)), left
 
 
-@pytest.mark.parametrize("metadata", ["a\0b", "\ud800", "😀", 1e300, {"k": [1.0, 2, None]}, {"holdfast:json": 1}])
+@pytest.mark.parametrize("metadata", ["a\0b", "\ud800", "😀", 1e300, {"k": [1.0, 2, None]}, {"lockfast:json": 1}])
 def test_metadata_comes_back_as_it_was(database: Database, metadata: Any) -> None:
-    with holdfast.connect(database.url) as locks, locks.lock("a", metadata=metadata):
+    with lockfast.connect(database.url) as locks, locks.lock("a", metadata=metadata):
         assert locks.inspect("a").holders[0].metadata == metadata
         assert type(locks.inspect("a").holders[0].metadata) is type(metadata)
 
@@ -227,17 +227,17 @@ def test_the_columns_are_those_that_others_rely_on(database: Database) -> None:
 def test_migrating_again_changes_nothing_and_keeps_what_is_held(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with holdfast.connect(database.url) as locks, locks.lock("a") as lease:
+    with lockfast.connect(database.url) as locks, locks.lock("a") as lease:
         assert main(["migrate", database.url]) == 0
         assert capsys.readouterr().out == "the lock table is there, and up to date\n"
         lease.extend()
-    assert database.ask("SELECT count(*), max(version) FROM holdfast_schema") == (VERSION, VERSION)
+    assert database.ask("SELECT count(*), max(version) FROM lockfast_schema") == (VERSION, VERSION)
 
 
 def test_the_printed_script_is_what_is_run(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--print", "--schema", "printed", "postgresql://nowhere.invalid/db"]) == 0
     table().server.psql(capsys.readouterr().out, database.name)
-    with holdfast.connect(database.url, schema="printed") as locks, locks.lock("a"):
+    with lockfast.connect(database.url, schema="printed") as locks, locks.lock("a"):
         assert database.ask("SELECT lock_name FROM printed.distributed_locks") == "a"
         assert database.ask("SELECT count(*) FROM public.distributed_locks") == 0
         assert database.ask("SELECT printed.acquire_lock('a', 'me'), acquire_lock('a', 'me')") == (False, True)
@@ -247,18 +247,18 @@ def test_the_printed_script_is_what_is_run(database: Database, capsys: pytest.Ca
 def test_a_chosen_schema_is_made_and_found_by_the_url_too(database: Database) -> None:
     url = f"{database.url}?schema=more-locks"
     assert main(["migrate", url]) == 0
-    with holdfast.connect(url) as locks, locks.lock("a"):
+    with lockfast.connect(url) as locks, locks.lock("a"):
         assert database.ask('SELECT lock_name FROM "more-locks".distributed_locks') == "a"
 
 
 def test_a_missing_schema_gives_an_error_that_says_what_to_run(database: Database) -> None:
-    with holdfast.connect(f"{database.url}?schema=nothing_here") as locks:
+    with lockfast.connect(f"{database.url}?schema=nothing_here") as locks:
         with pytest.raises(
-            BackendUnavailable, match=r"has no lock table; run: holdfast migrate 'postgresql://.*schema=nothing_here'"
+            BackendUnavailable, match=r"has no lock table; run: lockfast migrate 'postgresql://.*schema=nothing_here'"
         ) as caught:
             locks.lock("a").acquire()
         assert not caught.value.transient
-        command = re.search(r"run: holdfast (.*) \(as ", str(caught.value))
+        command = re.search(r"run: lockfast (.*) \(as ", str(caught.value))
         assert command
         assert main(shlex.split(command[1])) == 0  # pasted as it is, with the name of the user
         with locks.lock("a"):
@@ -267,18 +267,18 @@ def test_a_missing_schema_gives_an_error_that_says_what_to_run(database: Databas
 
 def test_an_old_schema_gives_an_error_that_says_what_to_run(database: Database) -> None:
     database.connection.execute(script("aged").encode())
-    database.connection.execute("DELETE FROM aged.holdfast_schema")
-    with holdfast.connect(database.url, schema="aged") as locks:
-        with pytest.raises(BackendUnavailable, match="has an old lock table; run: holdfast migrate"):
+    database.connection.execute("DELETE FROM aged.lockfast_schema")
+    with lockfast.connect(database.url, schema="aged") as locks:
+        with pytest.raises(BackendUnavailable, match="has an old lock table; run: lockfast migrate"):
             locks.lock("a").acquire()
 
 
 def test_a_schema_of_a_newer_release_is_not_taken_back(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     database.connection.execute(script("newer").encode())
-    database.connection.execute("INSERT INTO newer.holdfast_schema VALUES (%s)", (VERSION + 1,))
+    database.connection.execute("INSERT INTO newer.lockfast_schema VALUES (%s)", (VERSION + 1,))
     assert main(["migrate", "--schema", "newer", database.url]) == 69
-    assert "a newer holdfast has been here" in capsys.readouterr().err
-    with holdfast.connect(database.url, schema="newer") as locks, locks.lock("a"):
+    assert "a newer lockfast has been here" in capsys.readouterr().err
+    with lockfast.connect(database.url, schema="newer") as locks, locks.lock("a"):
         pass
 
 
@@ -287,8 +287,8 @@ def test_missing_rights_give_an_error_that_says_what_to_run(
 ) -> None:
     guest = database.role("guest")
     database.connection.execute(f'REVOKE ALL ON ALL TABLES IN SCHEMA public FROM "{guest}"'.encode())
-    url = database.url.replace("//holdfast@", f"//{guest}@")
-    with holdfast.connect(url) as locks:
+    url = database.url.replace("//lockfast@", f"//{guest}@")
+    with lockfast.connect(url) as locks:
         with pytest.raises(BackendUnavailable, match=r"permission denied.*GRANT ALL ON ALL TABLES") as caught:
             locks.lock("a").acquire()
         assert not caught.value.transient
@@ -307,7 +307,7 @@ def test_who_may_not_migrate_is_told_the_grant_that_is_missing(
     if there:
         database.connection.execute("CREATE SCHEMA private")
     where = "SCHEMA private" if there else f"DATABASE {database.connection.info.dbname}"
-    words = ["migrate", "--schema", "private", database.url.replace("//holdfast@", f"//{hired}@")]
+    words = ["migrate", "--schema", "private", database.url.replace("//lockfast@", f"//{hired}@")]
     assert main(words) == 69
     told = capsys.readouterr().err
     grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "{hired}"', told)
@@ -324,8 +324,8 @@ def test_who_may_not_replace_what_is_there_is_told_whose_it_is(
 ) -> None:
     hired = database.role("new-hire")
     database.connection.execute(f'GRANT CREATE ON SCHEMA public TO "{hired}"'.encode())
-    assert main(["migrate", database.url.replace("//holdfast@", f"//{hired}@")]) == 69
-    assert "belongs to holdfast: run it as that role" in capsys.readouterr().err
+    assert main(["migrate", database.url.replace("//lockfast@", f"//{hired}@")]) == 69
+    assert "belongs to lockfast: run it as that role" in capsys.readouterr().err
     database.connection.execute(f'DROP OWNED BY "{hired}"'.encode())
 
 
@@ -333,7 +333,7 @@ def test_a_migration_that_is_refused_does_not_advise_to_migrate(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.connection.execute("DROP SCHEMA IF EXISTS taken CASCADE; CREATE SCHEMA taken")
-    database.connection.execute("CREATE TABLE taken.holdfast_queue (ours boolean)")
+    database.connection.execute("CREATE TABLE taken.lockfast_queue (ours boolean)")
     assert main(["migrate", "--schema", "taken", database.url]) == 69
     error = capsys.readouterr().err
     assert "does not exist" in error
@@ -344,20 +344,20 @@ def test_a_migration_that_is_refused_does_not_advise_to_migrate(
 @pytest.mark.parametrize("schema", ["", "a b", 'x"y', "1x", "x" * 64, "x'y", "$$"])
 def test_a_schema_whose_name_needs_care_is_refused(schema: str) -> None:
     with pytest.raises(ValueError, match="a schema is letters"):
-        holdfast.connect("postgresql://localhost/db", schema=schema)
+        lockfast.connect("postgresql://localhost/db", schema=schema)
 
 
 @pytest.mark.parametrize("schema", ["information_schema", "pg_catalog", "pg_temp", "pg_mine"])
 def test_a_schema_of_the_servers_own_is_refused(schema: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="is PostgreSQL's own"):
-        holdfast.connect("postgresql://localhost/db", schema=schema)
+        lockfast.connect("postgresql://localhost/db", schema=schema)
     assert main(["migrate", "--schema", schema, "postgresql://localhost:1/db"]) == 64
     assert "is PostgreSQL's own" in capsys.readouterr().err
 
 
 def test_only_a_lock_table_has_a_schema() -> None:
     with pytest.raises(Unsupported, match="no schema"):
-        holdfast.connect("memory://", schema="x")
+        lockfast.connect("memory://", schema="x")
 
 
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///x.db", "nonsense"])
@@ -367,7 +367,7 @@ def test_only_postgresql_is_migrated(url: str, capsys: pytest.CaptureFixture[str
 
 
 def test_migrate_needs_to_know_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.delenv("LOCKFAST_URL", raising=False)
     assert main(["migrate"]) == 64
     assert "which database?" in capsys.readouterr().err
 
@@ -384,7 +384,7 @@ def test_a_grant_is_as_durable_as_the_server_has_it_unless_told_otherwise(databa
     database.connection.execute("CREATE TRIGGER note AFTER INSERT ON distributed_locks EXECUTE FUNCTION note()")
     try:
         for url in (database.url, f"{database.url}?synchronous_commit=off"):
-            with holdfast.connect(url) as locks, locks.lock("a"):
+            with lockfast.connect(url) as locks, locks.lock("a"):
                 pass
         seen = [level for (level,) in database.connection.execute("SELECT level FROM seen")]
     finally:
@@ -396,7 +396,7 @@ def test_a_grant_is_as_durable_as_the_server_has_it_unless_told_otherwise(databa
 def test_what_was_granted_survives_a_crash_of_the_server() -> None:
     with PostgresServer() as server:
         assert main(["migrate", server.url]) == 0
-        with holdfast.connect(server.url) as locks:
+        with lockfast.connect(server.url) as locks:
             lease = locks.lock("a", ttl=3600).acquire()
             assert lease is not None
             server.restart()
@@ -410,6 +410,6 @@ def test_what_was_granted_survives_a_crash_of_the_server() -> None:
 def test_the_table_is_the_same_on_the_oldest_server_that_is_tested() -> None:
     with PostgresServer(version=16) as server:
         assert main(["migrate", server.url]) == 0
-        with holdfast.connect(server.url) as locks, locks.lock("a"), locks.semaphore("s", 2), locks.rwlock("r").read():
-            assert json.loads(server.psql("SELECT holdfast_inspect('', 'a')"))["holders"][0][0] == locks.holder
+        with lockfast.connect(server.url) as locks, locks.lock("a"), locks.semaphore("s", 2), locks.rwlock("r").read():
+            assert json.loads(server.psql("SELECT lockfast_inspect('', 'a')"))["holders"][0][0] == locks.holder
             assert [info.name for info in locks.list()] == ["a", "r", "s"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import holdfast
-from holdfast._connect import migration
-from holdfast.backends.postgres_table_schema import script
-from holdfast.cli import main
+import lockfast
+from lockfast._connect import migration
+from lockfast.backends.postgres_table_schema import script
+from lockfast.cli import main
 from tests.backends.their_table import ACQUIRE, RELEASE, TABLE, Theirs
 from tests.servers.waiting import LIMIT, join, until
 
@@ -111,7 +111,7 @@ def test_nobody_is_let_in_twice_while_it_happens(theirs: Theirs) -> None:
         work(name, lambda: (lambda: ask("SELECT release_lock(%s, %s)")) if ask(HOUR) else None)
 
     def take() -> None:
-        with holdfast.connect(theirs.url) as locks:
+        with lockfast.connect(theirs.url) as locks:
             work("ours", lambda: lease.release if (lease := locks.lock("job").acquire(timeout=LIMIT)) else None)
 
     def each_enters(*names: str) -> None:
@@ -185,7 +185,7 @@ def test_their_holder_extends_and_releases_by_hand(theirs: Theirs) -> None:
         )
         with pytest.raises(psycopg.Error):  # rather than a hold without a claim
             theirs.make(insert)
-    with holdfast.connect(theirs.url) as locks:
+    with lockfast.connect(theirs.url) as locks:
         for name in "ab":
             assert locks.semaphore(name, 2).acquire(blocking=False) is None  # which looks at everything
             left = "SELECT expires_at > now() + interval '1 hour' FROM distributed_locks WHERE lock_name = %s"
@@ -224,7 +224,7 @@ def test_roles_that_could_call_their_functions_still_can_where_public_may_not(th
                 assert connection.execute("SELECT release_lock('a', 'me')").fetchone() == (True,)
     finally:  # the database is used again
         theirs.make("ALTER DEFAULT PRIVILEGES GRANT EXECUTE ON FUNCTIONS TO PUBLIC")
-    with holdfast.connect(theirs.url.replace("//holdfast@", f"//{worker}@")) as locks, locks.lock("a") as lease:
+    with lockfast.connect(theirs.url.replace("//lockfast@", f"//{worker}@")) as locks, locks.lock("a") as lease:
         assert lease.held
 
 
@@ -257,7 +257,7 @@ def test_what_is_held_is_ours_from_then_on_and_what_has_expired_is_gone(
         "the lock table is there, and up to date",
     ]
     assert theirs.ask("SELECT acquired_at, expires_at FROM distributed_locks") == before
-    with holdfast.connect(theirs.url) as locks:
+    with lockfast.connect(theirs.url) as locks:
         (holder,) = locks.inspect("held").holders
         assert (holder.holder, holder.metadata, bool(holder.fence)) == ("me", {"job": 7}, True)
         with locks.lock("over") as lease:
@@ -292,7 +292,7 @@ def test_tables_that_differ_a_little_are_adopted(empty: Theirs, what: str, inste
     )
     assert main(["migrate", empty.url]) == 0
     assert empty.ask("SELECT array_agg(lock_name) FROM distributed_locks") == ["held"]
-    with holdfast.connect(empty.url) as locks:
+    with lockfast.connect(empty.url) as locks:
         assert locks.lock("held").acquire(blocking=False) is None
         assert empty.ask("SELECT release_lock('held', 'me')") is True
         with locks.lock("held"), locks.semaphore("s", 2), locks.semaphore("s", 2):
@@ -308,7 +308,7 @@ def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: py
     assert r"the lock '\t' is held, and cannot be kept" in capsys.readouterr().err
     empty.make("DELETE FROM distributed_locks WHERE lock_name = '\t'")
     assert main(["migrate", empty.url]) == 0
-    with holdfast.connect(empty.url) as locks:
+    with lockfast.connect(empty.url) as locks:
         assert [info.holders[0].holder for info in locks.list()] == ["unknown", "unknown"]
         assert locks.lock("a").acquire(blocking=False) is None
 
@@ -316,7 +316,7 @@ def test_rows_without_an_end_or_a_holder_still_exclude(empty: Theirs, capsys: py
 def test_times_without_an_end_become_such_as_can_be_counted_with(empty: Theirs) -> None:
     empty.make(TABLE, "INSERT INTO distributed_locks VALUES ('a', 'me', '-infinity', 'infinity')")
     assert main(["migrate", empty.url]) == 0
-    with holdfast.connect(empty.url) as locks:
+    with lockfast.connect(empty.url) as locks:
         for again in (False, True):
             if again:  # a heartbeat of theirs
                 empty.make("UPDATE distributed_locks SET expires_at = 'infinity'")
@@ -397,7 +397,7 @@ def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: Thei
     theirs.make(first + commit, ACQUIRE.replace("CREATE", "CREATE OR REPLACE").replace("DEFAULT 30", "DEFAULT 3600"))
     theirs.make(first + commit)
     gates = "SELECT count(*) FROM pg_proc WHERE proname IN ('acquire_lock', 'release_lock')"
-    assert theirs.ask(f"{gates} AND prosrc ~ 'holdfast_theirs_'") == theirs.ask(gates) == 2
+    assert theirs.ask(f"{gates} AND prosrc ~ 'lockfast_theirs_'") == theirs.ask(gates) == 2
     assert theirs.ask("SELECT acquire_lock('a', 'me')") is True
     left = "SELECT expires_at > now() + interval '1800 seconds' FROM distributed_locks"
     assert theirs.ask(left) is True, "it is the newer function that is called"
@@ -412,7 +412,7 @@ def test_a_lock_table_that_was_dropped_is_made_again(empty: Theirs, parts: list[
     empty.make("DROP TABLE distributed_locks CASCADE")
     assert main(["migrate", empty.url]) == 0
     assert empty.ask(HOUR, "a", "me") is True
-    with holdfast.connect(empty.url) as locks:
+    with lockfast.connect(empty.url) as locks:
         assert locks.inspect("a").holders[0].holder == "me"
 
 
@@ -420,7 +420,7 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
     assert theirs.ask(HOUR, "a", "me")
     assert main(["migrate", "--print", "postgresql://nowhere.invalid/db"]) == 0
     assert "ERROR" not in theirs.pipe(capsys.readouterr().out)
-    with holdfast.connect(theirs.url) as locks:
+    with lockfast.connect(theirs.url) as locks:
         assert locks.inspect("a").holders[0].holder == "me"
 
 
@@ -462,7 +462,7 @@ def test_what_cannot_be_adopted_is_left_as_it_was_and_named(
     error = capsys.readouterr().err
     assert re.search(says, error), error
     assert "--schema locks" in error
-    assert "run: holdfast migrate" not in error
+    assert "run: lockfast migrate" not in error
     assert empty.ask(objects) == before
     assert re.search(says, empty.pipe(script("public"))), "psql goes on after the error"
     assert empty.ask(objects) == before
@@ -483,8 +483,8 @@ def test_columns_that_ours_has_with_another_meaning_are_refused(
 
 def test_a_role_that_does_not_own_it_is_told_whose_it_is(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
     worker = theirs.role("worker")
-    assert main(["migrate", theirs.url.replace("//holdfast@", f"//{worker}@")]) == 69
-    assert "belongs to holdfast: run it as that role" in capsys.readouterr().err
+    assert main(["migrate", theirs.url.replace("//lockfast@", f"//{worker}@")]) == 69
+    assert "belongs to lockfast: run it as that role" in capsys.readouterr().err
 
 
 def test_a_transaction_that_stays_in_the_way_is_named(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast._ids import new_claim_id
-from holdfast._model import Busy, Claim, Grant, Terms
-from holdfast.errors import BackendUnavailable, LockError
+import lockfast
+import lockfast.aio
+from lockfast._ids import new_claim_id
+from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast.errors import BackendUnavailable, LockError
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import LIMIT, join, pause, until, until_async
 
 pytestmark = pytest.mark.slow
 
 WAITERS = 6
-OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
-LEFT = "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM holdfast_queue WHERE kind <> 'g')"
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'lockfast'"
+LEFT = "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM lockfast_queue WHERE kind <> 'g')"
 
 Told = list[type[BaseException]]
 
@@ -34,9 +34,9 @@ def ask(folder: Path, sql: str) -> int:
     return int(found)
 
 
-def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
+def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Told:
     """What waiters are told whose Locks is closed at that moment."""
-    locks, told = holdfast.connect(url), []
+    locks, told = lockfast.connect(url), []
 
     def wait() -> None:
         try:
@@ -53,9 +53,9 @@ def in_threads(url: str, when: Callable[[holdfast.Locks], Any]) -> Told:
     return told
 
 
-def in_tasks(url: str, when: Callable[[holdfast.aio.AsyncLocks], Awaitable[Any]]) -> Told:
+def in_tasks(url: str, when: Callable[[lockfast.aio.AsyncLocks], Awaitable[Any]]) -> Told:
     async def story() -> Told:
-        locks = holdfast.aio.connect(url)
+        locks = lockfast.aio.connect(url)
         waiters = [asyncio.create_task(locks.lock("a", wait=LIMIT).acquire()) for _ in range(WAITERS)]
         await when(locks)
         await locks.close()
@@ -68,13 +68,13 @@ def in_world(world: str, folder: Path, story: Callable[[Any], Coroutine[Any, Any
     """Tell a story of a Locks of either world."""
 
     async def in_a_loop() -> None:
-        await story(holdfast.aio.connect(table().url(folder)))
+        await story(lockfast.aio.connect(table().url(folder)))
 
     if world == "asyncio":
         asyncio.run(in_a_loop())
         return
     with pytest.raises(StopIteration):
-        story(holdfast.connect(table().url(folder))).send(None)
+        story(lockfast.connect(table().url(folder))).send(None)
 
 
 async def turns(number: int) -> None:
@@ -84,7 +84,7 @@ async def turns(number: int) -> None:
 
 @pytest.mark.parametrize("moment", range(12))
 def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
-    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+    with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         told = in_threads(table().url(tmp_path), lambda _: pause(moment * 0.004))
     assert told == [LockError] * WAITERS
     assert ask(tmp_path, LEFT) == 0
@@ -92,14 +92,14 @@ def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_pat
 
 @pytest.mark.parametrize("moment", range(0, 48, 4))
 def test_every_task_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
-    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+    with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         told = in_tasks(table().url(tmp_path), lambda _: turns(moment))
     assert told == [LockError] * WAITERS
     assert ask(tmp_path, LEFT) == 0
 
 
 def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_path: Path) -> None:
-    async def begins_to_listen(locks: holdfast.aio.AsyncLocks) -> None:
+    async def begins_to_listen(locks: lockfast.aio.AsyncLocks) -> None:
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
         connect = driver._connect
 
@@ -109,12 +109,12 @@ def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_p
         driver._connect = never
         await until_async(lambda: driver._listening is not None, "it to begin to listen")
 
-    with holdfast.connect(table().url(tmp_path)) as others, others.lock("a"):
+    with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         assert in_tasks(table().url(tmp_path), begins_to_listen) == [LockError] * WAITERS
 
 
 def test_one_whose_backend_was_let_go_of_hears_that_its_locks_is_closed() -> None:
-    with holdfast.connect("memory://let-go") as locks:
+    with lockfast.connect("memory://let-go") as locks:
         engine = locks._logic.engine
 
         async def let_go(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
@@ -183,12 +183,12 @@ def test_what_arrives_after_it_was_given_up_for_it_is_given_up_again(tmp_path: P
     """`close` gives up for those who wait, while a request of theirs may be on its way."""
     claim = Claim(new_claim_id(), Terms("a", "a", "h", 60.0))
 
-    async def story(locks: holdfast.Locks) -> None:
+    async def story(locks: lockfast.Locks) -> None:
         backend = locks._logic.engine.backend
         await backend.abandon(claim, within=LIMIT)
         assert isinstance(await backend.acquire(claim, enqueue=True, within=LIMIT), Grant)
         await backend.abandon(claim, within=LIMIT)
 
-    with holdfast.connect(table().url(tmp_path)) as locks, pytest.raises(StopIteration):
+    with lockfast.connect(table().url(tmp_path)) as locks, pytest.raises(StopIteration):
         story(locks).send(None)
     assert ask(tmp_path, LEFT) == 0

@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast._time import boot_now
-from holdfast.backends.postgres_table import PostgresTableBackend
-from holdfast.drivers.postgres import BlockingPostgres
-from holdfast.drivers.postgres_asyncio import AsyncioPostgres
-from holdfast.drivers.postgres_jobs import Job
-from holdfast.errors import BackendUnavailable
+import lockfast
+import lockfast.aio
+from lockfast._time import boot_now
+from lockfast.backends.postgres_table import PostgresTableBackend
+from lockfast.drivers.postgres import BlockingPostgres
+from lockfast.drivers.postgres_asyncio import AsyncioPostgres
+from lockfast.drivers.postgres_jobs import Job
+from lockfast.errors import BackendUnavailable
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import join, pause, until, until_async
 
@@ -35,16 +35,16 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def locks(url: str) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(url) as locks:
+def locks(url: str) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
 class Waiter:
     """A thread that takes the lock as soon as it can, and lets go of it when told."""
 
-    def __init__(self, locks: holdfast.Locks, wait: float | None = None) -> None:
-        self.lease: holdfast.Lease | None = None
+    def __init__(self, locks: lockfast.Locks, wait: float | None = None) -> None:
+        self.lease: lockfast.Lease | None = None
         self._lock = locks.lock("x", ttl=TTL, wait=wait)
         self._thread = threading.Thread(target=self._take)
         self._thread.start()
@@ -53,7 +53,7 @@ class Waiter:
     def _take(self) -> None:
         self.lease = self._lock.acquire()
 
-    def granted(self) -> holdfast.Lease:
+    def granted(self) -> lockfast.Lease:
         join(self._thread)
         assert self.lease is not None
         return self.lease
@@ -63,7 +63,7 @@ class Waiter:
         return self.lease is None
 
 
-def held(locks: holdfast.Locks) -> holdfast.Lease:
+def held(locks: lockfast.Locks) -> lockfast.Lease:
     lease = locks.lock("x", ttl=TTL).acquire()
     assert lease is not None
     return lease
@@ -82,7 +82,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[], Non
     monkeypatch.setattr(BlockingPostgres, "ask", then)
 
 
-def test_a_waiter_of_our_own_need_not_ask_again(locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_of_our_own_need_not_ask_again(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = held(locks)
     waiter = Waiter(locks)
     asked: list[str] = []
@@ -93,7 +93,7 @@ def test_a_waiter_of_our_own_need_not_ask_again(locks: holdfast.Locks, monkeypat
     assert [holder.fence for holder in locks.inspect("x").holders] == [waiter.granted().fence]
 
 
-async def _waits(locks: holdfast.aio.AsyncLocks) -> bool:
+async def _waits(locks: lockfast.aio.AsyncLocks) -> bool:
     return (await locks.inspect("x")).waiters == 1
 
 
@@ -106,7 +106,7 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return await ask(self, job, within)
 
     async def story() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lease = await locks.lock("x").acquire()
             assert lease is not None
             waiter = asyncio.create_task(locks.lock("x").acquire())
@@ -121,7 +121,7 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def test_it_believes_from_before_the_release_was_sent(locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_believes_from_before_the_release_was_sent(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = held(locks)
     waiter = Waiter(locks)
     answers(monkeypatch, "release", lambda: pause(0.3))  # the answer was long on its way
@@ -131,7 +131,7 @@ def test_it_believes_from_before_the_release_was_sent(locks: holdfast.Locks, mon
 
 
 def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
-    locks: holdfast.Locks, url: str, monkeypatch: pytest.MonkeyPatch
+    locks: lockfast.Locks, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = held(locks)
     waiter = Waiter(locks)
@@ -147,9 +147,9 @@ def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
     assert waiter.granted().fence == granted
 
 
-def test_nothing_is_left_if_it_gives_up_just_then(locks: holdfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_if_it_gives_up_just_then(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PostgresTableBackend, "_hand_on", lambda *_: None)  # it is not told in time
-    monkeypatch.setattr("holdfast._model.PATROL", 60.0)
+    monkeypatch.setattr("lockfast._model.PATROL", 60.0)
     lease = held(locks)
     waiter = Waiter(locks, wait=0.4)
     lease.release()
@@ -160,9 +160,9 @@ def test_nothing_is_left_if_it_gives_up_just_then(locks: holdfast.Locks, monkeyp
 
 # A long line
 
-ASK = "SELECT holdfast_acquire('', 'x', %s, 'h', 30, 'exclusive', NULL, NULL, '')"
+ASK = "SELECT lockfast_acquire('', 'x', %s, 'h', 30, 'exclusive', NULL, NULL, '')"
 LOOKED_AT = """SELECT sum(coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0))::int FROM pg_stat_xact_user_tables
-    WHERE relname IN ('holdfast_queue', 'distributed_locks')"""
+    WHERE relname IN ('lockfast_queue', 'distributed_locks')"""
 
 
 def looked_at(connection: psycopg.Connection[Any], claim: str) -> int:

@@ -14,13 +14,13 @@ import psycopg
 import psycopg_pool
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast._ids import new_claim_id
-from holdfast._model import Claim, Grant, Terms
-from holdfast.backends import postgres_table_requests as requests
-from holdfast.drivers.postgres_jobs import LANES, SPARE
-from holdfast.errors import AcquireTimeout, BackendUnavailable
+import lockfast
+import lockfast.aio
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim, Grant, Terms
+from lockfast.backends import postgres_table_requests as requests
+from lockfast.drivers.postgres_jobs import LANES, SPARE
+from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import HERE
 from tests.servers.postgres_tables import empty_table, table
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 SECRET = "s3cret"
 NOT_ALL_JSON = {"good": "{}", "bad": "this is not JSON", "fine": None}  # metadata by name
-OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
+OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'lockfast'"
 
 
 class Database:
@@ -83,7 +83,7 @@ def test_one_connection_listens_for_all_waiters_and_few_ask(database: Database) 
         with locks.lock("a") as lease:
             taken.append(lease.fence)
 
-    with holdfast.connect(database.url) as locks:
+    with lockfast.connect(database.url) as locks:
         held = locks.lock("a").acquire()
         assert held is not None
         with crew(*[work] * 20):
@@ -94,12 +94,12 @@ def test_one_connection_listens_for_all_waiters_and_few_ask(database: Database) 
     assert len(taken) == 20
 
 
-async def _wait_for(locks: holdfast.aio.AsyncLocks, number: int) -> bool:
+async def _wait_for(locks: lockfast.aio.AsyncLocks, number: int) -> bool:
     return (await locks.inspect("a")).waiters == number
 
 
 async def _many_tasks(url: str, look: Callable[[], int]) -> int:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         held = await locks.lock("a").acquire()
         assert held is not None
 
@@ -126,7 +126,7 @@ def _statements(database: Database) -> int:
 
 def test_two_hundred_tasks_on_their_own_locks_cost_few_transactions(database: Database) -> None:
     async def all_at_once() -> None:
-        async with holdfast.aio.connect(database.url) as locks:
+        async with lockfast.aio.connect(database.url) as locks:
             leases = await asyncio.gather(*(locks.lock(f"n{number}").acquire() for number in range(200)))
             assert all(lease is not None and lease.held for lease in leases)
             assert len({lease.fence for lease in leases if lease}) == 200
@@ -139,7 +139,7 @@ def test_two_hundred_tasks_on_their_own_locks_cost_few_transactions(database: Da
 
 
 def test_threads_that_come_together_are_taken_along(database: Database) -> None:
-    with holdfast.connect(database.url) as locks, locks.lock("warm"):
+    with lockfast.connect(database.url) as locks, locks.lock("warm"):
         start = threading.Barrier(16)
 
         def work(number: int) -> None:
@@ -160,7 +160,7 @@ def test_threads_that_come_together_are_taken_along(database: Database) -> None:
 
 def test_one_bad_request_in_a_batch_harms_no_other(database: Database) -> None:
     async def together() -> list[Any]:
-        async with holdfast.aio.connect(database.url) as locks:
+        async with lockfast.aio.connect(database.url) as locks:
             backend = locks._logic.engine.backend
             terms = [Terms(name, name, "h", 60.0, metadata=metadata) for name, metadata in NOT_ALL_JSON.items()]
             asked = [backend.acquire(Claim(new_claim_id(), each), enqueue=False, within=LIMIT) for each in terms]
@@ -183,9 +183,9 @@ def test_a_wait_too_short_to_be_woken_in_still_tells_who_is_in_the_way(
         raise BackendUnavailable("it cannot be connected to in time")
 
     with (
-        holdfast.connect(database.url, holder="me") as locks,
+        lockfast.connect(database.url, holder="me") as locks,
         locks.lock("a"),
-        holdfast.connect(database.url) as others,
+        lockfast.connect(database.url) as others,
     ):
         monkeypatch.setattr(others._logic.engine.backend._driver, "expect", too_slow)  # type: ignore[attr-defined]
         with pytest.raises(AcquireTimeout, match="held by 'me'"):
@@ -196,7 +196,7 @@ def test_a_wait_too_short_to_be_woken_in_still_tells_who_is_in_the_way(
 
 
 def test_a_server_that_hangs_is_not_waited_for_beyond_the_time_given(server: PostgresServer) -> None:
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         with locks.lock("a"):
             pass
         server.pause()
@@ -212,7 +212,7 @@ def test_a_server_that_hangs_is_not_waited_for_beyond_the_time_given(server: Pos
 
 def test_a_server_that_hangs_holds_up_no_task_beyond_the_time_given(server: PostgresServer) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(server.url) as locks:
+        async with lockfast.aio.connect(server.url) as locks:
             async with locks.lock("a"):
                 pass
             server.pause()
@@ -230,7 +230,7 @@ def test_a_server_that_hangs_holds_up_no_task_beyond_the_time_given(server: Post
 
 def test_a_request_that_was_given_up_does_not_wait_on_at_the_server(database: Database) -> None:
     """Else each try would leave one more process behind, until there are no more to be had."""
-    with psycopg.connect(database.url) as slow, holdfast.connect(database.url) as locks:
+    with psycopg.connect(database.url) as slow, lockfast.connect(database.url) as locks:
         slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         for _ in range(3):
             with pytest.raises((AcquireTimeout, BackendUnavailable)):
@@ -246,7 +246,7 @@ END_ALL = f"SELECT count(pg_terminate_backend(pid)) {OURS}"
 
 
 def test_terminated_backends_are_replaced_and_nothing_is_lost(database: Database) -> None:
-    with holdfast.connect(database.url) as locks:
+    with lockfast.connect(database.url) as locks:
         lease = locks.lock("a").acquire()
         assert lease is not None
         for _ in range(5):
@@ -257,7 +257,7 @@ def test_terminated_backends_are_replaced_and_nothing_is_lost(database: Database
 
 
 def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(database: Database) -> None:
-    with holdfast.connect(database.url) as locks, holdfast.connect(database.url) as others:
+    with lockfast.connect(database.url) as locks, lockfast.connect(database.url) as others:
         held = others.lock("a").acquire()
         assert held is not None
         got: list[Any] = []
@@ -271,12 +271,12 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
 
 
 def test_tasks_whose_connections_were_terminated_are_woken_all_the_same(database: Database) -> None:
-    async def wait(locks: holdfast.aio.AsyncLocks) -> None:
+    async def wait(locks: lockfast.aio.AsyncLocks) -> None:
         async with locks.lock("a", wait=LIMIT):  # in the order in which they came, which nothing here decides
             pass
 
     async def story() -> None:
-        async with holdfast.aio.connect(database.url) as locks, holdfast.aio.connect(database.url) as others:
+        async with lockfast.aio.connect(database.url) as locks, lockfast.aio.connect(database.url) as others:
             for _ in range(3):
                 held = await others.lock("a").acquire()
                 assert held is not None
@@ -297,7 +297,7 @@ def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: D
         counter, most = [0], [0]
 
         def work() -> None:
-            with holdfast.connect(database.url) as locks:
+            with lockfast.connect(database.url) as locks:
                 for _ in range(10):
                     with locks.lock("a"):
                         counter[0] += 1
@@ -315,7 +315,7 @@ def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: D
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_an_old_snapshot_lets_nobody_in_twice(database: Database, level: str, mode: str) -> None:
     """Whoever looks at the table as it was must fail, not be granted what somebody else has got meanwhile."""
-    ask = "SELECT holdfast_acquire('', 'a', %s, %s, 60, %s, %s)"
+    ask = "SELECT lockfast_acquire('', 'a', %s, %s, 60, %s, %s)"
     limit = 1 if mode == "shared" else None
     with psycopg.connect(database.url) as late:
         late.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
@@ -332,23 +332,23 @@ def test_an_old_snapshot_lets_nobody_in_twice(database: Database, level: str, mo
 def test_an_old_snapshot_lets_no_reader_in_beside_a_new_writer(
     database: Database, level: str, address: str | None
 ) -> None:
-    ask = "SELECT holdfast_acquire('', 'a', %s, %s, 60, %s, p_address => %s)"
+    ask = "SELECT lockfast_acquire('', 'a', %s, %s, 60, %s, p_address => %s)"
     assert "fence" in database.ask(ask, "old reader", "r", "shared", None)
     with psycopg.connect(database.url) as late:
         late.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())
         late.execute("SELECT count(*) FROM distributed_locks")
-        database.ask("SELECT holdfast_release('', 'a', 'old reader')")
+        database.ask("SELECT lockfast_release('', 'a', 'old reader')")
         assert "fence" in database.ask(ask, "writer", "w", "exclusive", None)
         with pytest.raises(psycopg.errors.SerializationFailure):
             late.execute(ask, ("late reader", "r", "shared", address))
 
 
 def test_whoever_holds_is_always_in_the_first_slot_or_somebody_else_is(database: Database) -> None:
-    ask = "SELECT holdfast_acquire('', 'a', %s, 'h', 60, 'shared')"
+    ask = "SELECT lockfast_acquire('', 'a', %s, 'h', 60, 'shared')"
     for number in range(4):
         assert "fence" in database.ask(ask, str(number))
     for number in range(3):
-        database.ask("SELECT holdfast_release('', 'a', %s)", str(number))
+        database.ask("SELECT lockfast_release('', 'a', %s)", str(number))
         assert database.ask("SELECT min(slot) FROM distributed_locks") == 0
 
 
@@ -356,7 +356,7 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE", 3_600_000)  # milliseconds that each of them would keep its connection
-    with psycopg.connect(database.url) as slow, holdfast.connect(database.url) as locks:
+    with psycopg.connect(database.url) as slow, lockfast.connect(database.url) as locks:
         names = [f"stuck-{number}" for number in range(LANES)]  # enough of them to keep all usual connections busy
         for name in names:
             slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
@@ -372,7 +372,7 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
 
 def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_out(database: Database) -> None:
     """A deadlock of others' making may fall on us; it is asked again."""
-    with psycopg.connect(database.url) as other, holdfast.connect(database.url) as locks:
+    with psycopg.connect(database.url) as other, lockfast.connect(database.url) as locks:
         database.connection.execute("CREATE TABLE IF NOT EXISTS gate (id int)")
         other.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         got: list[Any] = []
@@ -392,7 +392,7 @@ def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_ou
 
 
 def test_a_child_has_connections_of_its_own(database: Database) -> None:
-    with holdfast.connect(database.url) as locks:
+    with lockfast.connect(database.url) as locks:
         with locks.lock("a"):
             pid = os.fork()
             if pid == 0:
@@ -409,7 +409,7 @@ def test_a_child_has_connections_of_its_own(database: Database) -> None:
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
 def test_no_secret_is_shown(world: str) -> None:
     url = f"postgresql://user:{SECRET}@127.0.0.1:1/db"
-    connect = holdfast.connect if world == "threads" else holdfast.aio.connect
+    connect = lockfast.connect if world == "threads" else lockfast.aio.connect
     locks: Any = connect(url, patience=0.05)
     assert SECRET not in repr(locks)
     tries = _try if world == "threads" else lambda locks: asyncio.run(_try_async(locks))
@@ -418,12 +418,12 @@ def test_no_secret_is_shown(world: str) -> None:
     assert SECRET not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
-def _try(locks: holdfast.Locks) -> None:
+def _try(locks: lockfast.Locks) -> None:
     with locks:
         locks.lock("a").acquire(blocking=False)
 
 
-async def _try_async(locks: holdfast.aio.AsyncLocks) -> None:
+async def _try_async(locks: lockfast.aio.AsyncLocks) -> None:
     async with locks:
         await locks.lock("a").acquire(blocking=False)
 
@@ -431,7 +431,7 @@ async def _try_async(locks: holdfast.aio.AsyncLocks) -> None:
 @pytest.mark.parametrize("rest", ["#x@h/db", "@h:port/db", "@h/db?zz=1", "@h:99999/db"])
 def test_a_url_that_makes_no_sense_is_not_shown(rest: str) -> None:
     with pytest.raises(ValueError, match="in its password not percent-encoded") as caught:
-        holdfast.connect(f"postgresql://u:{SECRET}{rest}")
+        lockfast.connect(f"postgresql://u:{SECRET}{rest}")
     assert SECRET not in f"{caught.value!r} {caught.value.__cause__!r}"
 
 
@@ -472,7 +472,7 @@ def test_a_ready_client_is_taken_in_place_of_a_url(database: Database, kind: str
         "django settings": lambda: _django(database.url),
         "django": lambda: _DjangoConnection(database.url),
     }
-    with holdfast.connect(clients[kind]()) as locks, locks.lock("a"):
+    with lockfast.connect(clients[kind]()) as locks, locks.lock("a"):
         assert database.ask("SELECT acquire_lock('a', 'me')") is False
     assert not database.connection.closed
 
@@ -480,5 +480,5 @@ def test_a_ready_client_is_taken_in_place_of_a_url(database: Database, kind: str
 def test_the_first_host_that_can_grant_locks_is_taken(database: Database) -> None:
     parts = psycopg.conninfo.conninfo_to_dict(database.url)
     url = f"postgresql://{parts['user']}@127.0.0.1:1,{parts['host']}:{parts['port']}/{parts['dbname']}"
-    with holdfast.connect(url) as locks, locks.lock("a"):
+    with lockfast.connect(url) as locks, locks.lock("a"):
         assert database.ask("SELECT acquire_lock('a', 'me')") is False

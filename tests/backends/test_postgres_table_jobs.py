@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from holdfast.drivers.postgres import BlockingPostgres, _Ticket
-from holdfast.drivers.postgres_asyncio import AsyncioPostgres
-from holdfast.drivers.postgres_jobs import AGAIN, MEETS, Job, Many, as_answers, as_failures, as_statement
-from holdfast.drivers.postgres_lines_asyncio import Ticket as TaskTicket
-from holdfast.drivers.postgres_places import place_of_url
-from holdfast.drivers.postgres_wire import NameInUse, Refused, Statement
+from lockfast.drivers.postgres import BlockingPostgres, _Ticket
+from lockfast.drivers.postgres_asyncio import AsyncioPostgres
+from lockfast.drivers.postgres_jobs import AGAIN, MEETS, Job, Many, as_answers, as_failures, as_statement
+from lockfast.drivers.postgres_lines_asyncio import Ticket as TaskTicket
+from lockfast.drivers.postgres_places import place_of_url
+from lockfast.drivers.postgres_wire import NameInUse, Refused, Statement
 
 MANY = Many(Statement(b"many", b""), (("release", 6), ("acquire", 3)))
 PLACE = place_of_url(urlsplit("postgresql://localhost/db"))

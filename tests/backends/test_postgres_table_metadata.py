@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast._records import MOST_READ, parsed
-from holdfast.backends.postgres_table_requests import keepable, kept
-from holdfast.primitives.names import metadata_text
+import lockfast
+from lockfast._records import MOST_READ, parsed
+from lockfast.backends.postgres_table_requests import keepable, kept
+from lockfast.primitives.names import metadata_text
 from tests.servers.postgres_tables import table
 
 pytestmark = pytest.mark.slow
@@ -38,12 +38,12 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psycopg.Con
 @example("\\ud83d\ude00")
 @example("\\\\ud83d\ude00")
 @example("\\u0000")
-@example({"holdfast:json": "1"})
+@example({"lockfast:json": "1"})
 @example(["a", "\\", 1e300, "]"])
 @example([1e300, -0.0, 10**400])
 def test_whatever_is_said_in_json_comes_back(connection: psycopg.Connection[Any], value: Any) -> None:
     text = metadata_text(value)
-    asked = "SELECT (%(it)s::jsonb)::text, holdfast_fits(%(it)s)"
+    asked = "SELECT (%(it)s::jsonb)::text, lockfast_fits(%(it)s)"
     found, fits = connection.execute(asked, {"it": keepable(text)}).fetchone() or (None, None)
     assert fits is not False
     meant = None if text is None else json.loads(text)
@@ -59,11 +59,11 @@ def test_what_needs_no_care_is_there_for_everybody_to_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "metadata", ['{"holdfast:json": "no JSON"}', '{"holdfast:json": 7}', '{"holdfast:json": null}', '[1e5000, "a"]']
+    "metadata", ['{"lockfast:json": "no JSON"}', '{"lockfast:json": 7}', '{"lockfast:json": null}', '[1e5000, "a"]']
 )
 def test_what_others_have_put_there_keeps_nobody_from_looking(tmp_path: Any, metadata: str) -> None:
     url = table().url(tmp_path)
-    with psycopg.connect(url, autocommit=True) as other, holdfast.connect(url) as locks:
+    with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         other.execute("SELECT acquire_lock('a', 'other', 60, %s)", (metadata,))
         (info,) = locks.list()
         assert info.holders[0].holder == "other"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast._ids import new_claim_id
-from holdfast._model import Claim
-from holdfast.drivers.postgres_jobs import Job, as_answers, as_statement
-from holdfast.drivers.postgres_wire import Statement
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim
+from lockfast.drivers.postgres_jobs import Job, as_answers, as_statement
+from lockfast.drivers.postgres_wire import Statement
 from tests.backends.test_model import Machine, run_machine
 from tests.scale import by_scale
 from tests.servers.postgres_tables import table

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
+import lockfast
+import lockfast.aio
 from tests.patrols import HOUR, never_look
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
@@ -26,7 +26,7 @@ class Pooled:
     def __init__(self, folder: Path, pooler: Pooler) -> None:
         self.pooler = pooler
         self.direct = table().url(folder)
-        self.url = f"postgresql://holdfast@{HOST}:{pooler.port}/{table().database(folder)}"
+        self.url = f"postgresql://lockfast@{HOST}:{pooler.port}/{table().database(folder)}"
 
 
 @pytest.fixture
@@ -46,9 +46,9 @@ def _never_look(monkeypatch: pytest.MonkeyPatch) -> None:
     never_look(monkeypatch)
 
 
-def _hand_over_to_thread(locks: holdfast.Locks, direct: str) -> None:
+def _hand_over_to_thread(locks: lockfast.Locks, direct: str) -> None:
     """A release, by somebody else, and then a waiter has it: only the server can tell of it."""
-    with holdfast.connect(direct) as other:
+    with lockfast.connect(direct) as other:
         held = other.lock("a", ttl=HOUR).acquire()
         got: list[Any] = []
         waiter = threading.Thread(target=lambda: got.append(locks.lock("a").acquire()))
@@ -60,8 +60,8 @@ def _hand_over_to_thread(locks: holdfast.Locks, direct: str) -> None:
         got[0].release()
 
 
-async def _hand_over_to_task(locks: holdfast.aio.AsyncLocks, direct: str) -> None:
-    async with holdfast.aio.connect(direct) as other:
+async def _hand_over_to_task(locks: lockfast.aio.AsyncLocks, direct: str) -> None:
+    async with lockfast.aio.connect(direct) as other:
         held = await other.lock("a", ttl=HOUR).acquire()
         waiter = asyncio.create_task(locks.lock("a").acquire())
         await until_async(lambda: _waiters(other), "one to wait")
@@ -72,13 +72,13 @@ async def _hand_over_to_task(locks: holdfast.aio.AsyncLocks, direct: str) -> Non
         await lease.release()
 
 
-async def _waiters(locks: holdfast.aio.AsyncLocks) -> int:
+async def _waiters(locks: lockfast.aio.AsyncLocks) -> int:
     return (await locks.inspect("a")).waiters
 
 
 @either_mode
 def test_nothing_is_prepared_by_way_of_a_pooler(pooled: Pooled) -> None:
-    with holdfast.connect(pooled.url) as locks:
+    with lockfast.connect(pooled.url) as locks:
         for _ in range(3):
             with locks.lock("a"), locks.semaphore("s", 2):
                 pass
@@ -87,15 +87,15 @@ def test_nothing_is_prepared_by_way_of_a_pooler(pooled: Pooled) -> None:
 
 def test_statements_are_prepared_on_the_server_itself(tmp_path: Path) -> None:
     with psycopg.connect(table().url(tmp_path), autocommit=True) as connection:
-        with holdfast.connect(connection) as locks, locks.lock("a"):
+        with lockfast.connect(connection) as locks, locks.lock("a"):
             driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
             (line,) = [line for line in driver._free if line is not None]
-            assert b"holdfast_acquire" in line.speaker._prepared
+            assert b"lockfast_acquire" in line.speaker._prepared
 
 
 @transaction_mode
 def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
-    with holdfast.connect(f"{pooled.url}?synchronous_commit=off") as locks, locks.lock("a"):
+    with lockfast.connect(f"{pooled.url}?synchronous_commit=off") as locks, locks.lock("a"):
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
         (line,) = [line for line in driver._free if line is not None]
         line.speaker.pg.nonblocking = 0
@@ -107,7 +107,7 @@ def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
 def test_a_waiter_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_once(
     pooled: Pooled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "holdfast"), holdfast.connect(pooled.url) as locks:
+    with caplog.at_level(logging.WARNING, "lockfast"), lockfast.connect(pooled.url) as locks:
         for _ in range(3):
             _hand_over_to_thread(locks, pooled.direct)
     assert sum("LISTEN does not work there" in record.message for record in caplog.records) == 1
@@ -118,11 +118,11 @@ def test_a_task_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_o
     pooled: Pooled, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(pooled.url) as locks:
+        async with lockfast.aio.connect(pooled.url) as locks:
             for _ in range(3):
                 await _hand_over_to_task(locks, pooled.direct)
 
-    with caplog.at_level(logging.WARNING, "holdfast"):
+    with caplog.at_level(logging.WARNING, "lockfast"):
         asyncio.run(story())
     assert sum("LISTEN does not work there" in record.message for record in caplog.records) == 1
 
@@ -130,11 +130,11 @@ def test_a_task_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_o
 @session_mode
 def test_where_listening_works_waiters_are_woken(pooled: Pooled, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(pooled.url) as locks:
+        async with lockfast.aio.connect(pooled.url) as locks:
             await _hand_over_to_task(locks, pooled.direct)
             assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
 
-    with caplog.at_level(logging.WARNING, "holdfast"), holdfast.connect(pooled.url) as locks:
+    with caplog.at_level(logging.WARNING, "lockfast"), lockfast.connect(pooled.url) as locks:
         _hand_over_to_thread(locks, pooled.direct)
         assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
         asyncio.run(story())

@@ -13,13 +13,13 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast._time import boot_now
-from holdfast.cli import main
-from holdfast.drivers.postgres_lines import run
-from holdfast.drivers.postgres_names import Names
-from holdfast.errors import BackendUnavailable
+import lockfast
+import lockfast.aio
+from lockfast._time import boot_now
+from lockfast.cli import main
+from lockfast.drivers.postgres_lines import run
+from lockfast.drivers.postgres_names import Names
+from lockfast.errors import BackendUnavailable
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import LIMIT, happens, join, until
@@ -35,13 +35,13 @@ Take = Callable[..., int]
 
 
 def _take(url: str, wait: float, **options: Any) -> int:
-    with holdfast.connect(url, **options) as locks, locks.lock("a", wait=wait) as lease:
+    with lockfast.connect(url, **options) as locks, locks.lock("a", wait=wait) as lease:
         return lease.fence
 
 
 def _take_in_a_task(url: str, wait: float, **options: Any) -> int:
     async def story() -> int:
-        async with holdfast.aio.connect(url, **options) as locks, locks.lock("a", wait=wait) as lease:
+        async with lockfast.aio.connect(url, **options) as locks, locks.lock("a", wait=wait) as lease:
             return lease.fence
 
     return asyncio.run(story())
@@ -91,7 +91,7 @@ def test_a_socket_that_is_not_there_yet_is_looked_for_until_the_time_is_over(tak
     comes = threading.Timer(0.3, (tmp_path / file).symlink_to, [server.folder / file])
     comes.start()
     try:
-        assert take(f"postgresql://holdfast@/{name}?host={tmp_path}&port={server.port}", PATIENT)
+        assert take(f"postgresql://lockfast@/{name}?host={tmp_path}&port={server.port}", PATIENT)
     finally:
         join(comes)
 
@@ -103,8 +103,8 @@ def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
     there = psycopg.conninfo.conninfo_to_dict(table().url(tmp_path))
     url = f"postgresql://{there['user']}@slow.invalid:{there['port']}/{there['dbname']}"
     asked, answers, names = [], threading.Event(), Names()
-    monkeypatch.setattr("holdfast.drivers.postgres.Names", lambda: names)
-    monkeypatch.setattr("holdfast.drivers.postgres_asyncio.Names", lambda: names)
+    monkeypatch.setattr("lockfast.drivers.postgres.Names", lambda: names)
+    monkeypatch.setattr("lockfast.drivers.postgres_asyncio.Names", lambda: names)
     resolve = socket.getaddrinfo
 
     def slowly(host: Any, *args: Any, **options: Any) -> Any:
@@ -150,7 +150,7 @@ def test_a_role_that_may_not_log_in_is_told_at_once(take: Take, tmp_path: Path) 
     role = own_name("no_guest")
     table().server.psql(ADD_ROLE.format(role))
     with pytest.raises(BackendUnavailable, match="is not permitted to log in") as caught:
-        take(url.replace("holdfast@", f"{role}@"), PATIENT)
+        take(url.replace("lockfast@", f"{role}@"), PATIENT)
     assert not caught.value.transient
 
 
@@ -163,7 +163,7 @@ def test_a_database_or_role_that_is_to_be_read_only_is_told_at_once(take: Take, 
 
 def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(tmp_path: Path) -> None:
     """As when whoever was written to is a replica now, and a proxy has kept the connection."""
-    with holdfast.connect(table().url(tmp_path)) as locks:
+    with lockfast.connect(table().url(tmp_path)) as locks:
         with locks.lock("a"):
             pass
         backend: Any = locks._logic.engine.backend

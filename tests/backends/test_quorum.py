@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import BackendUnavailable
-from holdfast._model import Claim, Grant, LockInfo, Terms
-from holdfast._time import boot_now
-from holdfast.drivers.redis_quorum import PENDING
-from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.stage import Stage
+from lockfast import BackendUnavailable
+from lockfast._model import Claim, Grant, LockInfo, Terms
+from lockfast._time import boot_now
+from lockfast.drivers.redis_quorum import PENDING
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.stage import Stage
 from tests.backends.quorum_stage import OnAQuorum, backend_of, hasty
 from tests.patrols import HOUR, never_look
 from tests.renewals import renew_soon

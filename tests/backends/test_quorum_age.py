@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from holdfast.drivers import redis_quorum_members
-from holdfast.drivers.redis_places import place_of_url
-from holdfast.drivers.redis_quorum_members import Member, members_of
-from holdfast.errors import BackendUnavailable
+from lockfast.drivers import redis_quorum_members
+from lockfast.drivers.redis_places import place_of_url
+from lockfast.drivers.redis_quorum_members import Member, members_of
+from lockfast.errors import BackendUnavailable
 
 
 class Boot:

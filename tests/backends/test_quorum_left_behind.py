@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._model import Claim, Grant, LockInfo, Terms
-from holdfast._time import boot_now
-from holdfast._worlds import drive
-from holdfast.backends.redis_requests import script
-from holdfast.drivers import redis_quorum_blocking
-from holdfast.drivers.redis_quorum_fan import Fan
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._model import Claim, Grant, LockInfo, Terms
+from lockfast._time import boot_now
+from lockfast._worlds import drive
+from lockfast.backends.redis_requests import script
+from lockfast.drivers import redis_quorum_blocking
+from lockfast.drivers.redis_quorum_fan import Fan
+from lockfast.testing.stage import Stage
 from tests.adversity.redlock_servers import Quorum
 from tests.backends.quorum_stage import OnAQuorum, backend_of, hasty
 from tests.patrols import HOUR
@@ -148,7 +148,7 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
     quorum: Quorum, in_use: bool
 ) -> None:
     """What is asked for a claim goes by the connections that its vote went by, or the vote is made void."""
-    with holdfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
         crew = _crew(locks)
         locks.lock("first").acquire().release()  # type: ignore[union-attr]
         of_another_thread = Fan(crew)
@@ -170,13 +170,13 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
             ours.close()
 
 
-def _crew(locks: holdfast.Locks) -> Any:
+def _crew(locks: lockfast.Locks) -> Any:
     backend: Any = locks._logic.engine.backend
     return backend._crew
 
 
 def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
-    locks = holdfast.connect("redlock://h1,h2,h3")
+    locks = lockfast.connect("redlock://h1,h2,h3")
     backend: Any = locks._logic.engine.backend
     backend._renewing = 1  # in a thread that the child has not
     backend.after_fork(child=True)
@@ -190,7 +190,7 @@ def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_oth
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
-    with holdfast.connect("redlock://h1,h2,h3") as locks:
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
         crew, doubted = _crew(locks), []
         crew.doubt = lambda node, claim: doubted.append((node, claim))
         for claim in ("a", "b", "c"):
@@ -206,7 +206,7 @@ def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.Mo
         raise ValueError("a server that answers nonsense")
 
     monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
-    with holdfast.connect("redlock://h1,h2,h3") as locks:
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
         janitor = _crew(locks)._janitor
         janitor.asked_at = boot_now()
         janitor._members[0].failures = 1

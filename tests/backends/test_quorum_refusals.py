@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import redis
 
-import holdfast
-from holdfast import BackendUnavailable, Diagnosis, Unsupported
-from holdfast._clients import RedisClient, UrlOrClient
-from holdfast._worlds.asyncio_ import background_tasks
-from holdfast.drivers.redis_quorum_asyncio import _NodeLine
-from holdfast.drivers.redis_quorum_members import Member
+import lockfast
+from lockfast import BackendUnavailable, Diagnosis, Unsupported
+from lockfast._clients import RedisClient, UrlOrClient
+from lockfast._worlds.asyncio_ import background_tasks
+from lockfast.drivers.redis_quorum_asyncio import _NodeLine
+from lockfast.drivers.redis_quorum_members import Member
 from tests.adversity.redlock_servers import Quorum
 from tests.servers.server import HOST, Server
 from tests.servers.waiting import LIMIT, until, until_async
@@ -26,29 +26,29 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("hosts", ["h1", "h1:1,h2:2", ""])
 def test_fewer_than_three_servers_are_refused(hosts: str) -> None:
     with pytest.raises(ValueError, match="of 3 lock servers at least"):
-        holdfast.connect(f"redlock://{hosts}")
+        lockfast.connect(f"redlock://{hosts}")
 
 
 def test_the_same_address_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="h1:6379 is named twice"):
-        holdfast.connect("redlock://h1,h2,h1:6379")
+        lockfast.connect("redlock://h1,h2,h1:6379")
 
 
 @pytest.mark.parametrize("option", ["rejoin=soon", "node_timeout=0", "rejoin=-1"])
 def test_an_option_that_is_no_time_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match="is a number of seconds"):
-        holdfast.connect(f"redlock://h1,h2,h3?{option}")
+        lockfast.connect(f"redlock://h1,h2,h3?{option}")
 
 
 @pytest.mark.parametrize("hosts", [":secret@h1,:secret@h2,:secret@h3", "h1,h2,:secret@h3"])
 def test_a_login_for_each_server_is_refused_with_a_way_out(hosts: str) -> None:
     with pytest.raises(ValueError, match="list of URLs") as refused:
-        holdfast.connect(f"redlock://{hosts}")
+        lockfast.connect(f"redlock://{hosts}")
     assert "secret" not in str(refused.value)
 
 
 def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
-    with holdfast.connect("redlock://h1,h2,h3") as locks:
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
         for make in (
             lambda: locks.semaphore("x", 2),
             lambda: locks.rwlock("x").read(),
@@ -58,12 +58,12 @@ def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
             with pytest.raises(Unsupported, match="redlock of h1:6379, h2:6379, h3:6379 has no"):
                 make()
     with pytest.raises(Unsupported, match="no replicas to wait for"):
-        holdfast.connect("redlock://h1,h2,h3", replicas=1)
+        lockfast.connect("redlock://h1,h2,h3", replicas=1)
 
 
 def test_what_is_no_client_is_refused() -> None:
     with pytest.raises(ValueError, match="clients or URLs of Redis, not of int"):
-        holdfast.connect([1, 2, 3])  # type: ignore[list-item]
+        lockfast.connect([1, 2, 3])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_no_client_is_refused() -> None:
 )
 def test_a_url_in_a_list_is_as_good_as_alone(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        holdfast.connect([url, "redis://h2", "redis://h3"])
+        lockfast.connect([url, "redis://h2", "redis://h3"])
 
 
 @pytest.fixture
@@ -89,11 +89,11 @@ def in_both_worlds(url: UrlOrClient, wait: float = LIMIT) -> list[BackendUnavail
     """What it says to whoever wants a lock there."""
 
     async def in_a_loop() -> None:
-        async with holdfast.aio.connect(url) as locks, locks.lock("x", wait=wait):
+        async with lockfast.aio.connect(url) as locks, locks.lock("x", wait=wait):
             pass
 
     errors = []
-    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=wait):
+    with lockfast.connect(url) as locks, pytest.raises(BackendUnavailable) as refused, locks.lock("x", wait=wait):
         pass
     errors.append(refused.value)
     with pytest.raises(BackendUnavailable) as refused:
@@ -127,7 +127,7 @@ def test_a_node_of_a_cluster_is_refused(quorum: Quorum) -> None:
 
 def test_one_server_that_stays_out_of_reach_is_warned_of_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
     quorum.servers[2].configure("requirepass", "secret")
-    with holdfast.connect(quorum.url()) as locks:
+    with lockfast.connect(quorum.url()) as locks:
         member = locks._logic.engine.backend._crew.members[2]  # type: ignore[attr-defined]
 
         def tried() -> bool:
@@ -160,10 +160,10 @@ def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
 def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
-    with holdfast.connect(quorum.url("")) as locks:
+    with lockfast.connect(quorum.url("")) as locks:
         with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
             locks.lock("x", ttl=600, wait=1).acquire()
-    with holdfast.connect(quorum.url("")) as locks:
+    with lockfast.connect(quorum.url("")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT) as lease:
@@ -180,29 +180,29 @@ def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum
             assert str(error).startswith("lock 'x' cannot be granted for another ")
             assert str(error).count("started anew and is kept out for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
-    with holdfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
-    with holdfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(quorum.url(""), rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
-    with holdfast.DistributedLock(clients, rejoin=0) as manager:
+    with lockfast.DistributedLock(clients, rejoin=0) as manager:
         assert manager.acquire("x", 600)
 
 
 def test_rejoin_is_for_a_quorum_and_a_length_of_time() -> None:
     hosts = [f"redis://{HOST}:{port}" for port in (1, 2, 3)]
     with pytest.raises(ValueError, match="rejoin"):
-        holdfast.connect(hosts, rejoin=-1)
+        lockfast.connect(hosts, rejoin=-1)
     with pytest.raises(ValueError, match="rejoin"):
-        holdfast.connect("redlock://h1,h2,h3", rejoin="soon")  # type: ignore[arg-type]
+        lockfast.connect("redlock://h1,h2,h3", rejoin="soon")  # type: ignore[arg-type]
     for url in ("memory://", hosts[0], "postgresql://h/db"):
         with pytest.raises(Unsupported, match="is no quorum, so no server is kept out"):
-            holdfast.connect(url, rejoin=0)
+            lockfast.connect(url, rejoin=0)
     with pytest.raises(Unsupported, match="one client is no quorum"):
-        holdfast.connect(redis.Redis(), rejoin=0)
+        lockfast.connect(redis.Redis(), rejoin=0)
 
 
 def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_options(quorum: Quorum) -> None:
-    with holdfast.connect(quorum.url("")) as locks:
+    with lockfast.connect(quorum.url("")) as locks:
         assert all(0.0 < server.kept_out <= 30.0 for server in locks.doctor().servers)
         assert locks.lock("x", ttl=0.5, wait=60).acquire()
         assert locks.doctor().works, "half a second is the longest ttl that this client asked for"
@@ -211,7 +211,7 @@ def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_opt
 def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
     for server in quorum.servers:
         server.keep_all()
-    with holdfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
+    with lockfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
 
 
@@ -224,17 +224,17 @@ def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
         two.url,
         redis.Redis(unix_socket_path=str(three.socket)),
     ]
-    with holdfast.connect(where) as locks, locks.lock("x", wait=LIMIT):
+    with lockfast.connect(where) as locks, locks.lock("x", wait=LIMIT):
         assert quorum.held_at("x").count(True) >= 2
 
 
 def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
     async def in_a_loop(url: str) -> Diagnosis:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             return await locks.doctor()
 
     def in_a_thread(url: str) -> Diagnosis:
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             return locks.doctor()
 
     quorum.proxies[0].refuse()
@@ -258,7 +258,7 @@ def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Q
     async def complaints() -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
-        async with holdfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
+        async with lockfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
             quorum.proxies[1].black_hole()
             assert [info.name for info in await locks.list()] == ["x"]
             quorum.proxies[1].heal()
@@ -269,7 +269,7 @@ def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Q
 
 def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum) -> None:
     async def use() -> None:
-        locks = holdfast.aio.connect(quorum.url())
+        locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
             quorum.proxies[2].black_hole()
             quorum.proxies[2].cut()  # so it is connected to anew, in vain
@@ -301,14 +301,14 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
         await connect(line, within)
 
     async def use() -> None:
-        locks = holdfast.aio.connect(quorum.url())
+        locks = lockfast.aio.connect(quorum.url())
         backend: Any = locks._logic.engine.backend
         asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
         making = set(await until_async(lambda: list(backend._crew._making.values()), "connections that are being made"))
         await locks.close()
-        with pytest.raises(holdfast.LockError):
+        with pytest.raises(lockfast.LockError):
             await asking
-        assert {task for task in background_tasks() if task.get_name() == "holdfast-node"} <= making
+        assert {task for task in background_tasks() if task.get_name() == "lockfast-node"} <= making
 
     monkeypatch.setattr(_NodeLine, "connect", stubborn)
     asyncio.run(use())
@@ -316,7 +316,7 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
 
 def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
     async def use() -> None:
-        locks = holdfast.aio.connect(quorum.url())
+        locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
             lines = list(filter(None, backend._crew._lines))

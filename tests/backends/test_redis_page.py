@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
 from tests.servers.waiting import LIMIT, join, until
@@ -31,7 +31,7 @@ def rule_on_the_page() -> list[str]:
     return found[0].split()
 
 
-def in_demand(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+def in_demand(locks: lockfast.Locks, others: lockfast.Locks) -> None:
     """Hold what four wait for, and let it go from hand to hand.
 
     Each but the first is likely to be put into the queue the short way: one in a hundred takes the long one.
@@ -51,7 +51,7 @@ def in_demand(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     join(*waiters)
 
 
-def watched(locks: holdfast.Locks, others: holdfast.Locks) -> None:
+def watched(locks: lockfast.Locks, others: lockfast.Locks) -> None:
     seen = iter(others.election("leader").observe())
     assert next(seen).leader is None
     with locks.election("leader"):
@@ -59,7 +59,7 @@ def watched(locks: holdfast.Locks, others: holdfast.Locks) -> None:
     assert next(seen).leader is None
 
 
-def values(locks: holdfast.Locks) -> None:
+def values(locks: lockfast.Locks) -> None:
     assert locks.limiter("api", rate=10).try_acquire()
     cell = locks.cell("state")
     cell.write(1)
@@ -68,7 +68,7 @@ def values(locks: holdfast.Locks) -> None:
 
 
 def use_everything(url: str) -> None:
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         with locks.lock("nobody else wants it"):
             pass
         in_demand(locks, others)
@@ -95,7 +95,7 @@ def test_everything_uses_all_that_the_rule_on_the_page_allows(server: Server) ->
 def test_a_name_takes_as_many_bytes_as_the_page_says(server: Server) -> None:
     least, most = map(int, re.findall(r"takes (\d+) to (\d+) bytes", PAGE.read_text())[0])
     number = 8192  # a table of the server's that is just full, neither half empty nor about to grow
-    with holdfast.connect(server.url) as locks:
+    with lockfast.connect(server.url) as locks:
         locks.lock("first").acquire()
         before = used_memory(server)
         for each in range(number):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import BackendUnavailable
-from holdfast._model import Claim, Terms
-from holdfast._worlds import drive
-from holdfast.backends.redis import RedisBackend
-from holdfast.drivers.redis_places import Address, Place
-from holdfast.drivers.redis_routes import RedisDriver
-from holdfast.drivers.redis_wire import no_connection
+from lockfast import BackendUnavailable
+from lockfast._model import Claim, Terms
+from lockfast._worlds import drive
+from lockfast.backends.redis import RedisBackend
+from lockfast.drivers.redis_places import Address, Place
+from lockfast.drivers.redis_routes import RedisDriver
+from lockfast.drivers.redis_wire import no_connection
 
 CLAIM = Claim("c1", Terms("a", "a", "us", 30.0))
 

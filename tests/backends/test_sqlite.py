@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._time import boot_now
-from holdfast.backends import sqlite_store
-from holdfast.drivers import sqlite as driver
-from holdfast.sync import Lease, Locks
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._time import boot_now
+from lockfast.backends import sqlite_store
+from lockfast.drivers import sqlite as driver
+from lockfast.sync import Lease, Locks
 from tests.backends.sqlite_stage import hold
 from tests.patience import impatient
 from tests.servers.waiting import LIMIT, join, until
@@ -28,17 +28,17 @@ from tests.servers.waiting import LIMIT, join, until
 
 def test_a_file_that_is_not_sqlite_is_named_as_such(path: Path) -> None:
     path.write_bytes(b"these are not the bytes of a database " * 200)
-    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="not an SQLite file"):
+    with lockfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="not an SQLite file"):
         hold(locks)
 
 
 def test_a_corrupt_file_is_named_as_such(path: Path) -> None:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     damaged = bytearray(path.read_bytes())
     damaged[100:] = os.urandom(len(damaged) - 100)  # the header alone is left
     path.write_bytes(damaged)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         with pytest.raises(BackendUnavailable, match="corrupt") as refused:
             hold(locks)
     assert str(path) in str(refused.value)
@@ -72,13 +72,13 @@ def test_a_newer_format_is_refused(locks: Locks, path: Path) -> None:
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with holdfast.connect(f"sqlite:///{path}") as newer, pytest.raises(BackendUnavailable, match=r"format 99.*upgrade"):
+    with lockfast.connect(f"sqlite:///{path}") as newer, pytest.raises(BackendUnavailable, match=r"format 99.*upgrade"):
         hold(newer)
 
 
 def test_a_folder_in_place_of_the_file_is_a_clear_error(tmp_path: Path) -> None:
     with (
-        holdfast.connect(f"sqlite:///{tmp_path}") as locks,
+        lockfast.connect(f"sqlite:///{tmp_path}") as locks,
         pytest.raises(BackendUnavailable, match="cannot be opened"),
     ):
         hold(locks)
@@ -87,12 +87,12 @@ def test_a_folder_in_place_of_the_file_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_folder_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     url = f"sqlite:///{tmp_path / 'file' / 'locks.db'}"
-    with holdfast.connect(url) as locks, pytest.raises(BackendUnavailable, match="cannot be used"):
+    with lockfast.connect(url) as locks, pytest.raises(BackendUnavailable, match="cannot be used"):
         hold(locks)
 
 
 def test_missing_folders_are_made(tmp_path: Path) -> None:
-    with holdfast.connect(f"sqlite:///{tmp_path / 'not' / 'there' / 'locks.db'}") as locks:
+    with lockfast.connect(f"sqlite:///{tmp_path / 'not' / 'there' / 'locks.db'}") as locks:
         assert hold(locks).release()
 
 
@@ -103,10 +103,10 @@ def test_a_deleted_file_means_a_loss_and_a_higher_fence(
     lease = hold(locks)
     for file in path.parent.iterdir():
         file.unlink()
-    with holdfast.connect(f"sqlite:///{path}") as others:
+    with lockfast.connect(f"sqlite:///{path}") as others:
         second = hold(others)
         assert second.fence > lease.fence
-        with pytest.raises(holdfast.LeaseLost):
+        with pytest.raises(lockfast.LeaseLost):
             lease.extend()
         assert second.held
 
@@ -114,7 +114,7 @@ def test_a_deleted_file_means_a_loss_and_a_higher_fence(
 def test_a_file_with_two_names_is_refused(locks: Locks, path: Path) -> None:
     hold(locks).release()
     path.with_name("another.db").hardlink_to(path)
-    with holdfast.connect(f"sqlite:///{path.with_name('another.db')}") as others:
+    with lockfast.connect(f"sqlite:///{path.with_name('another.db')}") as others:
         with pytest.raises(BackendUnavailable, match="hard links"):
             hold(others)
 
@@ -124,7 +124,7 @@ def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    with holdfast.connect("sqlite:///locks.db") as early, holdfast.connect("sqlite:///locks.db") as late:
+    with lockfast.connect("sqlite:///locks.db") as early, lockfast.connect("sqlite:///locks.db") as late:
         hold(early)
         monkeypatch.chdir(tmp_path / "elsewhere")
         assert late.lock("x", wait=0).acquire() is None
@@ -133,9 +133,9 @@ def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
 def test_where_there_are_no_sockets_waiters_look_for_themselves(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.drivers.sqlite.open_mailbox", lambda store: None)
+    monkeypatch.setattr("lockfast.drivers.sqlite.open_mailbox", lambda store: None)
     holder = hold(locks)
-    with holdfast.connect(f"sqlite:///{path}") as others:
+    with lockfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
         waiter.start()
         until(lambda: locks.inspect("x").waiters, "one to wait")
@@ -166,7 +166,7 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
     moves_on = threading.Event()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             driver: Any = locks._logic.engine.backend
             driver._driver._stalls.took(LIMIT, boot_now())  # the disk has stopped the loop, so the thread is used
             stuck = asyncio.ensure_future(driver._driver.transact(lambda t: moves_on.wait(LIMIT), (), 2 * LIMIT))
@@ -184,12 +184,12 @@ def test_a_task_does_not_wait_for_a_disk_that_hangs(path: Path) -> None:
 
 def test_a_request_after_the_close_starts_no_thread_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        locks = holdfast.aio.connect(f"sqlite:///{path}")
+        locks = lockfast.aio.connect(f"sqlite:///{path}")
         async with locks, locks.lock("x"):
             pass
         driver: Any = locks._logic.engine.backend
         started: list[object] = []
-        monkeypatch.setattr("holdfast.drivers.sqlite_thread.start_thread", lambda *args: started.append(args))
+        monkeypatch.setattr("lockfast.drivers.sqlite_thread.start_thread", lambda *args: started.append(args))
         with pytest.raises(BackendUnavailable, match="is closed"):
             async with asyncio.timeout(LIMIT):
                 await driver._driver.transact(lambda transaction: None, (), 2 * LIMIT)
@@ -233,7 +233,7 @@ def test_a_file_locked_by_somebody_else_is_waited_for(locks: Locks, path: Path) 
 
 
 def test_a_file_that_stays_locked_is_told_from_a_lock_that_is_held(path: Path) -> None:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
         stranger = sqlite3.connect(path, isolation_level=None)
         stranger.execute("BEGIN IMMEDIATE")

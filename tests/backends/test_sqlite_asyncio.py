@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._reentry import Job, is_inside, run_to_end, start_thread
-from holdfast._time import boot_now
-from holdfast.aio import AsyncLease, AsyncLocks
-from holdfast.drivers import sqlite, sqlite_asyncio, sqlite_thread
-from holdfast.drivers.sqlite import BlockingSqlite, Transaction
-from holdfast.drivers.sqlite_thread import SqliteThread
-from holdfast.drivers.stalls import Stalls
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._reentry import Job, is_inside, run_to_end, start_thread
+from lockfast._time import boot_now
+from lockfast.aio import AsyncLease, AsyncLocks
+from lockfast.drivers import sqlite, sqlite_asyncio, sqlite_thread
+from lockfast.drivers.sqlite import BlockingSqlite, Transaction
+from lockfast.drivers.sqlite_thread import SqliteThread
+from lockfast.drivers.stalls import Stalls
 from tests.no_threads import no_thread_left
 from tests.patience import impatient
 from tests.servers.waiting import LIMIT, happens, until_async
@@ -84,7 +84,7 @@ def test_a_request_waits_for_no_other_thread(path: Path) -> None:
     """In one of its own it would wait for the GIL beside tasks that compute, and others for the file meanwhile."""
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             assert await _ask(locks, _thread) == threading.get_ident()
 
@@ -95,7 +95,7 @@ def test_a_lock_that_is_held_is_none_in_time_though_no_other_thread_runs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks, locks.lock("held", ttl=LIMIT):
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks, locks.lock("held", ttl=LIMIT):
             with monkeypatch.context() as patch:
                 patch.setattr(SqliteThread, "do", _never)
                 assert await locks.lock("held").acquire(timeout=0.02) is None
@@ -111,7 +111,7 @@ def test_a_request_in_the_loop_is_inside_an_operation(path: Path) -> None:
     """So what a finalizer ends in the middle of its transaction is put off."""
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             assert await _ask(locks, lambda _: is_inside())
             assert not is_inside()
@@ -121,7 +121,7 @@ def test_a_request_in_the_loop_is_inside_an_operation(path: Path) -> None:
 
 def test_a_task_that_always_finds_its_lock_free_lets_others_run(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             ran: list[str] = []
             asyncio.get_running_loop().call_soon(ran.append, "another")
@@ -136,7 +136,7 @@ def test_a_request_in_the_next_turn_of_the_loop_is_answered_at_once(path: Path) 
     """Not in the turn after that, before which tasks that compute would come."""
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -157,7 +157,7 @@ def test_the_tables_of_a_new_file_are_not_made_in_the_loop(path: Path, monkeypat
     monkeypatch.setattr(BlockingSqlite, "_set_up", set_up)
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             await _cycle(locks)
 
@@ -173,7 +173,7 @@ def test_a_file_that_can_no_longer_be_looked_at_is_a_clear_error(path: Path, mon
     monkeypatch.setattr(sqlite, "LOOK_EVERY", 0.0)
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             with monkeypatch.context() as patch:
                 patch.setattr(BlockingSqlite, "_identify", refuse)
@@ -189,7 +189,7 @@ def test_a_file_that_can_no_longer_be_looked_at_is_a_clear_error(path: Path, mon
 
 def test_the_loop_goes_on_while_another_program_has_the_file(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             with _in_use(path) as stranger:
                 waits = _asked(locks, _thread)
@@ -204,7 +204,7 @@ def test_the_loop_goes_on_while_another_program_has_the_file(path: Path) -> None
 
 def test_requests_that_wait_for_the_file_are_answered_in_their_order(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             ran: list[int] = []
             with _in_use(path) as stranger:
@@ -224,7 +224,7 @@ def _note(ran: list[int], number: int, _: Transaction) -> None:
 
 def test_a_file_that_stays_in_use_is_told_from_a_lock_that_is_held(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             with _in_use(path), impatient(locks), pytest.raises(BackendUnavailable, match="stayed locked") as refused:
                 await locks.lock("x", wait=0).acquire()
@@ -240,7 +240,7 @@ def test_a_store_that_is_closed_while_another_program_has_the_file_says_so_to_th
     monkeypatch.setattr(sqlite_asyncio, "CLOSE_WITHIN_S", 0.0)
 
     async def main() -> None:
-        locks = holdfast.aio.connect(f"sqlite:///{path}")
+        locks = lockfast.aio.connect(f"sqlite:///{path}")
         await _cycle(locks)
         with _in_use(path):
             waits = _asked(locks, _thread)
@@ -265,7 +265,7 @@ def test_an_interrupt_in_a_request_of_the_queue_strands_no_other_and_repeats_non
         return asked
 
     with asyncio.Runner() as runner:
-        locks = holdfast.aio.connect(f"sqlite:///{path}")
+        locks = lockfast.aio.connect(f"sqlite:///{path}")
         runner.run(_cycle(locks))
         with _in_use(path):  # until the loop stands still, so that the interrupt falls into the next run of it
             asked = runner.run(ask_both(locks))
@@ -285,7 +285,7 @@ def test_a_release_that_is_interrupted_after_its_effect_is_no_loss(path: Path, m
         return released
 
     with asyncio.Runner() as runner:
-        locks = holdfast.aio.connect(f"sqlite:///{path}")
+        locks = lockfast.aio.connect(f"sqlite:///{path}")
         lease = runner.run(locks.lock("x", ttl=600).acquire())
         assert lease is not None
         with _in_use(path):  # until the loop stands still, so that the interrupt falls into the next run of it
@@ -314,7 +314,7 @@ def test_a_task_that_is_dropped_with_its_loop_leaves_the_queue_without_a_word(pa
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
-    locks = holdfast.aio.connect(f"sqlite:///{path}")
+    locks = lockfast.aio.connect(f"sqlite:///{path}")
     loop = asyncio.new_event_loop()
     loop.run_until_complete(_cycle(locks))
     with _in_use(path):
@@ -335,7 +335,7 @@ def test_a_task_that_is_dropped_with_its_loop_leaves_the_queue_without_a_word(pa
 
 def test_requests_go_to_the_thread_while_the_disk_stalls(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             _stalled(locks)
             assert await _ask(locks, _thread) != threading.get_ident()
@@ -347,7 +347,7 @@ def test_requests_go_to_the_thread_while_the_disk_stalls(path: Path) -> None:
 
 def test_a_request_that_stops_the_loop_for_long_keeps_the_next_ones_out_of_it(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             stalls = threading.Event()  # that nobody sets
             await _ask(locks, lambda _: stalls.wait(0.25))
@@ -360,7 +360,7 @@ def test_a_request_that_was_slow_because_it_lost_the_cpu_changes_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             with monkeypatch.context() as patch:
                 patch.setattr(sqlite_asyncio, "waits", lambda: 7)  # it was never seen to wait
@@ -381,7 +381,7 @@ def test_a_request_in_the_loop_does_not_overtake_one_in_the_thread(path: Path) -
         ran.append("in the thread")
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             _stalled(locks)
             first = _asked(locks, slow)
@@ -422,7 +422,7 @@ def test_a_new_loop_waits_for_what_the_thread_does_for_the_old_one(path: Path) -
         await asked
         await locks.close()
 
-    locks = holdfast.aio.connect(f"sqlite:///{path}")
+    locks = lockfast.aio.connect(f"sqlite:///{path}")
     asyncio.run(leave(locks))
     asyncio.run(come_back(locks))
     assert ran == ["for the old loop", "for the new one"]
@@ -442,7 +442,7 @@ def test_a_process_that_stood_still_past_the_time_of_a_request_finds_its_answer(
     monkeypatch.setattr(sqlite_asyncio.AsyncioSqlite, "_give_up", stand_still_until_then)
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             _stalled(locks)
             await _ask(locks, lambda _: happens(moves_on), within=0.0)
@@ -458,7 +458,7 @@ def test_the_thread_gets_to_run_beside_tasks_that_compute(path: Path) -> None:
 
     async def main() -> None:
         computing = asyncio.ensure_future(_compute())
-        async with holdfast.aio.connect(f"sqlite:///{path}", patience=LIMIT) as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}", patience=LIMIT) as locks:
             await _cycle(locks)
         computing.cancel()
 
@@ -485,7 +485,7 @@ def test_the_loop_stands_aside_as_long_as_the_thread_has_work_and_no_longer(
     moves_on = threading.Event()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             _stalled(locks)
             slow = _asked(locks, lambda _: happens(moves_on))
@@ -502,17 +502,17 @@ def test_the_loop_stands_aside_as_long_as_the_thread_has_work_and_no_longer(
 
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_try(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             with no_thread_left(once=True) as refused:
                 await _cycle(locks)
-            assert "holdfast-sqlite" in refused
+            assert "lockfast-sqlite" in refused
 
     asyncio.run(main())
 
 
 def test_a_store_without_a_thread_is_unavailable_until_there_is_one(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             with no_thread_left(), impatient(locks, 0.0):
                 with pytest.raises(BackendUnavailable, match="no thread could be started") as raised:
                     await locks.lock("x").acquire()
@@ -530,7 +530,7 @@ def test_an_interrupt_in_the_start_of_the_thread_does_not_close_the_store(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             started: list[Job] = []
 
             def start_and_interrupt(*args: Any) -> None:

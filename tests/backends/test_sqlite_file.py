@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, Unsupported
-from holdfast._connect import file_of, url_of_file
-from holdfast.cli import main
-from holdfast.drivers import sqlite as driver
+import lockfast
+from lockfast import BackendUnavailable, Unsupported
+from lockfast._connect import file_of, url_of_file
+from lockfast.cli import main
+from lockfast.drivers import sqlite as driver
 from tests.backends.sqlite_stage import hold
 
 ANOTHER_USER = 47_110  # a number that no user of this host has
@@ -37,7 +37,7 @@ def of_another_program(path: Path, journal: str, version: int) -> None:
 def test_another_programs_database_is_left_alone_to_the_byte(path: Path, journal: str, version: int) -> None:
     of_another_program(path, journal, version)
     before = path.read_bytes()
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         for _ in range(2):
             with pytest.raises(BackendUnavailable, match="another program"):
                 hold(locks)
@@ -53,7 +53,7 @@ def test_another_programs_tables_need_not_be_described_in_text(path: Path) -> No
         db.execute("UPDATE sqlite_master SET sql = sql || ' -- ' || CAST(x'fc' AS TEXT)")
     db.close()
     before = path.read_bytes()
-    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
+    with lockfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
         hold(locks)
     assert path.read_bytes() == before
 
@@ -69,7 +69,7 @@ def test_what_another_program_left_half_done_is_not_rolled_back_by_us(path: Path
     db.close()
     path.write_bytes(torn)
     journal.write_bytes(unfinished)
-    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
+    with lockfast.connect(f"sqlite:///{path}") as locks, pytest.raises(BackendUnavailable, match="another program"):
         hold(locks)
     assert (path.read_bytes(), journal.read_bytes()) == (torn, unfinished)
 
@@ -85,15 +85,15 @@ def put_back(copy: dict[str, bytes], folder: Path) -> None:
 
 
 def test_fences_keep_growing_when_an_older_copy_of_the_file_is_put_back(path: Path) -> None:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     copy = {path.name: path.read_bytes()}
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         for _ in range(3):
             last = hold(locks)
             last.release()
     put_back(copy, path.parent)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         assert not locks.inspect("x").locked  # a question first: it prepares nothing
         assert hold(locks).fence > last.fence
 
@@ -102,10 +102,10 @@ def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     copy = {path.name: path.read_bytes()}
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         last = hold(locks)
         last.release()
         put_back(copy, path.parent)
@@ -121,7 +121,7 @@ def test_a_database_in_memory_is_refused_and_no_file_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="use memory://"):
-        holdfast.connect(url)
+        lockfast.connect(url)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -134,7 +134,7 @@ def test_a_link_leads_to_the_same_store_as_its_file(path: Path, made: str) -> No
     link.symlink_to("sub/locks.db")
     file = path.parent / "sub" / "locks.db"
     names = [file, link] if made == "before the link" else [link, file]
-    first, second = (holdfast.connect(f"sqlite:///{name}") for name in names)
+    first, second = (lockfast.connect(f"sqlite:///{name}") for name in names)
     with first, second:
         lease = hold(first)
         assert second.lock("x", wait=0).acquire() is None
@@ -147,11 +147,11 @@ def test_a_link_leads_to_the_same_store_as_its_file(path: Path, made: str) -> No
 def test_a_link_that_leads_elsewhere_now_means_a_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
     path.symlink_to("one.db")
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         lease = hold(locks)
         path.unlink()
         path.symlink_to("two.db")
-        with pytest.raises(holdfast.LeaseLost):
+        with pytest.raises(lockfast.LeaseLost):
             lease.extend()
 
 
@@ -164,11 +164,11 @@ def test_a_link_of_another_user_in_a_folder_of_everybodys_is_not_followed(path: 
     link = folder / "locks.db"
     link.symlink_to(planted)
     os.lchown(link, ANOTHER_USER, ANOTHER_USER)
-    with holdfast.connect(f"sqlite:///{link}") as locks, pytest.raises(BackendUnavailable, match="another user"):
+    with lockfast.connect(f"sqlite:///{link}") as locks, pytest.raises(BackendUnavailable, match="another user"):
         hold(locks)
     assert not planted.exists()
     os.lchown(link, os.geteuid(), os.getegid())
-    with holdfast.connect(f"sqlite:///{link}") as locks:
+    with lockfast.connect(f"sqlite:///{link}") as locks:
         assert hold(locks).release()
 
 
@@ -190,7 +190,7 @@ def no_umask() -> Iterator[None]:
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o777])
 def test_a_new_store_is_for_its_owner_alone(path: Path, mode: int) -> None:
     path.parent.chmod(mode)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks)
         assert modes(path) == {"locks.db": 0o600, "locks.db-wal": 0o600, "locks.db-shm": 0o600}
 
@@ -198,7 +198,7 @@ def test_a_new_store_is_for_its_owner_alone(path: Path, mode: int) -> None:
 @pytest.mark.parametrize("mode", [0o770, 0o2770, 0o2777])
 def test_a_new_store_in_a_folder_for_a_group_is_for_that_group(path: Path, mode: int) -> None:
     path.parent.chmod(mode)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks)
         assert modes(path) == {"locks.db": 0o660, "locks.db-wal": 0o660, "locks.db-shm": 0o660}
         assert {file.stat().st_gid for file in path.parent.iterdir()} == {path.parent.stat().st_gid}
@@ -209,7 +209,7 @@ def test_a_new_store_is_not_shared_with_a_group_that_its_maker_is_not_in(
 ) -> None:
     path.parent.chmod(0o770)
     monkeypatch.setattr("os.chown", _refuse)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks)
         assert set(modes(path).values()) == {0o600}
 
@@ -220,10 +220,10 @@ def _refuse(*args: object) -> None:
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666])
 def test_a_store_that_is_there_keeps_its_mode_and_works(path: Path, mode: int) -> None:
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     path.chmod(mode)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks)
         assert modes(path) == {"locks.db": mode, "locks.db-wal": mode, "locks.db-shm": mode}
 
@@ -233,7 +233,7 @@ def test_a_folder_in_which_others_cannot_replace_the_file_is_not_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture, mode: int
 ) -> None:
     path.parent.chmod(mode)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     assert caplog.messages == []
 
@@ -242,7 +242,7 @@ def test_a_folder_in_which_anybody_can_replace_the_file_is_warned_of_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.parent.chmod(0o777)
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         for _ in range(2):
             hold(locks).release()
     [text] = caplog.messages
@@ -254,7 +254,7 @@ def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone
 ) -> None:
     monkeypatch.setattr(driver, "LOG_LIMIT_BYTES", 1 << 16)
     log = path.with_name("locks.db-wal")
-    with holdfast.connect(f"sqlite:///{path}") as locks:
+    with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
         reader = sqlite3.connect(path, isolation_level=None)
         reader.execute("BEGIN")
@@ -272,15 +272,15 @@ def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_a_user_without_a_home_learns_what_to_set(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    for name in ("HOLDFAST_URL", "XDG_STATE_HOME", "HOME"):
+    for name in ("LOCKFAST_URL", "XDG_STATE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", _unknown_user)
     monkeypatch.setattr("sys.platform", platform)
-    with pytest.raises(Unsupported, match=r"no home folder.* set HOLDFAST_URL or HOME"):
-        holdfast.connect()
+    with pytest.raises(Unsupported, match=r"no home folder.* set LOCKFAST_URL or HOME"):
+        lockfast.connect()
     assert main(["ls"]) == 69
-    monkeypatch.setenv("HOLDFAST_URL", "memory://")
-    with holdfast.connect() as locks:
+    monkeypatch.setenv("LOCKFAST_URL", "memory://")
+    with lockfast.connect() as locks:
         assert hold(locks).release()
 
 
@@ -294,13 +294,13 @@ def test_the_log_may_use_locks_when_it_is_warned_of_a_folder(path: Path) -> None
 
     class Takes(logging.Handler):
         def emit(self, _: logging.LogRecord) -> None:
-            with holdfast.connect("memory://log") as others, others.lock("log") as lease:
+            with lockfast.connect("memory://log") as others, others.lock("log") as lease:
                 taken.append(lease.held)
 
-    handler, logger = Takes(), logging.getLogger("holdfast")
+    handler, logger = Takes(), logging.getLogger("lockfast")
     logger.addHandler(handler)
     try:
-        with holdfast.connect(f"sqlite:///{path}") as locks, locks.lock("a"):
+        with lockfast.connect(f"sqlite:///{path}") as locks, locks.lock("a"):
             assert taken == [True]
     finally:
         logger.removeHandler(handler)
@@ -313,7 +313,7 @@ def test_a_link_to_a_store_hears_the_users_of_the_store(
     monkeypatch.setattr(driver, "open_mailbox", stores.append)
     link = tmp_path / "link.db"
     link.symlink_to(path)
-    with holdfast.connect(f"sqlite:///{link}") as locks:
+    with lockfast.connect(f"sqlite:///{link}") as locks:
         locks.lock("a").acquire()
         assert locks.lock("a").acquire(timeout=0.01) is None
     assert stores == [path.resolve()]
@@ -323,6 +323,6 @@ def test_a_store_whose_name_is_no_text_is_known_by_a_url(tmp_path: Path) -> None
     file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xe4 %41.db"))
     url = url_of_file(file)
     assert url.isascii()
-    with holdfast.connect(url) as locks, locks.lock("a"):
+    with lockfast.connect(url) as locks, locks.lock("a"):
         assert file.exists()
         assert file_of(url) == file

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._model import Grant
-from holdfast._time import boot_now
-from holdfast._worlds import drive
-from holdfast.backends import sqlite_store
-from holdfast.drivers.host import this_host
-from holdfast.sync import Locks
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._model import Grant
+from lockfast._time import boot_now
+from lockfast._worlds import drive
+from lockfast.backends import sqlite_store
+from lockfast.drivers.host import this_host
+from lockfast.sync import Locks
 from tests.backends.sqlite_stage import backend_on, claim_on, hold, on_host
 from tests.servers.waiting import LIMIT
 
@@ -89,7 +89,7 @@ def test_the_id_of_the_machine_is_in_no_file_and_in_no_message(locks: Locks, pat
 
 
 @pytest.mark.parametrize("boot", ["this boot", "the next boot"])
-def test_a_file_in_which_an_older_holdfast_stored_the_id_of_the_machine_is_known_again(
+def test_a_file_in_which_an_older_lockfast_stored_the_id_of_the_machine_is_known_again(
     locks: Locks, path: Path, boot: str
 ) -> None:
     lease, host = hold(locks), this_host()
@@ -168,7 +168,7 @@ def test_a_step_of_the_wall_clock_changes_nothing(locks: Locks, monkeypatch: pyt
 
 
 def test_a_time_namespace_does_not_shift_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.drivers import host
+    from lockfast.drivers import host
 
     monkeypatch.setattr(host, "_read", lambda path: "monotonic 0 0\nboottime 5000 500000000")
     before, there = boot_now(), host._host_clock()()
@@ -176,9 +176,9 @@ def test_a_time_namespace_does_not_shift_the_hosts_clock(monkeypatch: pytest.Mon
 
 
 def test_a_platform_without_a_boot_id_is_refused(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    from holdfast.drivers import host
+    from lockfast.drivers import host
 
     monkeypatch.setattr(host, "_read", lambda path: "")
     monkeypatch.setattr("sys.platform", "plan9")
-    with holdfast.connect(f"sqlite:///{path}") as locks, pytest.raises(holdfast.Unsupported, match="boot id"):
+    with lockfast.connect(f"sqlite:///{path}") as locks, pytest.raises(lockfast.Unsupported, match="boot id"):
         hold(locks)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLocks
-from holdfast.drivers import sqlite
-from holdfast.drivers.sqlite import BlockingSqlite
+import lockfast
+from lockfast.aio import AsyncLocks
+from lockfast.drivers import sqlite
+from lockfast.drivers.sqlite import BlockingSqlite
 from tests.servers.waiting import LIMIT, until_async
 
 SHORT = 1 << 16  # bytes
@@ -54,7 +54,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
     """That waits for the disk, twice."""
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             driver: Any = locks._logic.engine.backend
             by_itself, _ = await driver._driver.transact(_ask_by_itself, (), LIMIT)
@@ -74,7 +74,7 @@ def _ask_by_itself(t: sqlite.Transaction) -> Any:
 
 def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone(path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
 
             async def is_cut() -> bool:
                 await _cycle(locks)
@@ -97,7 +97,7 @@ def test_a_log_that_a_reader_keeps_from_being_cut_is_copied_only_now_and_then(
     monkeypatch.setattr(sqlite, "CHECKPOINT_EVERY_S", 3600.0)
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
             with closing(sqlite3.connect(path, isolation_level=None)) as reader:
                 reader.execute("BEGIN")
@@ -127,7 +127,7 @@ def test_a_request_that_comes_while_the_log_is_copied_does_not_stop_the_loop(
             await _cycle(locks)
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{path}") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             cycling = asyncio.ensure_future(cycle_until_told(locks))
             driver: Any = locks._logic.engine.backend
             await until_async(lambda: begun.is_set() and driver._driver._queue, "a request to wait for the log")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._model import LockInfo
-from holdfast._records import lock_info
-from holdfast.backends import sqlite
-from holdfast.drivers.host import this_host
-from holdfast.sync import Locks
+import lockfast
+from lockfast._model import LockInfo
+from lockfast._records import lock_info
+from lockfast.backends import sqlite
+from lockfast.drivers.host import this_host
+from lockfast.sync import Locks
 from tests.backends.sqlite_stage import hold, on_host
 from tests.patience import impatient
 
@@ -31,7 +31,7 @@ def test_who_only_asks_does_not_wait_for_a_writer(locks: Locks, path: Path, ques
     before = QUESTIONS[question](locks)
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
-    with holdfast.connect(f"sqlite:///{path}") as newcomer:
+    with lockfast.connect(f"sqlite:///{path}") as newcomer:
         for one in (newcomer, locks):
             with impatient(one, 0.0):
                 assert QUESTIONS[question](one) == before
@@ -86,7 +86,7 @@ def test_doctor_tells_a_store_that_cannot_be_written_although_it_can_be_asked(
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     with monkeypatch.context() as impatient:
-        impatient.setattr("holdfast.backends.base._IDENTIFY_WITHIN_S", 0.0)
+        impatient.setattr("lockfast.backends.base._IDENTIFY_WITHIN_S", 0.0)
         (health,) = locks.doctor().servers
     writer.rollback()
     writer.close()

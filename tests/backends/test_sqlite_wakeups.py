@@ -17,21 +17,21 @@ from typing import Any, Protocol
 
 import pytest
 
-import holdfast
-from holdfast._ids import new_claim_id
-from holdfast._model import Claim, Terms, patrol
-from holdfast._values import NANO, Pacer
-from holdfast._worlds import World, drive
-from holdfast._worlds.asyncio_ import AsyncioWorld
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends.sqlite_store import SCHEMA
-from holdfast.drivers import datagrams
-from holdfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender, open_mailbox
-from holdfast.drivers.floods import COST_OF_LOOK_ALL, IN_VAIN, FloodGuard
-from holdfast.drivers.sqlite import open_driver
-from holdfast.drivers.sqlite_asyncio import AsyncioWakes
-from holdfast.drivers.wakes import BlockingWakes
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim, Terms, patrol
+from lockfast._values import NANO, Pacer
+from lockfast._worlds import World, drive
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.sqlite_store import SCHEMA
+from lockfast.drivers import datagrams
+from lockfast.drivers.datagrams import LOOK_ALL, Mailbox, Sender, open_mailbox
+from lockfast.drivers.floods import COST_OF_LOOK_ALL, IN_VAIN, FloodGuard
+from lockfast.drivers.sqlite import open_driver
+from lockfast.drivers.sqlite_asyncio import AsyncioWakes
+from lockfast.drivers.wakes import BlockingWakes
+from lockfast.testing import FakeClock
 from tests.patrols import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
@@ -107,7 +107,7 @@ def where(address: str) -> str:
 
 def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: socket.socket) -> None:
     url = f"sqlite:///{tmp_path}/locks.db"
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         holder = locks.lock("x").acquire()
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())
         waiter.start()
@@ -195,7 +195,7 @@ def test_a_wake_up_is_sent_to_nothing_but_a_mailbox(tmp_path: Path, monkeypatch:
 
 
 def test_an_abstract_socket_that_is_no_mailbox_is_sent_nothing() -> None:
-    for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/holdfast-{new_claim_id()}"):
+    for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/lockfast-{new_claim_id()}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
             log.setblocking(False)
             log.bind("\0" + name)

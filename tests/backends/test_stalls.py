@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.drivers.stalls import ALLOWED_S, AWAY_S, FORGOTTEN_PER_S, LONGEST_AWAY_S, SLOW_S, Stalls
+from lockfast.drivers.stalls import ALLOWED_S, AWAY_S, FORGOTTEN_PER_S, LONGEST_AWAY_S, SLOW_S, Stalls
 
 
 def _away_for(stalls: Stalls, now: float) -> float:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers.turns import in_turn
+from lockfast.drivers.turns import in_turn
 from tests.engine.interrupting import Interrupt
 from tests.servers.waiting import join, until
 
-DRIVERS = Path(__file__).parents[2] / "src/holdfast/drivers"
+DRIVERS = Path(__file__).parents[2] / "src/lockfast/drivers"
 
 
 def _is_free(turn: threading.RLock) -> bool:

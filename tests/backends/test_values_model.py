@@ -11,13 +11,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast._connect import open_backend
-from holdfast._ids import new_claim_id
-from holdfast._values import NANO, Rate, Write
-from holdfast._worlds import drive
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends.base import Backend
-from holdfast.testing.clock import FakeClock
+from lockfast._connect import open_backend
+from lockfast._ids import new_claim_id
+from lockfast._values import NANO, Rate, Write
+from lockfast._worlds import drive
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.base import Backend
+from lockfast.testing.clock import FakeClock
 from tests.backends.reference_values import Bucket, Cell
 from tests.backends.test_model import WITHIN, run_machine
 from tests.scale import by_scale

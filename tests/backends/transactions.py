@@ -13,9 +13,9 @@ from typing import Any
 
 import psycopg
 
-import holdfast
-import holdfast.aio
-from holdfast._reentry import run_to_end
+import lockfast
+import lockfast.aio
+from lockfast._reentry import run_to_end
 
 WORLDS = ("blocking", "awaited")
 
@@ -82,5 +82,5 @@ async def side(world: str, plain: str, at: str = "") -> AsyncIterator[Side]:
     """`at` is where the locks are, if that is another URL than the connections'."""
     url = (at or plain).replace("postgresql:", "postgresql+advisory:")
     async with AsyncExitStack() as stack:
-        opened = holdfast.connect(url) if world == "blocking" else holdfast.aio.connect(url)
+        opened = lockfast.connect(url) if world == "blocking" else lockfast.aio.connect(url)
         yield Side(world, plain, await stack.enter_async_context(entered(opened)), stack)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._time import boot_now
+import lockfast
+from lockfast._time import boot_now
 from tests.servers.processes import has_ended
 from tests.servers.waiting import LIMIT, until
 
-PROGRAM = [sys.executable, "-m", "holdfast"]
+PROGRAM = [sys.executable, "-m", "lockfast"]
 GUARD = LIMIT  # seconds after which a test has failed; nothing is timed by it
 eventually = until
 
@@ -37,7 +37,7 @@ with open(sys.argv[1], "w") as file:
 
 
 class Heart:
-    """A grandchild of `holdfast run` that can be heard beating."""
+    """A grandchild of `lockfast run` that can be heard beating."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "beats"
@@ -63,14 +63,14 @@ class Heart:
 
 
 class Shell:
-    """Runs `holdfast` on a store of its own, and ends what is left when the test is over."""
+    """Runs `lockfast` on a store of its own, and ends what is left when the test is over."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = f"sqlite:///{folder}/locks.db"
-        self.environment = {**os.environ, "HOLDFAST_URL": self.url}
+        self.environment = {**os.environ, "LOCKFAST_URL": self.url}
         self._started: list[subprocess.Popen[str]] = []
-        self._locks: list[holdfast.Locks] = []
+        self._locks: list[lockfast.Locks] = []
 
     def __call__(
         self, *words: str, env_extra: dict[str, str] | None = None, **more: Any
@@ -86,9 +86,9 @@ class Shell:
         self._started.append(process)
         return process
 
-    def locks(self) -> holdfast.Locks:
+    def locks(self) -> lockfast.Locks:
         """The store as another process sees it; closed when the test is over."""
-        self._locks.append(holdfast.connect(self.url))
+        self._locks.append(lockfast.connect(self.url))
         return self._locks[-1]
 
     def close(self) -> None:
@@ -128,12 +128,12 @@ def heart(tmp_path: Path) -> Iterator[Heart]:
 EXACTLY = 0.01  # seconds by which `expiry` may be wrong
 
 
-def expiry(locks: holdfast.Locks, name: str) -> float:
+def expiry(locks: lockfast.Locks, name: str) -> float:
     """When the one hold of that name ends by the store, on the boot clock."""
     return until(lambda: _expiry(locks, name), "a look that nothing held up between two clocks")
 
 
-def _expiry(locks: holdfast.Locks, name: str) -> float:
+def _expiry(locks: lockfast.Locks, name: str) -> float:
     before = boot_now()
     (holder,) = locks.inspect(name).holders
     found, after = holder.expires_at - time.time() + boot_now(), boot_now()

@@ -1,4 +1,4 @@
-"""`holdfast demo`: sees what it promises, says so last, and leaves nothing behind."""
+"""`lockfast demo`: sees what it promises, says so last, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_on_a_terminal_with_rich_it_is_a_live_view(shell: Shell) -> None:
     )
     os.close(slave)
     seen = b""
-    while b"holdfast demo" not in seen:
+    while b"lockfast demo" not in seen:
         seen += os.read(master, 4096)
     running.send_signal(signal.SIGTERM)
     try:

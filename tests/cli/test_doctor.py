@@ -1,4 +1,4 @@
-"""`holdfast doctor`: a row for each server, and an exit code that says whether locks are to be had."""
+"""`lockfast doctor`: a row for each server, and an exit code that says whether locks are to be had."""
 
 from __future__ import annotations
 

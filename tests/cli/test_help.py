@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli import COMMANDS, main
+from lockfast.cli import COMMANDS, main
 
 HELPS = [[], *([command] for command in COMMANDS)]
 
@@ -23,7 +23,7 @@ def test_every_help_fits_80_columns(words: list[str], capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_and_a_command_mean_the_help_of_the_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = said([command, "--help"], capsys)
-    assert own.startswith(f"usage: holdfast {command} ")
+    assert own.startswith(f"usage: lockfast {command} ")
     for word in ("help", "-h", "--help"):
         assert said([word, command], capsys) == own
 

@@ -1,4 +1,4 @@
-"""`holdfast ls`, `show` and `break`: what people read and what scripts may rely on."""
+"""`lockfast ls`, `show` and `break`: what people read and what scripts may rely on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-import holdfast
+import lockfast
 from tests.cli.conftest import Shell
 from tests.servers.waiting import until
 
@@ -33,7 +33,7 @@ def test_ls_shows_each_holder_in_aligned_columns(shell: Shell) -> None:
 
 
 def test_ls_cuts_what_would_make_all_rows_wide_and_show_does_not(shell: Shell) -> None:
-    with holdfast.connect(shell.url, holder="h" * 255) as locks, locks.lock("x", metadata="m" * 1000):
+    with lockfast.connect(shell.url, holder="h" * 255) as locks, locks.lock("x", metadata="m" * 1000):
         head, row = shell("ls").stdout.splitlines()
         assert row.split()[1] == "h" * 119 + "…"
         assert row.endswith("  " + '"' + "m" * 118 + "…")
@@ -60,7 +60,7 @@ def test_ls_json_is_one_list_of_locks(shell: Shell) -> None:
 def test_ls_of_nothing_says_so_on_stderr(shell: Shell) -> None:
     done = shell("ls", "ord")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "holdfast: no lock that begins with 'ord' is held or waited for\n"
+    assert done.stderr == "lockfast: no lock that begins with 'ord' is held or waited for\n"
 
 
 def test_show_tells_everything_about_one_lock(shell: Shell) -> None:
@@ -116,7 +116,7 @@ def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:
 def test_break_of_a_free_lock_exits_1(shell: Shell) -> None:
     done = shell("break", "x")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "holdfast: nobody held 'x'; nothing was broken\n"
+    assert done.stderr == "lockfast: nobody held 'x'; nothing was broken\n"
 
 
 def test_break_json_tells_what_there_was(shell: Shell) -> None:
@@ -153,7 +153,7 @@ def test_a_hold_that_cannot_be_read_is_shown_as_damaged_and_break_frees_it(shell
         told = shell("show", "x", "--check")
         assert told.stdout.splitlines() == [
             "x: held",
-            "  damaged   a hold cannot be read; `holdfast break` frees it",
+            "  damaged   a hold cannot be read; `lockfast break` frees it",
             "  holder    (damaged)",
             "  waiters   0",
         ]

@@ -17,11 +17,11 @@ def test_run_says_that_it_cannot_reach_the_server_and_goes_on_when_it_can(shell:
     process = shell.start("run", "--wait", "1h", "--url", url.replace("//", "//bob:s3cret@"), "x", "echo", "done")
     assert process.stderr is not None
     first = process.stderr.readline()
-    assert first.startswith(f"holdfast: cannot reach {url.replace('//', '//bob@')}: connection refused; trying again ")
+    assert first.startswith(f"lockfast: cannot reach {url.replace('//', '//bob@')}: connection refused; trying again ")
     with Server("--user", *["bob", "on", ">s3cret", "~*", "&*", "+@all"], port=int(url.split(":")[2].split("/")[0])):
         out, err = process.communicate(timeout=GUARD)
     assert (process.returncode, out) == (0, "done\n")
-    assert err.startswith(f"holdfast: {url.replace('//', '//bob@')} can be used again, after ")
+    assert err.startswith(f"lockfast: {url.replace('//', '//bob@')} can be used again, after ")
     assert err.count("\n") == 1
 
 
@@ -30,8 +30,8 @@ def test_the_last_line_names_the_command_that_tells_more(shell: Shell, words: li
     done = shell(words[0], "--url", "redis://bob:s3cret@127.0.0.1:1", *words[1:])
     assert done.returncode == 69
     line = done.stderr.splitlines()[-1]  # on a machine that stood still for a second it is not the only one
-    assert line.startswith("holdfast: cannot reach redis://bob@127.0.0.1:1/0: connection refused; ")
-    assert line.endswith("run: holdfast doctor redis://bob@127.0.0.1:1/0")
+    assert line.startswith("lockfast: cannot reach redis://bob@127.0.0.1:1/0: connection refused; ")
+    assert line.endswith("run: lockfast doctor redis://bob@127.0.0.1:1/0")
 
 
 @pytest.mark.parametrize("command", ["doctor", "migrate"])
@@ -42,13 +42,13 @@ def test_a_command_that_asks_but_once_says_that_it_waits(shell: Shell, command: 
         first = process.stderr.readline()
         process.terminate()
         process.communicate(timeout=GUARD)
-    assert first == "holdfast: no answer for 1s; waiting for it\n"
+    assert first == "lockfast: no answer for 1s; waiting for it\n"
 
 
 def test_a_schema_that_could_not_be_made_names_the_command_that_tells_more(shell: Shell) -> None:
     done = shell("migrate", "postgresql://bob:s3cret@127.0.0.1:1/app")
     assert done.returncode == 69
-    assert done.stderr.endswith("; for more, run: holdfast doctor postgresql://bob@127.0.0.1:1/app\n")
+    assert done.stderr.endswith("; for more, run: lockfast doctor postgresql://bob@127.0.0.1:1/app\n")
 
 
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["run", "x", "true"]])
@@ -60,7 +60,7 @@ def test_a_server_that_does_not_answer_is_told_while_it_is_waited_for(shell: She
         first = process.stderr.readline()
         process.terminate()
         process.communicate(timeout=GUARD)
-    assert first.startswith(f"holdfast: no answer from {url} for ")
+    assert first.startswith(f"lockfast: no answer from {url} for ")
 
 
 def test_verbose_or_not_an_outage_is_waited_for(shell: Shell) -> None:

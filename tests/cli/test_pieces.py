@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.cli import child, exits, group
-from holdfast.cli.demo import judge, missing, seen
-from holdfast.cli.demo.judge import Hold, Report
-from holdfast.cli.demo.story import NAMES, Story
-from holdfast.cli.guardian import Guardian, Plan
-from holdfast.cli.look import span
-from holdfast.cli.options import seconds
-from holdfast.cli.run import _parser, _split
-from holdfast.cli.signals import Inbox
-from holdfast.cli.supervisor import Grace, Supervisor
-from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
+from lockfast.cli import child, exits, group
+from lockfast.cli.demo import judge, missing, seen
+from lockfast.cli.demo.judge import Hold, Report
+from lockfast.cli.demo.story import NAMES, Story
+from lockfast.cli.guardian import Guardian, Plan
+from lockfast.cli.look import span
+from lockfast.cli.options import seconds
+from lockfast.cli.run import _parser, _split
+from lockfast.cli.signals import Inbox
+from lockfast.cli.supervisor import Grace, Supervisor
+from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
 from tests.servers.processes import has_ended
 from tests.servers.waiting import until
 

@@ -1,4 +1,4 @@
-"""`holdfast run` as a shell sees it: exit codes, environment, output."""
+"""`lockfast run` as a shell sees it: exit codes, environment, output."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def test_a_command_ended_by_a_signal_gives_128_and_its_number(shell: Shell) -> N
 def test_the_command_finds_the_facts_of_its_lease_in_its_environment(shell: Shell) -> None:
     before = time.time()
     done = shell("run", "--ttl", "60", "--holder", "me", "x y", "--", "env")
-    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("HOLDFAST_"))
-    assert found["HOLDFAST_NAME"] == "x y"
-    assert found["HOLDFAST_HOLDER"] == "me"
-    assert found["HOLDFAST_TTL"] == "60"
-    assert found["HOLDFAST_URL"] == shell.url
-    assert re.fullmatch(r"[0-9a-f]{32}", found["HOLDFAST_CLAIM"])
-    assert before + 59 < float(found["HOLDFAST_EXPIRES"]) < time.time() + 60
-    again = shell("run", "x y", "--", "sh", "-c", "echo $HOLDFAST_FENCE")
-    assert int(again.stdout) > int(found["HOLDFAST_FENCE"])
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("LOCKFAST_"))
+    assert found["LOCKFAST_NAME"] == "x y"
+    assert found["LOCKFAST_HOLDER"] == "me"
+    assert found["LOCKFAST_TTL"] == "60"
+    assert found["LOCKFAST_URL"] == shell.url
+    assert re.fullmatch(r"[0-9a-f]{32}", found["LOCKFAST_CLAIM"])
+    assert before + 59 < float(found["LOCKFAST_EXPIRES"]) < time.time() + 60
+    again = shell("run", "x y", "--", "sh", "-c", "echo $LOCKFAST_FENCE")
+    assert int(again.stdout) > int(found["LOCKFAST_FENCE"])
 
 
 def test_a_relative_store_is_the_same_store_wherever_the_command_goes(shell: Shell, tmp_path: Path) -> None:
-    inner = f"cd /; '{sys.executable}' -m holdfast show x --check"
+    inner = f"cd /; '{sys.executable}' -m lockfast show x --check"
     done = shell("run", "--url", "sqlite:///here.db", "x", "--", "sh", "-c", inner, cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "x: held")
 
@@ -51,10 +51,10 @@ def test_a_held_lock_gives_75_and_says_who_holds_it(shell: Shell) -> None:
         for option in (["--wait", "0"], ["--no-wait"], ["-n"]):
             done = shell("run", *option, "x", "--", "echo", "ran")
             assert (done.returncode, done.stdout) == (75, "")
-            assert done.stderr == f"holdfast: lock 'x' is held by {locks.holder!r}\n"
+            assert done.stderr == f"lockfast: lock 'x' is held by {locks.holder!r}\n"
         waited = shell("run", "--wait", "200ms", "x", "--", "echo", "ran")
         assert waited.returncode == 75
-        assert re.fullmatch(rf"holdfast: lock 'x' is still held by '{locks.holder}' after [\d.]+m?s\n", waited.stderr)
+        assert re.fullmatch(rf"lockfast: lock 'x' is still held by '{locks.holder}' after [\d.]+m?s\n", waited.stderr)
         assert locks.inspect("x").waiters == 0
         quiet = shell("run", "-q", "-n", "-E", "3", "x", "--", "echo", "ran")
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
@@ -67,9 +67,9 @@ def test_it_waits_for_ever_unless_told_otherwise(shell: Shell) -> None:
             until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         out, err = waiting.communicate(timeout=LIMIT)
         assert (waiting.returncode, out) == (0, "ran\n")
-        assert err.splitlines()[0] == f"holdfast: waiting for 'x', held by {locks.holder!r}, behind 0 more"
-        assert err.splitlines()[1].startswith("holdfast: acquired 'x' with fence ")
-        assert err.splitlines()[2] == "holdfast: released 'x'"
+        assert err.splitlines()[0] == f"lockfast: waiting for 'x', held by {locks.holder!r}, behind 0 more"
+        assert err.splitlines()[1].startswith("lockfast: acquired 'x' with fence ")
+        assert err.splitlines()[2] == "lockfast: released 'x'"
 
 
 def test_the_lock_is_free_when_the_command_has_ended(shell: Shell) -> None:
@@ -83,7 +83,7 @@ def test_with_min_hold_the_name_stays_taken_after_the_command(shell: Shell) -> N
 
 
 def test_metadata_and_holder_are_shown_to_others(shell: Shell) -> None:
-    show = f"'{sys.executable}' -m holdfast show x"
+    show = f"'{sys.executable}' -m lockfast show x"
     done = shell("run", "--metadata", '{"job": 7}', "--holder", "nightly", "x", "--", "sh", "-c", show)
     assert "holder    nightly\n" in done.stdout
     assert 'metadata  {"job": 7}\n' in done.stdout
@@ -109,7 +109,7 @@ def test_what_cannot_run_is_refused_before_the_lock_is_waited_for(
     (tmp_path / "plain").write_text("echo hello")
     with shell.locks() as locks, locks.lock("x"):
         done = shell("run", "x", "--", command, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (code, f"holdfast: cannot run {command!r}: {what}\n")
+    assert (done.returncode, done.stderr) == (code, f"lockfast: cannot run {command!r}: {what}\n")
 
 
 def test_a_command_that_turns_out_not_to_be_executable_gives_126(shell: Shell, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_command_that_turns_out_not_to_be_executable_gives_126(shell: Shell, t
     script.chmod(0o755)
     done = shell("run", "x", "--", str(script))
     assert done.returncode in (126, 127)
-    assert done.stderr == f"holdfast: cannot run {str(script)!r}: No such file or directory\n"
+    assert done.stderr == f"lockfast: cannot run {str(script)!r}: No such file or directory\n"
 
 
 def test_a_script_without_an_interpreter_line_runs_as_in_a_shell(shell: Shell, tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_other_open_files_reach_the_command(shell: Shell, tmp_path: Path) -> Non
 
 def test_a_pipeline_ends_as_soon_as_the_command_has(shell: Shell) -> None:
     """Nothing that we started keeps the pipe open."""
-    line = f"'{sys.executable}' -m holdfast run x -- echo hello | cat"
+    line = f"'{sys.executable}' -m lockfast run x -- echo hello | cat"
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=shell.environment, timeout=LIMIT)
     assert (done.stdout, done.stderr) == ("hello\n", "")
 
 
 def test_it_runs_with_its_standard_files_closed(shell: Shell, tmp_path: Path) -> None:
-    line = f"'{sys.executable}' -m holdfast run x -- sh -c 'echo hello > out' <&- >&- 2>&-"
+    line = f"'{sys.executable}' -m lockfast run x -- sh -c 'echo hello > out' <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", line], env=shell.environment, timeout=LIMIT, cwd=tmp_path)
     assert (done.returncode, (tmp_path / "out").read_text()) == (0, "hello\n")
 
@@ -166,7 +166,7 @@ def test_what_the_command_leaves_in_the_background_does_not_hold_us_up(shell: Sh
 
 
 def test_nested_runs_on_two_names_work(shell: Shell) -> None:
-    inner = [*PROGRAM, "run", "inner", "--", "sh", "-c", "echo $HOLDFAST_NAME"]
+    inner = [*PROGRAM, "run", "inner", "--", "sh", "-c", "echo $LOCKFAST_NAME"]
     assert shell("run", "outer", "--", *inner).stdout == "inner\n"
 
 
@@ -192,7 +192,7 @@ def test_wrong_usage_gives_64_and_one_line(shell: Shell, words: list[str], what:
     done = shell(*words)
     assert done.returncode == 64
     assert what in done.stderr
-    assert done.stderr.startswith("holdfast: ")
+    assert done.stderr.startswith("lockfast: ")
     assert done.stderr.count("\n") == 1
 
 

@@ -1,4 +1,4 @@
-"""`holdfast run` when the lease ends early, or holdfast itself does: the command never outlives its lease."""
+"""`lockfast run` when the lease ends early, or lockfast itself does: the command never outlives its lease."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._time import boot_now
+from lockfast._time import boot_now
 from tests.cli.conftest import EXACTLY, Heart, Shell, expiry
 from tests.servers.processes import has_ended
 from tests.servers.waiting import LIMIT, until
@@ -69,7 +69,7 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
     assert ended_at >= deadline - 2.5, "renewal was tried until it was time to end"
 
 
-def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, heart: Heart) -> None:
+def test_when_lockfast_is_killed_the_command_is_ended_at_once(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "30", "x", "--", *heart.command())
     grandchild = heart.pid()
     children = _children(running.pid)
@@ -80,14 +80,14 @@ def test_when_holdfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
     assert shell.locks().inspect("x").locked, "nobody could release it: its ttl ends it"
 
 
-def test_when_holdfast_is_killed_whoever_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
+def test_when_lockfast_is_killed_whoever_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     running.kill()
     until(lambda: has_ended(grandchild), "the end of the grandchild")
 
 
-def test_when_holdfast_is_stopped_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
+def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     os.kill(running.pid, signal.SIGSTOP)
@@ -105,7 +105,7 @@ def test_when_holdfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
     assert "the command was ended" in err
 
 
-def test_when_holdfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgotten(
+def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgotten(
     shell: Shell, heart: Heart
 ) -> None:
     """The guardian's TERM has ended the command but not its deaf child, and then we are back."""
@@ -119,7 +119,7 @@ def test_when_holdfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgo
     assert has_ended(grandchild)
 
 
-def test_when_holdfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
+def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
@@ -157,7 +157,7 @@ def test_a_short_stop_does_no_harm(shell: Shell, tmp_path: Path) -> None:
     assert running.wait(LIMIT) == 0
 
 
-def test_when_holdfast_is_killed_while_waiting_the_command_never_starts(shell: Shell, tmp_path: Path) -> None:
+def test_when_lockfast_is_killed_while_waiting_the_command_never_starts(shell: Shell, tmp_path: Path) -> None:
     with shell.locks() as locks, locks.lock("x"):
         waiting = shell.start("run", "x", "--", "touch", "ran", cwd=tmp_path)
         until(lambda: locks.inspect("x").waiters == 1, "a waiter")

@@ -1,4 +1,4 @@
-"""`holdfast run` and signals: passed on while the command runs, obeyed while waiting."""
+"""`lockfast run` and signals: passed on while the command runs, obeyed while waiting."""
 
 from __future__ import annotations
 

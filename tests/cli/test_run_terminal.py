@@ -1,4 +1,4 @@
-"""`holdfast run` on a terminal: keys reach the command, and job control works as if we were not there."""
+"""`lockfast run` on a terminal: keys reach the command, and job control works as if we were not there."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(screen: Screen) -> None:
     screen.run("alone", "run", "x", "--", "sh", "-c", ASKS)
     screen.wait_for(b"ready")
     screen.press(CTRL_Z)
-    screen.wait_for(b"holdfast: stopped; unless continued, the lease ends in ")
+    screen.wait_for(b"lockfast: stopped; unless continued, the lease ends in ")
     until(screen.has_stopped, "a stopped job")
     screen.press(b"hello\n")
     screen.wait_for(b"got hello")

@@ -25,22 +25,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever r
 sys.meta_path.insert(0, Interrupter())
 """
 
-BY_NAME = [str(Path(sys.executable).with_name("holdfast"))]
+BY_NAME = [str(Path(sys.executable).with_name("lockfast"))]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "words", "module"),
     [
-        (PROGRAM, ["ls"], "holdfast.cli"),
-        (PROGRAM, ["ls"], "holdfast.cli.exits"),
-        (BY_NAME, ["ls"], "holdfast.cli.exits"),
-        (BY_NAME, ["ls"], "holdfast.cli.look"),
+        (PROGRAM, ["ls"], "lockfast.cli"),
+        (PROGRAM, ["ls"], "lockfast.cli.exits"),
+        (BY_NAME, ["ls"], "lockfast.cli.exits"),
+        (BY_NAME, ["ls"], "lockfast.cli.look"),
         (BY_NAME, ["run", "x", "--", "true"], "argparse"),
-        (BY_NAME, ["run", "x", "--", "true"], "holdfast.cli.supervisor"),
-        (BY_NAME, ["run", "x", "--", "true"], "holdfast.backends.sqlite"),
-        (BY_NAME, ["frobnicate"], "holdfast.cli.options"),  # in the middle of an explanation
-        (BY_NAME, ["--help"], "holdfast.cli.options"),
+        (BY_NAME, ["run", "x", "--", "true"], "lockfast.cli.supervisor"),
+        (BY_NAME, ["run", "x", "--", "true"], "lockfast.backends.sqlite"),
+        (BY_NAME, ["frobnicate"], "lockfast.cli.options"),  # in the middle of an explanation
+        (BY_NAME, ["--help"], "lockfast.cli.options"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[-1:]),
 )
@@ -50,7 +50,7 @@ def test_an_interrupt_during_imports_is_a_quiet_130(
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTER)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environment = {**shell.environment, "PYTHONPATH": path, "INTERRUPT_AT": module}
-    environment.pop("HOLDFAST_DEBUG", None)
+    environment.pop("LOCKFAST_DEBUG", None)
     done = subprocess.run(
         [*program, *words], capture_output=True, text=True, timeout=LIMIT, env=environment, check=False
     )

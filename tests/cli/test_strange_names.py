@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._model import HolderInfo, LockInfo
-from holdfast.cli import look, main
-from holdfast.cli.options import Parser, complain, unmistakable, visible
-from holdfast.cli.run import _parser, _split
-from holdfast.observe.events import Events
+import lockfast
+from lockfast._model import HolderInfo, LockInfo
+from lockfast.cli import look, main
+from lockfast.cli.options import Parser, complain, unmistakable, visible
+from lockfast.cli.run import _parser, _split
+from lockfast.observe.events import Events
 from tests.cli.conftest import Shell
 
 # Each would move the cursor, end the line, or turn the direction of what follows.
@@ -63,7 +63,7 @@ def test_no_name_moves_the_cursor_or_looks_like_a_line_of_ours(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(look, "connect", HostileStore)
-    monkeypatch.setenv("HOLDFAST_URL", "memory://")
+    monkeypatch.setenv("LOCKFAST_URL", "memory://")
     assert main(words) == 0
     shown = capsys.readouterr().out
     lines = shown.split("\n")
@@ -79,7 +79,7 @@ def test_json_has_every_name_as_it_is(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(look, "connect", HostileStore)
-    monkeypatch.setenv("HOLDFAST_URL", "memory://")
+    monkeypatch.setenv("LOCKFAST_URL", "memory://")
     main([*words, "--json"])
     told: Any = json.loads(capsys.readouterr().out)
     lock = told[0] if words == ["ls"] else told
@@ -112,11 +112,11 @@ def test_an_output_that_lacks_a_letter_gets_an_escape(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/locks.db"
-    monkeypatch.setenv("HOLDFAST_URL", url)
+    monkeypatch.setenv("LOCKFAST_URL", url)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True) for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    with holdfast.connect(url, holder="Jürgen") as locks:
+    with lockfast.connect(url, holder="Jürgen") as locks:
         locks.lock("ü→", renew=False).acquire()
         assert main(words) == 0
     shown = out.buffer.getvalue()
@@ -154,8 +154,8 @@ def test_a_name_that_looks_like_an_option_can_be_given_after_dashes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"sqlite:///{tmp_path}/locks.db"
-    monkeypatch.setenv("HOLDFAST_URL", url)
-    with holdfast.connect(url) as locks, locks.lock("other", renew=False):
+    monkeypatch.setenv("LOCKFAST_URL", url)
+    with lockfast.connect(url) as locks, locks.lock("other", renew=False):
         lease = locks.lock(name, renew=False).acquire()
         assert main(["show", "--check", "--", name]) == 0
         assert capsys.readouterr().out.startswith(f"{name}: held\n")
@@ -168,7 +168,7 @@ def test_a_name_that_looks_like_an_option_can_be_given_after_dashes(
 
 @pytest.mark.slow
 def test_a_command_runs_under_a_name_that_looks_like_an_option(shell: Shell) -> None:
-    done = shell("run", "--wait", "5", "--", "-x", "--", "sh", "-c", "echo $HOLDFAST_NAME")
+    done = shell("run", "--wait", "5", "--", "-x", "--", "sh", "-c", "echo $LOCKFAST_NAME")
     assert (done.returncode, done.stdout, done.stderr) == (0, "-x\n", "")
     assert shell("run", "-x", "--", "true").returncode == 64
 

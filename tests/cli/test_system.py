@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main
-from holdfast.cli.store import system_url
+from lockfast.cli import main
+from lockfast.cli.store import system_url
 from tests.cli.conftest import GUARD, eventually
 
 User = tuple[int, int, list[int]]  # uid, gid, more groups
@@ -28,28 +28,28 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be seve
 # Everything is imported first: the interpreter may be where other users cannot read it.
 AS_USER = """
 import contextlib, grp, io, os, pwd, shlex, sys, tempfile
-import holdfast.cli.look, holdfast.cli.run
+import lockfast.cli.look, lockfast.cli.run
 with contextlib.redirect_stdout(io.StringIO()):
-    holdfast.cli.main(["run", "--help"]), holdfast.cli.main(["ls", "--help"])
-with tempfile.TemporaryDirectory() as folder, holdfast.connect(f"sqlite:///{folder}/locks.db") as locks:
+    lockfast.cli.main(["run", "--help"]), lockfast.cli.main(["ls", "--help"])
+with tempfile.TemporaryDirectory() as folder, lockfast.connect(f"sqlite:///{folder}/locks.db") as locks:
     locks.list()
 uid, gid, umask, *groups = map(int, sys.argv[1].split(","))
 os.umask(umask); os.setgroups(groups); os.setgid(gid); os.setuid(uid)
-sys.exit(holdfast.cli.main(sys.argv[2:]))
+sys.exit(lockfast.cli.main(sys.argv[2:]))
 """
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Where every user can go, which is not so below the folders of pytest."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-system-") as made:
+    with tempfile.TemporaryDirectory(prefix="lockfast-system-") as made:
         Path(made).chmod(0o755)
-        yield Path(made) / "holdfast"
+        yield Path(made) / "lockfast"
 
 
 @pytest.fixture
 def store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOLDFAST_SYSTEM_URL", f"sqlite:///{folder}/locks.db")
+    monkeypatch.setenv("LOCKFAST_SYSTEM_URL", f"sqlite:///{folder}/locks.db")
     return folder
 
 
@@ -174,7 +174,7 @@ def test_without_a_folder_nothing_is_made_and_the_command_that_makes_it_is_told(
 ) -> None:
     assert main(["run", "--system", "nightly", "true"]) == 69
     line = capsys.readouterr().err
-    assert line.startswith("holdfast: this host has no store for all users yet; root can make it ")
+    assert line.startswith("lockfast: this host has no store for all users yet; root can make it ")
     assert line.endswith(f": install -d -m 2770 -g GROUP {store}\n")
     assert not store.exists()
 
@@ -188,14 +188,14 @@ def test_a_folder_that_everybody_can_write_is_refused(store: Path, capsys: pytes
 
 
 def test_it_is_in_one_place_for_all_users_and_can_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_SYSTEM_URL", raising=False)
-    monkeypatch.setenv("HOLDFAST_URL", "redis://elsewhere")
+    monkeypatch.delenv("LOCKFAST_SYSTEM_URL", raising=False)
+    monkeypatch.setenv("LOCKFAST_URL", "redis://elsewhere")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
     monkeypatch.setattr(sys, "platform", "linux")
-    assert system_url() == "sqlite:////var/lib/holdfast/locks.db"
+    assert system_url() == "sqlite:////var/lib/lockfast/locks.db"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert system_url() == "sqlite:////Library/Application%20Support/holdfast/locks.db"
-    monkeypatch.setenv("HOLDFAST_SYSTEM_URL", "redis://ours")
+    assert system_url() == "sqlite:////Library/Application%20Support/lockfast/locks.db"
+    monkeypatch.setenv("LOCKFAST_SYSTEM_URL", "redis://ours")
     assert system_url() == "redis://ours"
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from holdfast._model import Capabilities
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import shared_store
-from holdfast.backends.postgres_advisory import PostgresAdvisoryBackend
-from holdfast.backends.postgres_table import PostgresTableBackend
-from holdfast.backends.quorum import QuorumBackend
-from holdfast.backends.redis import RedisBackend
-from holdfast.backends.sqlite import SqliteBackend
-from holdfast.testing.contract.story import SUBJECTS
+from lockfast._model import Capabilities
+from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory_store import shared_store
+from lockfast.backends.postgres_advisory import PostgresAdvisoryBackend
+from lockfast.backends.postgres_table import PostgresTableBackend
+from lockfast.backends.quorum import QuorumBackend
+from lockfast.backends.redis import RedisBackend
+from lockfast.backends.sqlite import SqliteBackend
+from lockfast.testing.contract.story import SUBJECTS
 from tests.servers import shared
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 from tests.servers.postgres_shared import advisory
@@ -36,7 +36,7 @@ ANYWHERE = frozenset({"fork", "processes"})
 STORE = frozenset({"store"})
 STORE_AND_ENGINE = frozenset({"store", "engine"})
 
-OF_THIS_HOST = "redis_here"  # the row of a server that HOLDFAST_TEST_REDIS names
+OF_THIS_HOST = "redis_here"  # the row of a server that LOCKFAST_TEST_REDIS names
 
 # Rows that differ from another only in the number or the age of servers: the chapters in which that could show.
 BY_NUMBER = frozenset({"OneAdmissionRule", "FencesOnlyGrow"})
@@ -45,12 +45,12 @@ BY_AGE = BY_NUMBER | {"WaitersAreWoken", "OnlyTheServerClock"}
 
 class Row(NamedTuple):
     name: str  # of the row, as the tests are called
-    scheme: str  # as in holdfast.connect()
+    scheme: str  # as in lockfast.connect()
     url: Callable[[Path], str]  # of one story's store, from an empty folder of its own
     capabilities: Capabilities
-    can: frozenset[str] = ANYWHERE  # see holdfast.testing.contract.needs
+    can: frozenset[str] = ANYWHERE  # see lockfast.testing.contract.needs
     records: Callable[[Path], int] = lambda folder: 0  # how many records of names and limiters that store keeps
-    subjects: frozenset[str] = SUBJECTS  # see holdfast.testing.contract.about
+    subjects: frozenset[str] = SUBJECTS  # see lockfast.testing.contract.about
     chapters: frozenset[str] = frozenset()  # told there, by their names; none is all
     quick: bool = False  # it is told in the quick loop too
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from holdfast.testing.contract import CHAPTERS, Promise
-from holdfast.testing.contract.story import SUBJECTS
+from lockfast.testing.contract import CHAPTERS, Promise
+from lockfast.testing.contract.story import SUBJECTS
 from tests.contract.backends import Row
 from tests.scale import SCALE
 

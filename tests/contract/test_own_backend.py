@@ -1,14 +1,14 @@
-"""A backend that holdfast does not know needs no more than `make_backend` to be held to the contract."""
+"""A backend that lockfast does not know needs no more than `make_backend` to be held to the contract."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import MemoryStore
-from holdfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory_store import MemoryStore
+from lockfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
 
 _stores: dict[Path, MemoryStore] = {}
 

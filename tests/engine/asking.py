@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from holdfast.primitives.locks import LocksLogic
+from lockfast.primitives.locks import LocksLogic
 
 TTL = 3600.0
 

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from holdfast._connect import open_backend
-from holdfast._model import Busy, Claim, Grant, LockInfo, Renewal
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.testing.clock import FakeClock
+from lockfast._connect import open_backend
+from lockfast._model import Busy, Claim, Grant, LockInfo, Renewal
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.testing.clock import FakeClock
 from tests.servers.waiting import LIMIT
 
 T = TypeVar("T")

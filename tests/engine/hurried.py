@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast._connect import Wishes, opener
-from holdfast._faces.aio_lock import AsyncLease
-from holdfast._faces.sync_lock import Lease
-from holdfast._worlds import World, drive
-from holdfast._worlds.asyncio_ import AsyncioWorld
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.backends.base import Backend
-from holdfast.engine.core import Engine
-from holdfast.primitives.locks import LocksLogic
-from holdfast.testing import FakeClock
+from lockfast._connect import Wishes, opener
+from lockfast._faces.aio_lock import AsyncLease
+from lockfast._faces.sync_lock import Lease
+from lockfast._worlds import World, drive
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.base import Backend
+from lockfast.engine.core import Engine
+from lockfast.primitives.locks import LocksLogic
+from lockfast.testing import FakeClock
 
 Work = Callable[[LocksLogic], Coroutine[Any, Any, Any]]
 
@@ -52,7 +52,7 @@ def run_hurried(kind: str, make: Callable[[World], Backend], work: Work, clock: 
 
 
 async def _with_locks(make: Callable[[World], Backend], world: World, lease_type: type[Any], work: Work) -> Any:
-    logic = LocksLogic(Engine(make(world), world, lease_type=lease_type, holder="us"), "holdfast")
+    logic = LocksLogic(Engine(make(world), world, lease_type=lease_type, holder="us"), "lockfast")
     try:
         return await work(logic)
     finally:

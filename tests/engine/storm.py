@@ -16,7 +16,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-import holdfast
+import lockfast
 from tests.servers.waiting import join, until
 
 TTL_S = 600.0  # so that nothing is cleared away by time
@@ -29,8 +29,8 @@ class Scene:
     """What a story is told with, and what is left of it."""
 
     def __init__(self, url: str) -> None:
-        self.locks = holdfast.connect(url)
-        self.manager = holdfast.DistributedLock(url)
+        self.locks = lockfast.connect(url)
+        self.manager = lockfast.DistributedLock(url)
         self.over = threading.Event()
         self._others: list[threading.Thread] = []
 
@@ -370,7 +370,7 @@ class Storm:
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         while frame is not None and self._inside:
-            if "/holdfast/" in frame.f_code.co_filename:
+            if "/lockfast/" in frame.f_code.co_filename:
                 raise KeyboardInterrupt
             frame = frame.f_back
         if self._inside:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from holdfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Sight, Terms
-from holdfast._values import Allowance, Booked, Rate, Stored, Write, Written
-from holdfast.engine.acquire import acquire
-from holdfast.engine.core import Engine
-from holdfast.engine.lease import Lease, Request
+from lockfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Sight, Terms
+from lockfast._values import Allowance, Booked, Rate, Stored, Write, Written
+from lockfast.engine.acquire import acquire
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import Lease, Request
 
 OnLost = Callable[[Lease], object]
 Answer = Callable[[Sequence[Renewal]], Awaitable[list[bool]]]

@@ -13,16 +13,16 @@ from uuid import uuid4
 
 import pytest
 
-import holdfast
-from holdfast import Lease, Locks, SelfDeadlock, aio
-from holdfast._connect import open_backend
-from holdfast._reentry import Mutex
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.engine import callbacks
-from holdfast.engine.closing import TELL_WITHIN_S
-from holdfast.observe.events import Event
-from holdfast.testing import ALWAYS, FakeClock, FaultyBackend
+import lockfast
+from lockfast import Lease, Locks, SelfDeadlock, aio
+from lockfast._connect import open_backend
+from lockfast._reentry import Mutex
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.engine import callbacks
+from lockfast.engine.closing import TELL_WITHIN_S
+from lockfast.observe.events import Event
+from lockfast.testing import ALWAYS, FakeClock, FaultyBackend
 from tests.servers.waiting import LIMIT, until, until_async
 
 LONGEST_PAUSE = 3.1  # seconds after a renewal that failed, with a ttl of 30
@@ -40,7 +40,7 @@ def url() -> str:
 
 @pytest.fixture
 def locks(url: str, clock: FakeClock) -> Iterator[Locks]:
-    with holdfast.connect(url, clock=clock) as locks:
+    with lockfast.connect(url, clock=clock) as locks:
         yield locks
 
 
@@ -106,11 +106,11 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(
         told.append(lease.name)
         gate.wait(LIMIT)
 
-    locks = holdfast.connect(url, clock=clock)
+    locks = lockfast.connect(url, clock=clock)
 
     def close_in_the_body() -> None:
-        with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600, on_lost=hang):
-            with suppress(holdfast.LeaseLost), locks.lock("b", ttl=600, on_lost=hang):
+        with suppress(lockfast.LeaseLost), locks.lock("a", ttl=600, on_lost=hang):
+            with suppress(lockfast.LeaseLost), locks.lock("b", ttl=600, on_lost=hang):
                 locks.close()
 
     closing = threading.Thread(target=close_in_the_body)
@@ -174,7 +174,7 @@ def blocking(request: pytest.FixtureRequest, locks: Locks, gate: threading.Event
         locks.events.listen(handler.hear)
         yield handler
         return
-    logger = logging.getLogger("holdfast")
+    logger = logging.getLogger("lockfast")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
@@ -201,10 +201,10 @@ def test_one_that_blocks_when_a_renewal_fails_costs_no_lease(url: str, clock: Fa
         return made[0]
 
     handler = Blocks(gate)
-    logger = logging.getLogger("holdfast")
+    logger = logging.getLogger("lockfast")
     logger.addHandler(handler)
     try:
-        with holdfast.connect(open_it, clock=clock) as locks:
+        with lockfast.connect(open_it, clock=clock) as locks:
             kept = locks.lock("kept", ttl=30).acquire()
             assert kept is not None
             made[0].lose_request("renew", ALWAYS)
@@ -342,12 +342,12 @@ def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(lock
 
 
 ENDS = """
-import holdfast
-locks = holdfast.connect("memory://")
+import lockfast
+locks = lockfast.connect("memory://")
 try:
     with locks.lock("a", ttl=600) as lease:
         locks.break_lock("a")
-except holdfast.LeaseLost:
+except lockfast.LeaseLost:
     pass
 """
 
@@ -359,8 +359,8 @@ def test_a_process_that_ends_right_after_a_loss_has_logged_it() -> None:
 
 def test_what_the_background_did_is_told_before_close_is_over(url: str, clock: FakeClock) -> None:
     heard: list[str] = []
-    locks = holdfast.connect(url, clock=clock)
+    locks = lockfast.connect(url, clock=clock)
     locks.events.listen(lambda event: heard.append(event.kind))
-    with suppress(holdfast.LeaseLost), locks.lock("a", ttl=600):
+    with suppress(lockfast.LeaseLost), locks.lock("a", ttl=600):
         locks.close()
     assert heard[-1] == "lost"

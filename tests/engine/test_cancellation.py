@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLocks
-from holdfast.testing.clock import FakeClock
+import lockfast
+from lockfast.aio import AsyncLocks
+from lockfast.testing.clock import FakeClock
 from tests.engine.hooked import hooked, while_time_passes
 from tests.servers.waiting import until_async
 
@@ -156,9 +156,9 @@ async def run(
 ) -> bool:
     """Tell the story, cancelled at these suspensions; False if it ended before the last of them."""
     async with contextlib.AsyncExitStack() as stack:
-        other = await stack.enter_async_context(holdfast.aio.connect(url, holder="them", clock=clock))
+        other = await stack.enter_async_context(lockfast.aio.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(suspend, clock, 5))
-        locks = await stack.enter_async_context(holdfast.aio.connect(opener, holder="us", clock=clock))
+        locks = await stack.enter_async_context(lockfast.aio.connect(opener, holder="us", clock=clock))
         async with Others(other, lets_go) if held else contextlib.nullcontext():
             told = CancelAt(story(locks), points)
             task = asyncio.ensure_future(told)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLocks
+import lockfast
+from lockfast.aio import AsyncLocks
 from tests.servers.waiting import LIMIT
 
 
@@ -28,7 +28,7 @@ def _step(work: Coroutine[Any, Any, None]) -> Any:
 
 
 async def _close_when(url: str, *, inside: bool) -> None:
-    async with holdfast.aio.connect(url) as locks:
+    async with lockfast.aio.connect(url) as locks:
         entered = asyncio.Event()
         body = _hold_for_ever(locks, entered)
         await asyncio.wait([_step(body)])  # to the request of the acquire

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._reentry import drive
-from holdfast._worlds.asyncio_ import AsyncioGuard, in_executor
-from holdfast.aio import AsyncLocks
-from holdfast.observe.events import Event
-from holdfast.sync import Locks
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._reentry import drive
+from lockfast._worlds.asyncio_ import AsyncioGuard, in_executor
+from lockfast.aio import AsyncLocks
+from lockfast.observe.events import Event
+from lockfast.sync import Locks
 from tests.no_threads import no_thread_left
 from tests.patience import impatient
 from tests.patrols import HOUR, never_look
@@ -39,7 +39,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_two_objects_of_one_reentrant_lock_count_together(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         first, second = locks.lock("x", reentrant=True), locks.lock("x", reentrant=True)
         with first:
             second.acquire()
@@ -55,7 +55,7 @@ def test_two_objects_of_one_reentrant_lock_count_together(url: str) -> None:
 
 
 def test_acquire_with_and_release_of_a_reentrant_lock_mix(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lock = locks.lock("x", reentrant=True)
         lock.acquire()
         with lock:
@@ -71,7 +71,7 @@ def test_acquire_with_and_release_of_a_reentrant_lock_mix(url: str) -> None:
 
 
 def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lock = locks.lock("x")
         inside, leave = threading.Event(), threading.Event()
 
@@ -95,7 +95,7 @@ def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
 
 @pytest.mark.parametrize("trouble", [lambda lease: sys.exit(1), lambda lease: pause(1.0)])
 def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble: Callable[[object], object]) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         good = locks.lock("good", ttl=60).acquire()
         bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=trouble).acquire()
         assert good is not None
@@ -110,12 +110,12 @@ def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
     told: list[object] = []
 
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             async with locks.lock("x", ttl=0.2, renew=False, on_lost=told.append) as lease:
                 await asyncio.to_thread(until, lambda: lease.lost)
                 await asyncio.to_thread(lease.check)
 
-    with pytest.raises(holdfast.LeaseLost):
+    with pytest.raises(lockfast.LeaseLost):
         asyncio.run(main())
     assert len(told) == 1
 
@@ -125,7 +125,7 @@ def test_a_loss_is_told_before_the_body_is_ended(url: str, monkeypatch: pytest.M
     steps: list[str] = []
 
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             async with locks.lock("x", ttl=600, on_lost=print) as lease:
                 engine = locks._logic.engine
                 spawn, interrupt = engine.world.spawn, AsyncioGuard.interrupt
@@ -143,16 +143,16 @@ def test_a_loss_is_told_before_the_body_is_ended(url: str, monkeypatch: pytest.M
                 engine.keeper.lose(lease, "denied", "as a test says")
                 await asyncio.sleep(0)
 
-    with pytest.raises(holdfast.LeaseLost):
+    with pytest.raises(lockfast.LeaseLost):
         asyncio.run(main())
-    assert steps == ["holdfast-on-lost", "interrupt"]
+    assert steps == ["lockfast-on-lost", "interrupt"]
 
 
 # The keeper
 
 
 def test_a_lock_that_no_thread_can_be_started_to_renew_is_not_held(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with no_thread_left(), impatient(locks, 0.0):
             with pytest.raises(BackendUnavailable, match="no thread could be started") as raised:
                 locks.lock("x").acquire()
@@ -164,10 +164,10 @@ def test_a_lock_that_no_thread_can_be_started_to_renew_is_not_held(url: str) -> 
 
 
 def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_try(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with no_thread_left(once=True) as refused:
             lease = locks.lock("x", ttl=60).acquire()
-        assert "holdfast-keeper" in refused
+        assert "lockfast-keeper" in refused
         assert lease is not None
         renew(lease)
 
@@ -187,7 +187,7 @@ def test_what_no_thread_of_a_loop_could_be_started_for_is_not_done_later() -> No
 
 
 def test_what_no_thread_can_be_started_for_is_done_when_there_is_one(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("x").acquire()
         assert lease is not None
         engine = locks._logic.engine
@@ -203,7 +203,7 @@ def test_a_claim_that_could_not_be_abandoned_is_abandoned_when_there_is_a_thread
     async def fail(*_: object, **__: object) -> None:
         raise BackendUnavailable("no answer")
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         lease = locks.lock("x").acquire()
         assert lease is not None
         engine = locks._logic.engine
@@ -221,7 +221,7 @@ async def _waiters(locks: AsyncLocks) -> int:
 
 def test_leases_of_a_second_run_are_kept_and_its_waiters_woken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     never_look(monkeypatch)
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
 
     async def main() -> None:
         lease = await locks.lock("x", ttl=HOUR).acquire()
@@ -249,22 +249,22 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(tmp_p
     async def use(locks: AsyncLocks) -> None:
         await locks.lock("y").acquire()
 
-    asyncio.run(main(holdfast.aio.connect(f"sqlite:///{tmp_path}/locks.db")))
+    asyncio.run(main(lockfast.aio.connect(f"sqlite:///{tmp_path}/locks.db")))
 
 
 # Closing
 
 
 def test_a_waiter_hears_of_the_end_of_its_locks(url: str) -> None:
-    with holdfast.connect(url) as others:
+    with lockfast.connect(url) as others:
         others.lock("x").acquire()
-        locks = holdfast.connect(url)
+        locks = lockfast.connect(url)
         heard: list[Exception] = []
 
         def wait() -> None:
             try:
                 locks.lock("x").acquire()
-            except holdfast.LockError as error:
+            except lockfast.LockError as error:
                 heard.append(error)
 
         threads = [threading.Thread(target=wait) for _ in range(3)]
@@ -279,7 +279,7 @@ def test_a_waiter_hears_of_the_end_of_its_locks(url: str) -> None:
 
 def test_a_close_that_was_cut_short_can_be_finished(url: str) -> None:
     async def main() -> None:
-        locks = holdfast.aio.connect(url)
+        locks = lockfast.aio.connect(url)
         for number in range(100):
             await locks.lock(f"x{number}").acquire()
         closing = asyncio.create_task(locks.close())
@@ -289,13 +289,13 @@ def test_a_close_that_was_cut_short_can_be_finished(url: str) -> None:
         await locks.close()
 
     asyncio.run(main())
-    with holdfast.connect(url) as after:
+    with lockfast.connect(url) as after:
         assert after.list() == []
 
 
 def test_cancelled_acquires_leave_no_seat_behind(tmp_path: Path) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+        async with lockfast.aio.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
             await locks.lock("x").acquire()
             asking = [asyncio.create_task(locks.lock("x").acquire()) for _ in range(100)]
             await asyncio.sleep(0)
@@ -317,7 +317,7 @@ def seats(locks: AsyncLocks | Locks) -> int:
 
 
 def test_what_cannot_listen_is_refused_at_once(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         for nothing in (5, None, "print"):
             with pytest.raises(ValueError, match=f"a listener must be a function .* not {nothing!r}"):
                 locks.events.listen(nothing)  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def test_a_listener_that_exits_in_a_thread_of_ours_costs_no_lease(url: str, trou
     """Both leases are renewed in one request, and the loss is found by the keeper."""
     told: list[object] = []
     heard: list[str] = []
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, "renewed", "lost"))
         locks.events.listen(lambda event: heard.append(event.kind))
         good = [locks.lock(name, ttl=60).acquire() for name in ("good", "better")]
@@ -368,7 +368,7 @@ def test_a_listener_that_exits_in_a_users_thread_changes_nothing_there(url: str,
         if locks.break_lock("x").locked is False:
             done.set()
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.events.listen(loud(trouble))
         thread = threading.Thread(target=work, args=(locks,))
         thread.start()
@@ -383,7 +383,7 @@ def test_an_interrupt_in_a_listener_of_the_main_thread_goes_on_and_leaves_nothin
 ) -> None:
     """It may be a Ctrl-C that fell there: to swallow that would be to hang."""
     heard: list[str] = []
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, kind))
         locks.events.listen(lambda event: heard.append(event.kind))
         with pytest.raises(trouble):
@@ -400,7 +400,7 @@ def test_an_interrupt_in_a_listener_of_the_main_thread_goes_on_and_leaves_nothin
 def test_what_no_signal_raises_does_not_leave_a_listener_of_the_main_thread(
     url: str, trouble: type[BaseException]
 ) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.events.listen(loud(trouble))
         with locks.lock("x") as lease:
             lease.extend()
@@ -410,7 +410,7 @@ def test_what_no_signal_raises_does_not_leave_a_listener_of_the_main_thread(
 @pytest.mark.parametrize("trouble", [SystemExit, asyncio.CancelledError])
 def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble: type[BaseException]) -> None:
     """An exit leaves the loop, as asyncio has it; whoever runs the loop again finds every lease kept."""
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     loop = asyncio.new_event_loop()
     try:
         lease = loop.run_until_complete(locks.lock("x", ttl=60).acquire())
@@ -435,10 +435,10 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
         def filter(self, record: logging.LogRecord) -> bool:
             raise RuntimeError("no room for records")
 
-    failing, log = Failing(), logging.getLogger("holdfast")
+    failing, log = Failing(), logging.getLogger("lockfast")
     log.addFilter(failing)
     try:
-        with holdfast.connect(url) as locks:
+        with lockfast.connect(url) as locks:
             told: list[object] = []
             good = locks.lock("good", ttl=60).acquire()
             locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
@@ -459,11 +459,11 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
         lambda locks: locks.election("x"),
         lambda locks: locks.limiter("x", rate=1),
         lambda locks: locks.cell("x"),
-        lambda locks: holdfast.aio.connect("memory://"),
+        lambda locks: lockfast.aio.connect("memory://"),
     ],
 )
 def test_what_belongs_to_a_locks_tells_a_pickler_what_to_do_instead(make: Callable[[Any], object], url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         for take in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"connect\(\) in the other process"):
                 take(make(locks))

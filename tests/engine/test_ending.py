@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._model import Busy, Claim, Grant
-from holdfast._reentry import outside
-from holdfast.engine import core
-from holdfast.errors import LeaseLost, LockError, NotHeld
-from holdfast.sync import Locks
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast._model import Busy, Claim, Grant
+from lockfast._reentry import outside
+from lockfast.engine import core
+from lockfast.errors import LeaseLost, LockError, NotHeld
+from lockfast.sync import Locks
+from lockfast.testing import FakeClock
 from tests.servers.waiting import join, until
 
 
 def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(tmp_path: Path) -> None:
     clock = FakeClock()
-    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db", clock=clock) as locks:
+    with lockfast.connect(f"sqlite:///{tmp_path}/locks.db", clock=clock) as locks:
         with locks.lock("job", ttl=86400):
             pass
         keeper = locks._logic.engine.keeper
@@ -39,8 +39,8 @@ def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(t
 @pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
 def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_path: Path, url: str) -> None:
     url, clock = url.format(folder=tmp_path), FakeClock()  # which never moves
-    with holdfast.connect(url, clock=clock) as others, others.lock("job"):
-        locks = holdfast.connect(url, clock=clock)
+    with lockfast.connect(url, clock=clock) as others, others.lock("job"):
+        locks = lockfast.connect(url, clock=clock)
         errors: list[BaseException] = []
 
         def wait() -> None:
@@ -61,8 +61,8 @@ def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_pa
 @pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
 def test_it_leaves_the_queue_too_when_the_answer_has_not_reached_it_yet(tmp_path: Path, url: str) -> None:
     url = url.format(folder=tmp_path)
-    with holdfast.connect(url) as others, others.lock("job"):
-        locks = holdfast.connect(url)
+    with lockfast.connect(url) as others, others.lock("job"):
+        locks = lockfast.connect(url)
         acquire = locks._logic.engine.backend.acquire
 
         async def acquire_slowly(claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
@@ -80,14 +80,14 @@ def test_it_leaves_the_queue_too_when_the_answer_has_not_reached_it_yet(tmp_path
 
 @pytest.mark.parametrize("flag", ["renew", "reentrant"])
 def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(flag: str) -> None:
-    with holdfast.connect("memory://flags") as locks, pytest.raises(ValueError, match=f"{flag} must be True or False"):
+    with lockfast.connect("memory://flags") as locks, pytest.raises(ValueError, match=f"{flag} must be True or False"):
         locks.lock("job", **{flag: "no"})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("close", [True, False])
 def test_locks_that_are_closed_or_dropped_are_forgotten(close: bool) -> None:
     """Whoever waits, and every fork, looks through all engines of the process: those that are over cost nothing."""
-    locks = holdfast.connect("memory://")
+    locks = lockfast.connect("memory://")
     engine = locks._logic.engine
     engine.finish = lambda _, engine=engine: None  # what is called at the end may refer to it
     if close:
@@ -123,8 +123,8 @@ def test_what_is_granted_while_its_locks_close_is_given_back_and_lost_to_nobody(
     url: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    with holdfast.connect(url) as others:
-        locks = holdfast.connect(url)
+    with lockfast.connect(url) as others:
+        locks = lockfast.connect(url)
         _closing_at(locks._logic.engine.keeper, "keep", locks, monkeypatch, after=after)
         with pytest.raises(LockError, match="closed"):
             locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)).acquire()
@@ -135,7 +135,7 @@ def test_what_is_granted_while_its_locks_close_is_given_back_and_lost_to_nobody(
 
 def test_what_is_lost_before_its_caller_has_it_is_told_when_it_does(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         keeper = locks._logic.engine.keeper
         keep = keeper.keep
 
@@ -157,8 +157,8 @@ def test_a_body_that_begins_while_its_locks_close_learns_that_it_has_no_lock(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    with holdfast.connect(url) as others:
-        locks = holdfast.connect(url)
+    with lockfast.connect(url) as others:
+        locks = lockfast.connect(url)
         _closing_at(locks._logic.engine.world, "guard", locks, monkeypatch)
         with (
             pytest.raises(LeaseLost, match="its Locks was closed"),
@@ -170,7 +170,7 @@ def test_a_body_that_begins_while_its_locks_close_learns_that_it_has_no_lock(
 
 def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str) -> None:
     told: list[str] = []
-    locks = holdfast.connect(url)
+    locks = lockfast.connect(url)
     lease = locks.lock("x", on_lost=lambda lease: told.append(lease.name)).acquire()
     assert lease is not None
     locks.close()
@@ -181,7 +181,7 @@ def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str
 
 
 def test_a_body_that_has_entered_twice_is_told_too(url: str) -> None:
-    locks = holdfast.connect(url)
+    locks = lockfast.connect(url)
     lock = locks.lock("x", reentrant=True)
 
     def enter_twice_and_close() -> None:
@@ -196,7 +196,7 @@ def test_a_body_that_has_entered_twice_is_told_too(url: str) -> None:
 
 
 def test_what_a_manager_holds_is_released_by_closing_and_no_loss(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    manager = holdfast.DistributedLock(url)
+    manager = lockfast.DistributedLock(url)
     assert manager.acquire("x")
     manager.close()
     assert [record.message for record in caplog.records if "lost" in record.message] == []
@@ -212,15 +212,15 @@ class _Fails:
     async def __call__(self, claim: Claim, **options: Any) -> bool:
         self.failed += 1
         if self.failed == 1:
-            raise holdfast.BackendUnavailable("a moment's trouble")
+            raise lockfast.BackendUnavailable("a moment's trouble")
         return bool(await self._release(claim, **options))
 
 
 def test_a_release_that_fails_once_does_not_leave_what_was_taken_from_a_body(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with holdfast.connect(url) as others:
-        locks = holdfast.connect(url)
+    with lockfast.connect(url) as others:
+        locks = lockfast.connect(url)
         backend = locks._logic.engine.backend
         monkeypatch.setattr(backend, "release", _Fails(backend.release))
         with pytest.raises(LeaseLost), locks.lock("x", ttl=3600):
@@ -229,7 +229,7 @@ def test_a_release_that_fails_once_does_not_leave_what_was_taken_from_a_body(
 
 
 def test_every_body_is_told_before_anything_is_released(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = holdfast.connect(url)
+    locks = lockfast.connect(url)
     backend, held_then = locks._logic.engine.backend, []
     release = backend.release
 
@@ -245,7 +245,7 @@ def test_every_body_is_told_before_anything_is_released(url: str, monkeypatch: p
 
 def test_a_loss_is_told_though_no_thread_can_be_started_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    locks = holdfast.connect(url)
+    locks = lockfast.connect(url)
 
     def none_left(work: Coroutine[Any, Any, None], _: str) -> None:
         work.close()

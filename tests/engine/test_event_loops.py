@@ -15,11 +15,11 @@ from uuid import uuid4
 
 import pytest
 
-import holdfast.aio
-from holdfast import LeaseLost, LockError, LockInfo
-from holdfast._worlds.asyncio_ import background_tasks
-from holdfast.aio import AsyncLease, AsyncLocks
-from holdfast.testing.clock import FakeClock
+import lockfast.aio
+from lockfast import LeaseLost, LockError, LockInfo
+from lockfast._worlds.asyncio_ import background_tasks
+from lockfast.aio import AsyncLease, AsyncLocks
+from lockfast.testing.clock import FakeClock
 from tests.contract.backends import BACKENDS
 from tests.renewals import renew_async
 from tests.servers.waiting import until_async
@@ -72,7 +72,7 @@ def test_what_is_held_is_renewed_after_all_tasks_were_cancelled() -> None:
     clock = FakeClock()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"memory://{uuid4().hex}", clock=clock) as locks:
+        async with lockfast.aio.connect(f"memory://{uuid4().hex}", clock=clock) as locks:
             lease = await locks.lock("x", ttl=30).acquire()
             assert lease is not None
             for _ in range(20):
@@ -87,7 +87,7 @@ def test_what_is_held_is_renewed_after_all_tasks_were_cancelled() -> None:
 
 def test_whoever_waits_for_all_tasks_to_end_does_not_wait_for_ours(url: str) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lease = await take(locks, "x")
             waiting = asyncio.create_task(take(locks, "x"))
             await until_async(lambda: _waits(locks), "one to wait")
@@ -108,7 +108,7 @@ def test_a_request_goes_on_while_all_other_tasks_are_cancelled(url: str) -> None
     """Connections are made by tasks of our own."""
 
     async def main(steps: int) -> bool:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             asking = asyncio.create_task(take(locks, "x"))
             for _ in range(steps):
                 await asyncio.sleep(0)
@@ -128,7 +128,7 @@ def test_a_request_goes_on_while_all_other_tasks_are_cancelled(url: str) -> None
 def test_an_interrupt_that_falls_into_the_keeper_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `asyncio.run` it is raised in whichever task runs."""
     with loop_that_is_just_closed() as loop:
-        locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+        locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
         lease = loop.run_until_complete(take(locks, "x"))
         engine = locks._logic.engine
         look = engine.keeper._look
@@ -150,7 +150,7 @@ def test_a_keeper_that_fails_tells_every_holder(monkeypatch: pytest.MonkeyPatch)
     told: list[str] = []
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+        async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             lease = await take(locks, "x", on_lost=lambda lease: told.append(lease.name))
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
@@ -187,7 +187,7 @@ def just_closed(test: F) -> F:
 
 @just_closed
 def test_what_was_held_when_the_loop_was_closed_is_renewed_in_the_next_one(url: str) -> None:
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     with loop_that_is_just_closed() as loop:
         lease = loop.run_until_complete(take(locks, "x"))
 
@@ -206,7 +206,7 @@ def test_what_was_held_when_the_loop_was_closed_is_renewed_in_the_next_one(url: 
 
 @just_closed
 def test_leases_of_every_next_loop_are_renewed(url: str) -> None:
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     for number in range(3):
         with loop_that_is_just_closed() as loop:
             lease = loop.run_until_complete(take(locks, f"x{number}"))
@@ -216,7 +216,7 @@ def test_leases_of_every_next_loop_are_renewed(url: str) -> None:
 
 @pytest.mark.parametrize("first", ["extend", "release", "acquire"])
 def test_whatever_is_asked_first_in_the_next_loop_what_is_held_is_renewed(first: str) -> None:
-    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
     with loop_that_is_just_closed() as loop:
         leases = [loop.run_until_complete(take(locks, name)) for name in "xy"]
 
@@ -225,7 +225,7 @@ def test_whatever_is_asked_first_in_the_next_loop_what_is_held_is_renewed(first:
             await take(locks, "z")
         else:
             await getattr(leases[1], first)()
-        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        assert [task.get_name() for task in background_tasks()] == ["lockfast-keeper"]
         await renew_async(leases[0])
         await locks.close()
 
@@ -236,7 +236,7 @@ def test_whatever_is_asked_first_in_the_next_loop_what_is_held_is_renewed(first:
 def test_a_body_whose_loop_was_closed_has_lost_its_lock(url: str) -> None:
     """It never goes on, so nothing would ever release it."""
     lost: list[str] = []
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     entered: list[AsyncLease] = []
 
     async def hold() -> None:
@@ -270,9 +270,9 @@ def test_who_waited_in_a_loop_that_was_closed_leaves_the_line(url: str) -> None:
         await until_async(lambda: _waits(locks), "one to wait")
         return waiting
 
-    with holdfast.connect(url) as others:
+    with lockfast.connect(url) as others:
         others.lock("x", ttl=HOUR).acquire()
-        locks = holdfast.aio.connect(url)
+        locks = lockfast.aio.connect(url)
         with loop_that_is_just_closed() as loop:
             waiting = loop.run_until_complete(wait())
             waiting._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -287,7 +287,7 @@ def test_who_waited_in_a_loop_that_was_closed_leaves_the_line(url: str) -> None:
 
 def test_a_loop_that_is_closed_does_not_complain_of_our_tasks(caplog: pytest.LogCaptureFixture) -> None:
     async def use() -> None:
-        locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+        locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
         lease = await take(locks, "x")
         await lease.release()
         assert background_tasks()
@@ -305,7 +305,7 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: 
                 await ask()
 
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lease = await take(locks, "x")
             await asyncio.to_thread(asyncio.run, use(locks, lease))
             assert lease.held
@@ -316,7 +316,7 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: 
 
 @pytest.mark.parametrize("look", ["inspect", "list"])
 def test_a_look_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(look: str) -> None:
-    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
     with loop_that_is_just_closed() as loop:
         lease = loop.run_until_complete(take(locks, "x"))
 
@@ -331,7 +331,7 @@ def test_a_look_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_livin
 
     async def main() -> None:
         await look_once()
-        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        assert [task.get_name() for task in background_tasks()] == ["lockfast-keeper"]
         assert lease.held
         await locks.close()
 
@@ -339,7 +339,7 @@ def test_a_look_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_livin
 
 
 def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_collected() -> None:
-    locks = holdfast.aio.connect(f"memory://{uuid4().hex}")
+    locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
     with loop_that_is_just_closed() as loop:
         loop.run_until_complete(take(locks, "x"))
     del loop
@@ -351,7 +351,7 @@ def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_
         gc.collect()
         await take(locks, "z")
         assert keeper._signal is signal
-        assert [task.get_name() for task in background_tasks()] == ["holdfast-keeper"]
+        assert [task.get_name() for task in background_tasks()] == ["lockfast-keeper"]
         await locks.close()
 
     asyncio.run(main())
@@ -368,7 +368,7 @@ def test_a_callback_that_tells_of_a_loss_is_the_programs_own_task_and_cancelling
             told.append(f"{lease.name} was cancelled")
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+        async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             await take(locks, "x", on_lost=waits)
             await take(locks, "y", on_lost=lambda lease: told.append(lease.name))
             await lose(locks, "x", "y")
@@ -403,7 +403,7 @@ def test_a_callback_that_is_cancelled_before_it_begins_ends_as_any_task_of_the_p
         await never()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+        async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             await take(locks, "x", on_lost=waits)
             await take(locks, "y", on_lost=lambda lease: begun.append(lease.name))
             await lose(locks, "x", "y")
@@ -420,7 +420,7 @@ def test_several_names_are_let_go_of_though_the_callback_is_cancelled_before_it_
         await never()
 
     async def main() -> None:
-        async with holdfast.aio.connect(f"memory://{uuid4().hex}") as locks:
+        async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             await locks.all("x", "y", ttl=HOUR, on_lost=waits).acquire()
             await lose(locks, "x")
             await see_another_task()
@@ -443,7 +443,7 @@ def test_closing_that_is_cancelled_and_called_again_frees_what_it_took_from_a_bo
             await never()
 
     async def main() -> None:
-        locks, inside = holdfast.aio.connect(url), asyncio.Event()
+        locks, inside = lockfast.aio.connect(url), asyncio.Event()
         backend = locks._logic.engine.backend
         release, asked = backend.release, asyncio.Event()
 
@@ -462,7 +462,7 @@ def test_closing_that_is_cancelled_and_called_again_frees_what_it_took_from_a_bo
         assert isinstance(running.exception(), LeaseLost)
         backend.release = release  # type: ignore[method-assign]
         await locks.close()
-        async with holdfast.aio.connect(url) as others:
+        async with lockfast.aio.connect(url) as others:
             assert not (await others.inspect("x")).locked
 
     asyncio.run(main())
@@ -477,10 +477,10 @@ def test_closing_while_a_connection_is_made_leaves_nothing_of_it(scheme: str) ->
         async def main() -> None:
             others = ",127.0.0.1:1,127.0.0.1:2" if scheme == "redlock" else ""
             url = f"{scheme}://127.0.0.1:{mute.getsockname()[1]}{others}/0"
-            locks = holdfast.aio.connect(url, patience=0.5)
+            locks = lockfast.aio.connect(url, patience=0.5)
             asking = asyncio.create_task(locks.lock("x").acquire())
             client, _ = await asyncio.to_thread(mute.accept)
-            making = [task for task in background_tasks() if task.get_name() != "holdfast-keeper"]
+            making = [task for task in background_tasks() if task.get_name() != "lockfast-keeper"]
             assert making
             with client:
                 await locks.close()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import aio
-from holdfast._connect import open_backend
-from holdfast._worlds import World
-from holdfast.backends.base import Backend
-from holdfast.testing import ALWAYS, FaultyBackend
+from lockfast import aio
+from lockfast._connect import open_backend
+from lockfast._worlds import World
+from lockfast.backends.base import Backend
+from lockfast.testing import ALWAYS, FaultyBackend
 from tests.servers.waiting import LIMIT
 
 

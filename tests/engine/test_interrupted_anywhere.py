@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import BackendUnavailable, LockInfo, Locks
-from holdfast._reentry import start_thread
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast import BackendUnavailable, LockInfo, Locks
+from lockfast._reentry import start_thread
+from lockfast.testing import FakeClock
 from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
 from tests.servers.shared import valkey
@@ -39,7 +39,7 @@ def died(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def _ours(file: str) -> bool:
-    return ("/holdfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
+    return ("/lockfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
 
 
 def _sweep(tell: Callable[[int], str]) -> set[str]:
@@ -65,7 +65,7 @@ def _is_kept(locks: Locks, clock: FakeClock) -> None:
 def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_the_next_one() -> None:
     def tell(point: int) -> str:
         clock = FakeClock()
-        with holdfast.connect(f"memory://anywhere-{next(_numbers)}", clock=clock) as locks:
+        with lockfast.connect(f"memory://anywhere-{next(_numbers)}", clock=clock) as locks:
             lock = locks.lock("a", ttl=20)
             with Interrupt(point, _ours) as interrupt:
                 try:
@@ -85,7 +85,7 @@ class Waiting:
     """Somebody else holds the lock that an acquire waits for, until there is a waiter or the acquire is over."""
 
     def __init__(self, url: str, clock: FakeClock, *, lets_go: bool) -> None:
-        self.other = holdfast.connect(url, clock=clock, holder="other")
+        self.other = lockfast.connect(url, clock=clock, holder="other")
         self._lets_go = lets_go
         self._held, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._hold)
@@ -132,7 +132,7 @@ def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], st
 def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh_url: Callable[[], str]) -> None:
     def tell(point: int) -> str:
         url, clock, error = fresh_url(), FakeClock(), None
-        with holdfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
+        with lockfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
             locks.list()  # it is open
             lock = locks.lock("a")
             with Interrupt(point, _ours) as interrupt:
@@ -172,7 +172,7 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
         url, clock, error = fresh_url(), FakeClock(), None
         hook = InterruptOnce(first)
         with (
-            holdfast.connect(hooked(url, hook), clock=clock) as locks,
+            lockfast.connect(hooked(url, hook), clock=clock) as locks,
             Waiting(url, clock, lets_go=False) as waiting,
         ):
             locks.list()
@@ -195,7 +195,7 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
 def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_url: Callable[[], str]) -> None:
     def tell(point: int) -> str:
         hook, url, clock, error = InterruptOnce("before release"), fresh_url(), FakeClock(), None
-        with holdfast.connect(hooked(url, hook), clock=clock) as locks:
+        with lockfast.connect(hooked(url, hook), clock=clock) as locks:
             lease = locks.lock("a").acquire()
             assert lease is not None
             with Interrupt(point, _ours, armed=lambda: hook.struck) as interrupt:
@@ -218,7 +218,7 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
 def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_that_is_unanswered(
     url: str, tmp_path: Path
 ) -> None:
-    with holdfast.connect(url.format(tmp_path)) as locks:
+    with lockfast.connect(url.format(tmp_path)) as locks:
         outage = locks._logic.engine.outage
 
         def tell(point: int) -> str:

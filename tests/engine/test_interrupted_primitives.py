@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import LockInfo
-from holdfast._reentry import drive
-from holdfast.engine.lease import Lease
-from holdfast.primitives import manager
+from lockfast import LockInfo
+from lockfast._reentry import drive
+from lockfast.engine.lease import Lease
+from lockfast.primitives import manager
 from tests.engine.interrupting import Interrupt
 from tests.engine.storm import ALONE, BESIDE_ANOTHER, Scene
 from tests.servers.waiting import join
@@ -34,7 +34,7 @@ def scene() -> Iterator[Scene]:
 
 
 def _ours(file: str) -> bool:
-    return "/holdfast/" in file and "/testing/" not in file
+    return "/lockfast/" in file and "/testing/" not in file
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast._worlds import drive
-from holdfast.backends.sqlite_store import SCHEMA
-from holdfast.drivers.sqlite import BlockingSqlite, Transaction
-from holdfast.drivers.wakes import BlockingWakes
-from holdfast.errors import BackendUnavailable
-from holdfast.sync import Locks
-from holdfast.testing.clock import FakeClock
+import lockfast
+from lockfast._worlds import drive
+from lockfast.backends.sqlite_store import SCHEMA
+from lockfast.drivers.sqlite import BlockingSqlite, Transaction
+from lockfast.drivers.wakes import BlockingWakes
+from lockfast.errors import BackendUnavailable
+from lockfast.sync import Locks
+from lockfast.testing.clock import FakeClock
 from tests.engine.hooked import hooked, while_time_passes
 from tests.servers.waiting import LIMIT, join, until
 
@@ -107,7 +107,7 @@ def nothing_left(locks: Locks, other: Locks) -> None:
 def run(story: Story, url: str, point: int) -> str | None:
     """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
     hook = InterruptAt(point)
-    with holdfast.connect(url, holder="them") as other, holdfast.connect(hooked(url, hook), holder="us") as locks:
+    with lockfast.connect(url, holder="them") as other, lockfast.connect(hooked(url, hook), holder="us") as locks:
         try:
             story(locks)
         except KeyboardInterrupt:
@@ -123,12 +123,12 @@ def run(story: Story, url: str, point: int) -> str | None:
 def run_against_another(
     story: Story, url: str, point: int, lets_go: bool, clock: FakeClock | None = None
 ) -> str | None:
-    with holdfast.connect(url, holder="other", clock=clock) as others:
+    with lockfast.connect(url, holder="other", clock=clock) as others:
         theirs = others.lock("a").acquire()
         assert theirs is not None
         hook = InterruptAt(point)
         opener = hooked(url, while_time_passes(hook, clock, 5))
-        with holdfast.connect(opener, holder="us", clock=clock) as locks:
+        with lockfast.connect(opener, holder="us", clock=clock) as locks:
             enough = threading.Event()
 
             def let_go() -> None:

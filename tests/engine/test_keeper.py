@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._model import Claim, Grant, Renewal
-from holdfast._worlds import drive
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine.core import Engine
-from holdfast.engine.keeper import EARLY_LOSSES, IDLE
-from holdfast.engine.lease import Lease
-from holdfast.errors import BackendUnavailable, LeaseLost
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.simulated import Park, SimulatedWorld, Simulation
+import lockfast
+from lockfast._model import Claim, Grant, Renewal
+from lockfast._worlds import drive
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.engine.core import Engine
+from lockfast.engine.keeper import EARLY_LOSSES, IDLE
+from lockfast.engine.lease import Lease
+from lockfast.errors import BackendUnavailable, LeaseLost
+from lockfast.testing.clock import FakeClock
+from lockfast.testing.simulated import Park, SimulatedWorld, Simulation
 from tests.engine.stub import OnLost, StubBackend, take
 from tests.servers.waiting import until
 
@@ -222,7 +222,7 @@ def test_what_was_lost_never_comes_back() -> None:
 
 
 def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    with holdfast.connect("memory://one-thread") as locks:
+    with lockfast.connect("memory://one-thread") as locks:
         world, started = locks._logic.engine.world, list[str]()
         spawn = world.spawn
 
@@ -234,7 +234,7 @@ def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.Mon
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
         until(lambda: locks._logic.engine.keeper._running is not None)
-        assert started == ["holdfast-keeper"]
+        assert started == ["lockfast-keeper"]
 
 
 def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
@@ -243,7 +243,7 @@ def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stag
     usual = stage.world.spawn
 
     def spawn(work: Any, name: str) -> None:
-        if name == "holdfast-on-lost" and not refused:
+        if name == "lockfast-on-lost" and not refused:
             refused.append(name)
             work.close()
             raise RuntimeError("can't start new thread")
@@ -272,7 +272,7 @@ def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
         return over
 
     def spawn(work: Any, name: str) -> None:
-        assert name != "holdfast-keeper"
+        assert name != "lockfast-keeper"
         usual(work, name)
 
     monkeypatch.setattr(keeper, "_retire", retire_and_keep)

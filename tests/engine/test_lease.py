@@ -7,12 +7,12 @@ from typing import get_args
 
 import pytest
 
-from holdfast._worlds import drive
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine.core import Engine
-from holdfast.engine.lease import LIFE, State, Step
-from holdfast.errors import LeaseLost, NotHeld
-from holdfast.testing.clock import FakeClock
+from lockfast._worlds import drive
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import LIFE, State, Step
+from lockfast.errors import LeaseLost, NotHeld
+from lockfast.testing.clock import FakeClock
 from tests.engine.stub import StubBackend, take
 
 STATES: tuple[State, ...] = get_args(State)

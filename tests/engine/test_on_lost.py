@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Locks
-from holdfast.aio import AsyncLocks
-from holdfast.engine import callbacks
+import lockfast
+from lockfast import Locks
+from lockfast.aio import AsyncLocks
+from lockfast.engine import callbacks
 from tests.servers.waiting import join, until, until_async
 
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
@@ -62,7 +62,7 @@ def acquired(locks: Locks, make: str, told: Told) -> None:
 
 @pytest.mark.parametrize("make", MAKE)
 def test_in_threads(url: str, make: str, told: Told) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         acquired(locks, make, told)
         lose(locks)
         until(lambda: told.seen)
@@ -79,7 +79,7 @@ def lose(locks: Locks | AsyncLocks) -> None:
 @pytest.mark.parametrize("make", MAKE)
 def test_in_asyncio(url: str, make: str, kind: str, told: Told) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lock = MAKE[make](locks, getattr(told, kind))
 
             async def work(value: str) -> None:
@@ -98,5 +98,5 @@ def test_in_asyncio(url: str, make: str, kind: str, told: Told) -> None:
 def test_an_acquire_without_it_copies_no_context(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[object] = []
     monkeypatch.setattr(callbacks, "copy_context", lambda: copies.append(None))
-    with holdfast.connect(url) as locks, locks.lock("a"):
+    with lockfast.connect(url) as locks, locks.lock("a"):
         assert not copies

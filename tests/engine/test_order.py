@@ -19,18 +19,18 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast.engine.core import lock_order
-from holdfast.engine.order import ORDER, LockOrder, LockOrderWarning
-from holdfast.sync import Locks
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast.engine.core import lock_order
+from lockfast.engine.order import ORDER, LockOrder, LockOrderWarning
+from lockfast.sync import Locks
+from lockfast.testing import FakeClock
 from tests.forks import child_may_take
 from tests.servers.waiting import join, until
 
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    with holdfast.connect(url, debug=True) as locks:
+    with lockfast.connect(url, debug=True) as locks:
         yield locks
 
 
@@ -118,7 +118,7 @@ def test_what_was_released_before_is_no_order(locks: Locks) -> None:
 
 def test_what_was_lost_is_no_order(url: str) -> None:
     clock = FakeClock()
-    with holdfast.connect(url, debug=True, clock=clock) as locks:
+    with lockfast.connect(url, debug=True, clock=clock) as locks:
         nested("a", "b", of=locks)
         lease = locks.lock("b", ttl=10, renew=False).acquire()
         clock.advance(10)
@@ -135,7 +135,7 @@ def test_what_was_tried_for_counts_too(locks: Locks) -> None:
 
 
 def test_an_order_across_two_locks_objects_of_one_store(url: str) -> None:
-    with holdfast.connect(url, debug=True) as one, holdfast.connect(url, debug=True) as two:
+    with lockfast.connect(url, debug=True) as one, lockfast.connect(url, debug=True) as two:
         with one.lock("a"), two.lock("b"):
             pass
         with pytest.warns(LockOrderWarning), one.lock("b"), two.lock("a"):
@@ -143,7 +143,7 @@ def test_an_order_across_two_locks_objects_of_one_store(url: str) -> None:
 
 
 def test_an_order_across_two_stores(url: str, tmp_path: Path) -> None:
-    with holdfast.connect(url, debug=True) as one, holdfast.connect(f"sqlite:///{tmp_path}/2.db", debug=True) as two:
+    with lockfast.connect(url, debug=True) as one, lockfast.connect(f"sqlite:///{tmp_path}/2.db", debug=True) as two:
         with one.lock("a"), two.lock("a"):  # another lock, though it has the same name
             pass
         with pytest.warns(LockOrderWarning), two.lock("a"), one.lock("a"):
@@ -151,7 +151,7 @@ def test_an_order_across_two_stores(url: str, tmp_path: Path) -> None:
 
 
 def test_an_order_across_two_namespaces(url: str) -> None:
-    with holdfast.connect(url, debug=True) as one, holdfast.connect(url, debug=True, namespace="other") as two:
+    with lockfast.connect(url, debug=True) as one, lockfast.connect(url, debug=True, namespace="other") as two:
         with one.lock("a"), two.lock("a"):
             pass
         with pytest.warns(LockOrderWarning), two.lock("a"), one.lock("a"):
@@ -186,7 +186,7 @@ def test_several_names_are_always_taken_in_order(locks: Locks) -> None:
 
 def test_it_is_in_the_log_too(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
     nested("a", "b", of=locks)
-    with caplog.at_level(logging.WARNING, "holdfast"), pytest.warns(LockOrderWarning):
+    with caplog.at_level(logging.WARNING, "lockfast"), pytest.warns(LockOrderWarning):
         nested("b", "a", of=locks)
     (record,) = caplog.records
     assert record.getMessage().startswith("lock order: 'a' is asked for at ")
@@ -237,7 +237,7 @@ def test_another_permit_of_a_semaphore_is_not_warned_of(locks: Locks) -> None:
 
 def test_tasks_have_an_order_each_of_its_own(url: str) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url, debug=True) as locks:
+        async with lockfast.aio.connect(url, debug=True) as locks:
 
             async def take(*names: str) -> None:
                 async with locks.lock(names[0]), locks.lock(names[1]):
@@ -254,8 +254,8 @@ def test_tasks_have_an_order_each_of_its_own(url: str) -> None:
 
 def test_both_worlds_in_one_process_share_one_order(url: str) -> None:
     async def story() -> None:
-        async with holdfast.aio.connect(url, debug=True) as locks:
-            with holdfast.connect(url, debug=True) as blocking:
+        async with lockfast.aio.connect(url, debug=True) as locks:
+            with lockfast.connect(url, debug=True) as blocking:
                 async with locks.lock("a"):
                     nested("b", of=blocking)
                 in_a_thread(lambda: nested("b", of=blocking))  # where no loop runs
@@ -271,7 +271,7 @@ def test_both_worlds_in_one_process_share_one_order(url: str) -> None:
 
 def test_its_memory_is_bounded(url: str) -> None:
     order = LockOrder(most=5)
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks._logic.engine.order = order
         with locks.lock("outer"):
             for number in range(50):
@@ -287,7 +287,7 @@ def test_its_memory_is_bounded(url: str) -> None:
 @pytest.mark.slow
 def test_it_keeps_no_locks_alive(url: str) -> None:
     order = LockOrder()
-    locks = holdfast.connect(url)
+    locks = lockfast.connect(url)
     locks._logic.engine.order = order
     nested("a", "b", of=locks)
     engine = weakref.ref(locks._logic.engine)
@@ -306,10 +306,10 @@ def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent() -> None:
 
 
 PROGRAM = """
-import sys, holdfast
-with holdfast.connect("memory://", **{options}) as locks, locks.lock("a"):
+import sys, lockfast
+with lockfast.connect("memory://", **{options}) as locks, locks.lock("a"):
     pass
-print("holdfast.engine.order" in sys.modules)
+print("lockfast.engine.order" in sys.modules)
 """
 
 
@@ -327,9 +327,9 @@ print("holdfast.engine.order" in sys.modules)
 def test_it_is_off_unless_asked_for_and_then_not_even_imported(
     variable: str | None, options: dict[str, bool], on: bool
 ) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "HOLDFAST_DEBUG"}
+    env = {name: value for name, value in os.environ.items() if name != "LOCKFAST_DEBUG"}
     if variable is not None:
-        env["HOLDFAST_DEBUG"] = variable
+        env["LOCKFAST_DEBUG"] = variable
     program = PROGRAM.format(options=options)
     answer = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=30)
     assert (answer.stdout.strip(), answer.stderr) == (str(on), "")
@@ -338,7 +338,7 @@ def test_it_is_off_unless_asked_for_and_then_not_even_imported(
 def test_all_who_ask_for_it_share_the_one_order_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lock_order(True) is ORDER
     assert lock_order(False) is None
-    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    monkeypatch.setenv("LOCKFAST_DEBUG", "1")
     assert lock_order(None) is ORDER
-    monkeypatch.delenv("HOLDFAST_DEBUG")
+    monkeypatch.delenv("LOCKFAST_DEBUG")
     assert lock_order(None) is None

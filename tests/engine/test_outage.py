@@ -11,16 +11,16 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast import BackendUnavailable, Unsupported
-from holdfast._model import Busy, Claim, Grant
-from holdfast._worlds import World
-from holdfast.engine.acquire import HASTY_S
-from holdfast.engine.core import PATIENCE
-from holdfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
-from holdfast.observe.events import Event
-from holdfast.primitives.locks import LocksLogic
-from holdfast.testing import FakeClock
-from holdfast.testing.faults import ALWAYS, FaultyBackend, Verb
+from lockfast import BackendUnavailable, Unsupported
+from lockfast._model import Busy, Claim, Grant
+from lockfast._worlds import World
+from lockfast.engine.acquire import HASTY_S
+from lockfast.engine.core import PATIENCE
+from lockfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
+from lockfast.observe.events import Event
+from lockfast.primitives.locks import LocksLogic
+from lockfast.testing import FakeClock
+from lockfast.testing.faults import ALWAYS, FaultyBackend, Verb
 from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
@@ -104,7 +104,7 @@ def test_a_renewal_that_fails_reports_it_too(kind: str, clock: FakeClock, caplog
 def test_what_passes_within_a_second_is_not_reported(
     kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "holdfast")
+    caplog.set_level(logging.INFO, "lockfast")
 
     async def work(locks: LocksLogic) -> None:
         broken(locks).lose_request("acquire", 3)  # 20, 80 and 160 ms of pause at most
@@ -118,7 +118,7 @@ def test_what_passes_within_a_second_is_not_reported(
 def test_the_end_of_a_reported_outage_is_reported_too(
     kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "holdfast")
+    caplog.set_level(logging.INFO, "lockfast")
 
     async def work(locks: LocksLogic) -> None:
         for _ in range(2):
@@ -223,7 +223,7 @@ def test_a_store_that_cannot_be_used_leaves_nothing_to_do_in_the_background(kind
             await locks.lock("a", ttl=TTL).acquire()
 
     run_hurried(kind, lambda _: Unusable(), work, clock)
-    assert set(started) <= {"holdfast-keeper"}
+    assert set(started) <= {"lockfast-keeper"}
 
 
 # Real backends at which nobody listens
@@ -265,7 +265,7 @@ def test_the_error_ends_with_a_command_that_can_be_pasted_and_shows_no_password(
     url: str, kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = refused(url, kind, clock)
-    assert str(error).endswith(f"; for more, run: holdfast doctor {GONE[url]}")
+    assert str(error).endswith(f"; for more, run: lockfast doctor {GONE[url]}")
     [warning] = outages(caplog)
     assert "cannot reach " in warning
     told = [str(error), repr(error), warning, "".join(traceback.format_exception(error)), caplog.text]
@@ -293,9 +293,9 @@ def test_the_traceback_shows_the_callers_line_and_one_cause(url: str, kind: str,
 def test_a_question_that_is_not_repeated_ends_with_the_command_too(kind: str, clock: FakeClock) -> None:
     async def work(locks: LocksLogic) -> None:
         for ask in (lambda: locks.inspect("a"), lambda: locks.list(""), lambda: locks.break_lock("a")):
-            with pytest.raises(BackendUnavailable, match=r"; for more, run: holdfast doctor redis://127\.0\.0\.1:1/0$"):
+            with pytest.raises(BackendUnavailable, match=r"; for more, run: lockfast doctor redis://127\.0\.0\.1:1/0$"):
                 await ask()
-        with pytest.raises(BackendUnavailable, match="holdfast doctor"):
+        with pytest.raises(BackendUnavailable, match="lockfast doctor"):
             await locks.lock("a", ttl=TTL).locked()
 
     run_hurried(kind, on_url("redis://127.0.0.1:1"), work, clock)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import _reentry
-from holdfast._faces import aio_manager, sync_manager
-from holdfast._model import Claim
-from holdfast._reentry import drive, outside
-from holdfast.backends.memory_store import shared_store
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast import _reentry
+from lockfast._faces import aio_manager, sync_manager
+from lockfast._model import Claim
+from lockfast._reentry import drive, outside
+from lockfast.backends.memory_store import shared_store
+from lockfast.testing import FakeClock
 from tests.servers.waiting import happens, join, until, until_async
 
 
@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{tmp_path.name}" if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
 
-def in_the_middle_of(locks: holdfast.Locks, act: Callable[[], object]) -> None:
+def in_the_middle_of(locks: lockfast.Locks, act: Callable[[], object]) -> None:
     """Act where a request of this thread is under way."""
     backend = locks._logic.engine.backend
     inspect = backend.inspect
@@ -48,11 +48,11 @@ def in_the_middle_of(locks: holdfast.Locks, act: Callable[[], object]) -> None:
 
 
 def test_what_is_asked_in_the_middle_of_a_request_is_refused_and_leaves_nothing(url: str) -> None:
-    with holdfast.connect(url) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
 
         def ask() -> None:
             for asks in (locks, others):
-                with pytest.raises(holdfast.BackendUnavailable, match="in the middle of another request"):
+                with pytest.raises(lockfast.BackendUnavailable, match="in the middle of another request"):
                     asks.lock("job").acquire(blocking=False)
 
         in_the_middle_of(locks, ask)
@@ -68,14 +68,14 @@ def test_code_of_the_user_s_may_ask_for_anything(url: str) -> None:
         with locks.lock(name, wait=0):
             asked.append(name)
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         listen = locks._logic.engine.events.listen
         stop = listen(lambda event: ask("listener") if (event.name, event.kind) == ("job", "granted") else None)
         with locks.lock("job"):
             stop()
         locks.cell("box").update(lambda _: ask("update"))
         locks.election("lead").run(lambda _: ask("elected"))
-        manager = holdfast.DistributedLock(url)
+        manager = lockfast.DistributedLock(url)
         manager.with_lock("scope", lambda: ask("in scope"))
         manager.close()
     assert asked == ["listener", "update", "elected", "in scope"]
@@ -86,7 +86,7 @@ def test_code_of_the_user_s_may_ask_for_anything(url: str) -> None:
 
 def test_a_release_in_the_middle_of_a_request_is_done_when_nothing_else_is_asked_any_more(tmp_path: Path) -> None:
     store = shared_store(tmp_path.name)
-    with holdfast.connect(f"memory://{tmp_path.name}") as locks:
+    with lockfast.connect(f"memory://{tmp_path.name}") as locks:
         lease = locks.lock("job", ttl=3600).acquire()
         assert lease is not None
         in_the_middle_of(locks, lambda: lease.release() or pytest.fail("it was held"))
@@ -95,8 +95,8 @@ def test_a_release_in_the_middle_of_a_request_is_done_when_nothing_else_is_asked
 
 
 def test_every_way_to_end_something_may_be_met_in_the_middle_of_a_request(url: str) -> None:
-    with holdfast.connect(url) as others, holdfast.connect(url) as locks:
-        manager = holdfast.DistributedLock(url)
+    with lockfast.connect(url) as others, lockfast.connect(url) as locks:
+        manager = lockfast.DistributedLock(url)
         lock, multi, election = locks.lock("lock"), locks.all("a", "b"), locks.election("lead")
         lock.acquire()
         multi.acquire()
@@ -124,7 +124,7 @@ def test_every_way_to_end_something_may_be_met_in_the_middle_of_a_request(url: s
 
 
 def test_what_is_expected_of_something_that_is_put_off_is_what_was_true_before(url: str) -> None:
-    with holdfast.connect(url) as others, holdfast.connect(url) as locks:
+    with lockfast.connect(url) as others, lockfast.connect(url) as locks:
         engine, lease = locks._logic.engine, locks.lock("x").acquire()
         assert lease is not None
         put_off = engine.put_off
@@ -141,10 +141,10 @@ def test_what_is_expected_of_something_that_is_put_off_is_what_was_true_before(u
 
 def test_what_is_put_off_is_done_for_the_thread_that_wanted_it(url: str) -> None:
     """Else it would end the permit of another that was taken through the same object."""
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         permits = locks.semaphore("pool", 5)
         permits.__enter__()
-        theirs: list[holdfast.Lease] = []
+        theirs: list[lockfast.Lease] = []
         thread = threading.Thread(target=lambda: theirs.append(permits.__enter__()))
         thread.start()
         join(thread)
@@ -156,7 +156,7 @@ def test_what_is_put_off_is_done_for_the_thread_that_wanted_it(url: str) -> None
 
 def test_what_was_put_off_and_fails_does_not_keep_the_rest(tmp_path: Path) -> None:
     store = shared_store(tmp_path.name)
-    with holdfast.connect(f"memory://{tmp_path.name}") as locks:
+    with lockfast.connect(f"memory://{tmp_path.name}") as locks:
         lease = locks.lock("job", ttl=3600).acquire()
         assert lease is not None
 
@@ -170,7 +170,7 @@ def test_what_was_put_off_and_fails_does_not_keep_the_rest(tmp_path: Path) -> No
 
 def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url: str) -> None:
     clock, lost = FakeClock(), threading.Event()
-    with holdfast.connect(url, clock=clock) as locks, holdfast.connect(url) as others:
+    with lockfast.connect(url, clock=clock) as locks, lockfast.connect(url) as others:
         lease = locks.lock("job", ttl=10, renew=False, on_lost=lambda _: lost.set()).acquire()
         assert lease is not None
         keeper = locks._logic.engine.keeper
@@ -178,7 +178,7 @@ def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url
         clock.advance(100)
 
         def look() -> None:
-            with pytest.raises(holdfast.LeaseLost, match="ran out"):
+            with pytest.raises(lockfast.LeaseLost, match="ran out"):
                 lease.check()
 
         in_the_middle_of(others, look)
@@ -189,11 +189,11 @@ def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url
 def test_a_look_at_a_lost_lease_in_a_step_of_an_event_loop_does_not_hang(tmp_path: Path) -> None:
     async def main() -> None:
         clock = FakeClock()
-        async with holdfast.aio.connect(f"memory://{tmp_path.name}", clock=clock) as locks:
+        async with lockfast.aio.connect(f"memory://{tmp_path.name}", clock=clock) as locks:
             lease = await locks.lock("job", ttl=10, renew=False).acquire()
             assert lease is not None
             clock.advance(100)
-            with locks._logic.engine.mutex, pytest.raises(holdfast.LeaseLost):
+            with locks._logic.engine.mutex, pytest.raises(lockfast.LeaseLost):
                 lease.check()
 
     asyncio.run(main())
@@ -210,7 +210,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
             await asyncio.get_running_loop().create_future()
 
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             body = hold(locks)
             while not inside.is_set():
                 waits_for = body.send(None)
@@ -228,7 +228,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
     try:
         until(lambda: bodies)
         asyncio.run(close())
-        with holdfast.connect(url) as others:
+        with lockfast.connect(url) as others:
             until(lambda: not others.inspect("job").locked)
     finally:
         done.set()
@@ -237,7 +237,7 @@ def test_a_coroutine_that_is_closed_in_another_loop_s_thread_lets_go(url: str) -
 
 def test_a_coroutine_whose_loop_is_gone_lets_go_of_what_needs_no_loop(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}"
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
 
     async def hold() -> None:
         async with locks.lock("job", ttl=3600):
@@ -251,7 +251,7 @@ def test_a_coroutine_whose_loop_is_gone_lets_go_of_what_needs_no_loop(tmp_path: 
 
     asyncio.run(begin())
     body.close()
-    with holdfast.connect(url) as others:
+    with lockfast.connect(url) as others:
         until(lambda: not others.inspect("job").locked)
     locks._logic.engine.closed = True
 
@@ -275,7 +275,7 @@ class _Watched:
 
 def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Path) -> None:
     """One is in a transaction and wants the mutex of the waiters; the other has that, and ends a hold there."""
-    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+    with lockfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
         wakes, mutex = driver.wakes, driver.wakes._mutex
         holder, doomed = locks.lock("job").acquire(), locks.lock("doomed", ttl=3600).acquire()
@@ -329,11 +329,11 @@ def on_signal() -> Iterator[Callable[[Callable[[], None]], None]]:
 def test_a_signal_handler_may_use_locks_while_its_thread_waits_for_one(
     url: str, on_signal: Callable[[Callable[[], None]], None]
 ) -> None:
-    with holdfast.connect(url) as locks:
-        leases: list[holdfast.Lease | None] = []
+    with lockfast.connect(url) as locks:
+        leases: list[lockfast.Lease | None] = []
 
         def take_another() -> None:
-            with suppress(holdfast.BackendUnavailable):  # it came when the thread was about to sleep
+            with suppress(lockfast.BackendUnavailable):  # it came when the thread was about to sleep
                 leases.append(locks.lock("another").acquire(blocking=False))
 
         on_signal(take_another)
@@ -364,21 +364,21 @@ def test_a_storm_of_signals_whose_handler_uses_locks_hangs_nothing(
     url: str, on_signal: Callable[[Callable[[], None]], None]
 ) -> None:
     refused, taken = [0], [0]
-    stock: list[holdfast.Lease] = []
+    stock: list[lockfast.Lease] = []
 
     def handle() -> None:
         if stock:
             stock.pop().release()
         try:
             lease = locks.lock("handler").acquire(blocking=False)
-        except holdfast.BackendUnavailable:
+        except lockfast.BackendUnavailable:
             refused[0] += 1
         else:
             taken[0] += 1
             if lease is not None:
                 lease.release()
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         on_signal(handle)
         over = threading.Event()
 
@@ -465,7 +465,7 @@ def test_outside_ends_with_its_block() -> None:
 
 
 def test_a_finalizer_may_ask_for_the_one_manager_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[holdfast.DistributedLock] = []
+    made: list[lockfast.DistributedLock] = []
 
     class Asks(sync_manager.DistributedLock):
         def __init__(self, url: Any) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import Lease, Lock, Locks, SelfDeadlock, aio
+import lockfast
+from lockfast import Lease, Lock, Locks, SelfDeadlock, aio
 from tests.servers.waiting import LIMIT, until, until_async
 
 
@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def locks(url: str) -> Iterator[Locks]:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         yield locks
 
 
@@ -163,7 +163,7 @@ def test_a_lease_that_is_kept_keeps_no_call_alive(locks: Locks, ends: str) -> No
 
     def work() -> weakref.ref[Large]:
         large = Large()
-        with pytest.raises(holdfast.LeaseLost) if ends == "lost" else ExitStack(), locks.lock("seat") as lease:
+        with pytest.raises(lockfast.LeaseLost) if ends == "lost" else ExitStack(), locks.lock("seat") as lease:
             kept.append(lease)
             if ends == "lost":
                 locks.break_lock("seat")

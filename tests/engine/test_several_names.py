@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLocks
-from holdfast.observe.events import Event
-from holdfast.sync import Locks
-from holdfast.testing.clock import FakeClock
+import lockfast
+from lockfast.aio import AsyncLocks
+from lockfast.observe.events import Event
+from lockfast.sync import Locks
+from lockfast.testing.clock import FakeClock
 from tests.engine.hooked import hooked, while_time_passes
 from tests.engine.test_cancellation import CancelAt, suspend
 from tests.engine.test_interrupts import InterruptAt, sweep
@@ -69,9 +69,9 @@ async def in_vain(locks: AsyncLocks) -> None:
 async def cancelled(story: AsyncStory, url: str, points: set[int], held: str, clock: FakeClock | None = None) -> bool:
     """Tell the story, cancelled at these suspensions, while another holds a name; False if it ended before."""
     async with AsyncExitStack() as stack:
-        other = await stack.enter_async_context(holdfast.aio.connect(url, holder="them", clock=clock))
+        other = await stack.enter_async_context(lockfast.aio.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(suspend, clock, 5))
-        locks = await stack.enter_async_context(holdfast.aio.connect(opener, holder="us", clock=clock))
+        locks = await stack.enter_async_context(lockfast.aio.connect(opener, holder="us", clock=clock))
         heard: list[Event] = []
         locks.events.listen(heard.append)
         if held:
@@ -144,9 +144,9 @@ def interrupted(story: Story, url: str, point: int, held: str, clock: FakeClock 
     """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
     hook = InterruptAt(point)
     with ExitStack() as stack:
-        other = stack.enter_context(holdfast.connect(url, holder="them", clock=clock))
+        other = stack.enter_context(lockfast.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(hook, clock, 5))
-        locks = stack.enter_context(holdfast.connect(opener, holder="us", clock=clock))
+        locks = stack.enter_context(lockfast.connect(opener, holder="us", clock=clock))
         heard: list[Event] = []
         locks.events.listen(heard.append)
         if held:
@@ -188,7 +188,7 @@ def test_interrupted_just_after_a_grant_nothing_is_left(number: int, url: str) -
         if event.kind == "granted" and [event.kind for event in heard].count("granted") == number:
             raise KeyboardInterrupt
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         locks.events.listen(listen)
         with pytest.raises(KeyboardInterrupt):
             locks.all(*NAMES).acquire()
@@ -204,8 +204,8 @@ def test_interrupted_just_after_a_grant_nothing_is_left(number: int, url: str) -
 def test_a_coroutine_that_is_closed_in_the_middle_leaves_nothing(suspensions: int, url: str) -> None:
     async def story() -> None:
         async with (
-            holdfast.aio.connect(url, holder="them") as other,
-            holdfast.aio.connect(hooked(url, suspend), holder="us") as locks,
+            lockfast.aio.connect(url, holder="them") as other,
+            lockfast.aio.connect(hooked(url, suspend), holder="us") as locks,
         ):
             coroutine = a_body(locks)
             steps = coroutine.__await__()
@@ -228,7 +228,7 @@ def test_a_coroutine_that_is_closed_in_the_middle_leaves_nothing(suspensions: in
 
 
 def test_a_lease_that_was_released_by_itself_is_not_remembered(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         several = locks.all(*NAMES)
         for _ in range(10):
             lease = several.acquire()
@@ -240,7 +240,7 @@ def test_a_lease_that_was_released_by_itself_is_not_remembered(url: str) -> None
 
 
 def test_several_names_many_times_by_many_threads(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         shared, inside, crowded = locks.all(*NAMES), list[int](), list[int]()
 
         def visit() -> None:

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast._faces.aio_lock import AsyncLease
-from holdfast._model import Claim, Grant, LockInfo, Renewal
-from holdfast._values import Booked, Rate, Stored
-from holdfast.engine.core import Engine
-from holdfast.engine.keeper import IDLE
-from holdfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
-from holdfast.errors import BackendUnavailable, LockError
-from holdfast.observe.events import Event
-from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.locks import LocksLogic
-from holdfast.testing.simulated import SimulatedWorld, Simulation
+import lockfast
+from lockfast._faces.aio_lock import AsyncLease
+from lockfast._model import Claim, Grant, LockInfo, Renewal
+from lockfast._values import Booked, Rate, Stored
+from lockfast.engine.core import Engine
+from lockfast.engine.keeper import IDLE
+from lockfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
+from lockfast.errors import BackendUnavailable, LockError
+from lockfast.observe.events import Event
+from lockfast.primitives.lock import LockLogic
+from lockfast.primitives.locks import LocksLogic
+from lockfast.testing.simulated import SimulatedWorld, Simulation
 from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.stub import StubBackend
 from tests.servers.waiting import LIMIT, join, until, until_async
@@ -89,7 +89,7 @@ class Stage:
         self.backend = Slow(self.world)
         self.engine = Engine(self.backend, self.world, lease_type=AsyncLease, holder="us")
         self.engine.outage.watches = True
-        self.locks = LocksLogic(self.engine, "holdfast")
+        self.locks = LocksLogic(self.engine, "lockfast")
         self.reported: list[tuple[str, float, str]] = []
         self.engine.events.listen(self._hear)
 
@@ -396,7 +396,7 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
     url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = at(mute, url)
-    locks = holdfast.connect(url, patience=LIMIT)
+    locks = lockfast.connect(url, patience=LIMIT)
     told_in: list[str] = []
     locks.events.listen(lambda event: told_in.append(f"{event.kind} in {threading.current_thread().name}"))
 
@@ -411,7 +411,7 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
     locks.close()
     join(thread)
     _must_tell_of(first, url)
-    assert "unreachable in holdfast-events" in told_in  # not in the keeper's thread: a listener may block
+    assert "unreachable in lockfast-events" in told_in  # not in the keeper's thread: a listener may block
 
 
 @pytest.mark.slow
@@ -422,7 +422,7 @@ def test_a_task_that_waits_for_a_mute_server_is_told(
     url = at(mute, url)
 
     async def work() -> str:
-        async with holdfast.aio.connect(url, patience=LIMIT) as locks:
+        async with lockfast.aio.connect(url, patience=LIMIT) as locks:
             waiting = asyncio.create_task(locks.lock("a").acquire())
             [first, *_] = await until_async(lambda: silence(caplog))
             mute.close()

@@ -10,25 +10,25 @@ from typing import Any
 
 import pytest
 
-from holdfast import BackendUnavailable
-from holdfast._faces.aio_lock import AsyncLease
-from holdfast._faces.sync_lock import Lease
-from holdfast._model import Busy, Claim, Grant
-from holdfast._worlds import drive
-from holdfast._worlds.asyncio_ import AsyncioWorld
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.engine import unfinished
-from holdfast.engine.core import BRIEFLY, Engine
-from holdfast.engine.unfinished import MAX_WORKERS
-from holdfast.primitives.locks import LocksLogic
-from holdfast.testing import FakeClock
+from lockfast import BackendUnavailable
+from lockfast._faces.aio_lock import AsyncLease
+from lockfast._faces.sync_lock import Lease
+from lockfast._model import Busy, Claim, Grant
+from lockfast._worlds import drive
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.engine import unfinished
+from lockfast.engine.core import BRIEFLY, Engine
+from lockfast.engine.unfinished import MAX_WORKERS
+from lockfast.primitives.locks import LocksLogic
+from lockfast.testing import FakeClock
 from tests.engine.asking import TTL
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
 from tests.servers.waiting import LIMIT, until, until_async
 
 MANY = 10 * MAX_WORKERS
-WORKER = "holdfast-abandon"
+WORKER = "lockfast-abandon"
 
 
 def gone(**facts: Any) -> BackendUnavailable:
@@ -74,7 +74,7 @@ def noting_spawns(world: Any) -> list[str]:
 
 
 async def fail_many_times(engine: Engine) -> None:
-    locks = LocksLogic(engine, "holdfast")
+    locks = LocksLogic(engine, "lockfast")
     for number in range(MANY):
         with pytest.raises(BackendUnavailable):
             await locks.lock(str(number), ttl=TTL, wait=0).acquire()
@@ -266,7 +266,7 @@ def test_an_acquire_that_is_cancelled_between_two_tries_leaves_nothing_to_do_eit
             await pause(seconds)
 
         engine.world.pause = noted  # type: ignore[method-assign]
-        task = asyncio.create_task(LocksLogic(engine, "holdfast").lock("a", ttl=TTL).acquire())
+        task = asyncio.create_task(LocksLogic(engine, "lockfast").lock("a", ttl=TTL).acquire())
         await pauses.wait()
         task.cancel()
         await asyncio.wait({task})

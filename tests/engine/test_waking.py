@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast._model import Busy, Change, Claim, Grant, Sight
-from holdfast._values import NANO
-from holdfast.engine.waking import IN_VAIN
-from holdfast.primitives.locks import LocksLogic
-from holdfast.testing import FakeClock
+from lockfast._model import Busy, Change, Claim, Grant, Sight
+from lockfast._values import NANO
+from lockfast.engine.waking import IN_VAIN
+from lockfast.primitives.locks import LocksLogic
+from lockfast.testing import FakeClock
 from tests.engine.hurried import run_hurried
 from tests.engine.stub import StubBackend
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from holdfast._reentry import start_thread
-from holdfast._worlds import drive
-from holdfast._worlds.asyncio_ import AsyncioWorld
-from holdfast._worlds.threads import ThreadWorld
-from holdfast.testing.clock import FakeClock
-from holdfast.testing.simulated import SimulatedWorld, Simulation
+from lockfast._reentry import start_thread
+from lockfast._worlds import drive
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.testing.clock import FakeClock
+from lockfast.testing.simulated import SimulatedWorld, Simulation
 from tests.servers.waiting import LIMIT, join, until
 
 LONG = LIMIT  # seconds that no test waits for unless it fails

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import holdfast
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast.testing import FakeClock
 
 
 @pytest.fixture
@@ -22,6 +22,6 @@ def url() -> str:
 
 
 @pytest.fixture
-def locks(url: str, clock: FakeClock) -> Iterator[holdfast.Locks]:
-    with holdfast.connect(url, clock=clock) as locks:
+def locks(url: str, clock: FakeClock) -> Iterator[lockfast.Locks]:
+    with lockfast.connect(url, clock=clock) as locks:
         yield locks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from inspect import isawaitable
 from typing import Any
 
-import holdfast
-from holdfast.primitives.manager import LockResult, ManagerLogic
-from holdfast.testing.awaited import AwaitedLock
-from holdfast.testing.faults import FaultyBackend
-from holdfast.testing.stage import Stage
+import lockfast
+from lockfast.primitives.manager import LockResult, ManagerLogic
+from lockfast.testing.awaited import AwaitedLock
+from lockfast.testing.faults import FaultyBackend
+from lockfast.testing.stage import Stage
 
 
 async def _settle(answer: Any) -> Any:
@@ -21,7 +21,7 @@ class AwaitedManager:
 
     def __init__(self, stage: Stage, **options: Any) -> None:
         locks = stage.locks(**options)
-        face: Any = holdfast.DistributedLock if isinstance(locks.raw, holdfast.Locks) else holdfast.aio.DistributedLock
+        face: Any = lockfast.DistributedLock if isinstance(locks.raw, lockfast.Locks) else lockfast.aio.DistributedLock
         self.raw = face.__new__(face)
         self.raw._logic = ManagerLogic(locks.raw._logic)
         vars(locks)["manager"] = self.raw  # lives as long as the stage does, which closes it

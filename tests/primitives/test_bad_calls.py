@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import aio, fencing
-from holdfast._text import LONGEST_SHOWN, encodable, shown
+import lockfast
+from lockfast import aio, fencing
+from lockfast._text import LONGEST_SHOWN, encodable, shown
 
 pytestmark = pytest.mark.slow  # hundreds of them, each short
 
@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
     "a list that contains itself": _circle,
 }
 
-Locks = holdfast.Locks
+Locks = lockfast.Locks
 Call = Callable[[Any, Any], object]  # the locks, and the value
 ROW: dict[str, Any] = {"table": "t", "values": {"a": 1}, "key": {"id": 1}, "fence": 1}
 
@@ -51,7 +51,7 @@ def statement(**given: Any) -> object:
 
 
 def managed() -> Any:
-    return holdfast.DistributedLock("memory://bad-calls")
+    return lockfast.DistributedLock("memory://bad-calls")
 
 
 class _Client:
@@ -61,14 +61,14 @@ class _Client:
 
 # What is called with the value in the place of something else, and what the error says was expected.
 CALLS: dict[str, tuple[Call, str]] = {
-    "connect(url)": (lambda locks, it: holdfast.connect(it), "takes a URL or a client|quorum"),
-    "connect(holder)": (lambda locks, it: holdfast.connect("memory://", holder=it), "a holder must be a string"),
-    "connect(namespace)": (lambda locks, it: holdfast.connect("memory://", namespace=it), "a namespace must be a str"),
-    "connect(patience)": (lambda locks, it: holdfast.connect("memory://", patience=it), "patience must be"),
-    "connect(advisory)": (lambda locks, it: holdfast.connect("memory://", advisory=it), "advisory must be True or"),
-    "connect(clock)": (lambda locks, it: holdfast.connect("memory://", clock=it), r"clock must have now\(\)"),
+    "connect(url)": (lambda locks, it: lockfast.connect(it), "takes a URL or a client|quorum"),
+    "connect(holder)": (lambda locks, it: lockfast.connect("memory://", holder=it), "a holder must be a string"),
+    "connect(namespace)": (lambda locks, it: lockfast.connect("memory://", namespace=it), "a namespace must be a str"),
+    "connect(patience)": (lambda locks, it: lockfast.connect("memory://", patience=it), "patience must be"),
+    "connect(advisory)": (lambda locks, it: lockfast.connect("memory://", advisory=it), "advisory must be True or"),
+    "connect(clock)": (lambda locks, it: lockfast.connect("memory://", clock=it), r"clock must have now\(\)"),
     "aio.connect(clock)": (lambda locks, it: aio.connect("memory://", clock=it), r"clock must have now\(\)"),
-    "connect(schema)": (lambda locks, it: holdfast.connect("postgresql://h/d", schema=it), "a schema is letters"),
+    "connect(schema)": (lambda locks, it: lockfast.connect("postgresql://h/d", schema=it), "a schema is letters"),
     "lock": (lambda locks, it: locks.lock(it), "a lock name must be a string"),
     "lock(ttl)": (lambda locks, it: locks.lock("x", ttl=it), "ttl must be"),
     "lock(wait)": (lambda locks, it: locks.lock("x", wait=it), "wait must be"),
@@ -117,7 +117,7 @@ CALLS: dict[str, tuple[Call, str]] = {
 
 @pytest.fixture
 def locks() -> Locks:
-    return holdfast.connect("memory://bad-calls")
+    return lockfast.connect("memory://bad-calls")
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -142,13 +142,13 @@ def test_what_cannot_be_shown_or_is_too_long_is_refused_as_anything_else_is(
 
 
 NAMED: dict[str, Call] = {
-    "connect(url)": lambda locks, it: holdfast.connect(f"postgresql://host/{it}"),
-    "connect([url])": lambda locks, it: holdfast.connect(["redis://a", "redis://b", f"redis://{it}"]),
-    "connect({})": lambda locks, it: holdfast.connect({"host": it}),
-    "connect({}) of an option": lambda locks, it: holdfast.connect({it: "host"}),
-    "connect(holder)": lambda locks, it: holdfast.connect("memory://", holder=it),
-    "connect(namespace)": lambda locks, it: holdfast.connect("memory://", namespace=it),
-    "connect(schema)": lambda locks, it: holdfast.connect("postgresql://host/db", schema=it),
+    "connect(url)": lambda locks, it: lockfast.connect(f"postgresql://host/{it}"),
+    "connect([url])": lambda locks, it: lockfast.connect(["redis://a", "redis://b", f"redis://{it}"]),
+    "connect({})": lambda locks, it: lockfast.connect({"host": it}),
+    "connect({}) of an option": lambda locks, it: lockfast.connect({it: "host"}),
+    "connect(holder)": lambda locks, it: lockfast.connect("memory://", holder=it),
+    "connect(namespace)": lambda locks, it: lockfast.connect("memory://", namespace=it),
+    "connect(schema)": lambda locks, it: lockfast.connect("postgresql://host/db", schema=it),
     "lock": lambda locks, it: locks.lock(it),
     "semaphore": lambda locks, it: locks.semaphore(it, 1),
     "rwlock": lambda locks, it: locks.rwlock(it),
@@ -181,7 +181,7 @@ def test_a_name_that_no_store_could_keep_is_refused(locks: Locks, name: str) -> 
 
 
 def test_a_name_of_a_file_may_be_any_bytes() -> None:
-    holdfast.connect("sqlite:///half-\udc80.db").close()
+    lockfast.connect("sqlite:///half-\udc80.db").close()
 
 
 @pytest.mark.parametrize("column", [5, None, b"a", ""])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Locks
+from lockfast import Locks
 
 
 def _one(job_id: int) -> None: ...
@@ -68,7 +68,7 @@ def test_what_cannot_work_is_refused_when_decorating(
     "function", [_coroutine, _async_items, functools.partial(_coroutine), staticmethod(_coroutine)]
 )
 def test_what_is_asynchronous_is_refused_when_decorating(locks: Locks, function: Any) -> None:
-    with pytest.raises(TypeError, match=r"is asynchronous; decorate it with the locks of holdfast\.aio"):
+    with pytest.raises(TypeError, match=r"is asynchronous; decorate it with the locks of lockfast\.aio"):
         locks.locked("job")(function)
 
 
@@ -93,6 +93,6 @@ def test_a_singleton_refuses_to_wait_and_a_generator_a_default(locks: Locks) -> 
 
 
 def test_a_function_that_turns_out_to_be_asynchronous_does_not_run_without_the_lock(locks: Locks) -> None:
-    with pytest.raises(TypeError, match=r"gave a coroutine; decorate it with the locks of holdfast\.aio"):
+    with pytest.raises(TypeError, match=r"gave a coroutine; decorate it with the locks of lockfast\.aio"):
         locks.locked("job")(_gives_a_coroutine)()
     assert locks.list() == []

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AcquireTimeout, BackendUnavailable, Lease, LeaseLost, Locks, SelfDeadlock
-from holdfast._connect import open_backend
-from holdfast.testing import ALWAYS, FakeClock, FaultyBackend
+import lockfast
+from lockfast import AcquireTimeout, BackendUnavailable, Lease, LeaseLost, Locks, SelfDeadlock
+from lockfast._connect import open_backend
+from lockfast.testing import ALWAYS, FakeClock, FaultyBackend
 
 
 def names(locks: Locks) -> list[str]:
@@ -327,7 +327,7 @@ def test_a_singleton_does_not_take_silence_for_a_skip(clock: FakeClock) -> None:
         made.append(FaultyBackend(open_backend("memory://silent", world, clock), world))
         return made[0]
 
-    with holdfast.connect(opener, clock=clock) as locks:
+    with lockfast.connect(opener, clock=clock) as locks:
         run = locks.singleton("job")(_none)
         made[0].lose_request("acquire", ALWAYS, BackendUnavailable("down", transient=False))
         with pytest.raises(BackendUnavailable):

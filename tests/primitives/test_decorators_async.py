@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AcquireTimeout, LeaseLost, SelfDeadlock
-from holdfast.aio import AsyncLease, AsyncLocks
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast import AcquireTimeout, LeaseLost, SelfDeadlock
+from lockfast.aio import AsyncLease, AsyncLocks
+from lockfast.testing import FakeClock
 from tests.servers.waiting import LIMIT, until_async
 
 Story = Callable[[AsyncLocks, FakeClock], Coroutine[Any, Any, None]]
@@ -27,7 +27,7 @@ def tell(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: P
     where = url if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
     async def told(story: Story) -> None:
-        async with asyncio.timeout(LIMIT), holdfast.aio.connect(where, clock=clock) as locks:
+        async with asyncio.timeout(LIMIT), lockfast.aio.connect(where, clock=clock) as locks:
             await story(locks, clock)
 
     return lambda story: asyncio.run(told(story))
@@ -87,9 +87,9 @@ def _items() -> Iterator[int]:
 
 @pytest.mark.parametrize("function", [_plain, _items, functools.partial(_plain), staticmethod(_plain)])
 def test_what_is_not_asynchronous_is_refused_when_decorating(url: str, function: Any) -> None:
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     for decorate in (locks.locked, locks.singleton):
-        with pytest.raises(TypeError, match=r"is not asynchronous; decorate it with the locks of holdfast\.connect"):
+        with pytest.raises(TypeError, match=r"is not asynchronous; decorate it with the locks of lockfast\.connect"):
             decorate("job")(function)
 
 
@@ -98,7 +98,7 @@ def test_what_cannot_work_is_refused_when_decorating(url: str) -> None:
     async def items() -> AsyncIterator[int]:
         yield 1
 
-    locks = holdfast.aio.connect(url)
+    locks = lockfast.aio.connect(url)
     with pytest.raises(ValueError, match="names 'id'"):
         locks.locked("job:{id}")(run)
     with pytest.raises(ValueError, match="makes no sense"):

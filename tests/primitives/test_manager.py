@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockInfo, LockResult
-from holdfast.testing.contract import Promise, needs
-from holdfast.testing.faults import ALWAYS
-from holdfast.testing.stage import Stage
+from lockfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockInfo, LockResult
+from lockfast.testing.contract import Promise, needs
+from lockfast.testing.faults import ALWAYS
+from lockfast.testing.stage import Stage
 from tests.contract.backends import BACKENDS
 from tests.contract.telling import at_scale, classes
 from tests.primitives.managed import AwaitedManager

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Locks
-from holdfast._records import LONGEST_NAME
-from holdfast._worlds import drive
-from holdfast.primitives.lock import LockLogic
-from holdfast.primitives.names import DEFAULT_NAMESPACE, aside, qualify, unqualify
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast import Locks
+from lockfast._records import LONGEST_NAME
+from lockfast._worlds import drive
+from lockfast.primitives.lock import LockLogic
+from lockfast.primitives.names import DEFAULT_NAMESPACE, aside, qualify, unqualify
+from lockfast.testing import FakeClock
 from tests.servers.waiting import LIMIT
 
 BAD = [
@@ -50,7 +50,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def shop(url: str, clock: FakeClock) -> Iterator[Locks]:
-    with holdfast.connect(url, namespace="shop", clock=clock) as locks:
+    with lockfast.connect(url, namespace="shop", clock=clock) as locks:
         yield locks
 
 
@@ -59,18 +59,18 @@ def shop(url: str, clock: FakeClock) -> Iterator[Locks]:
 def test_a_bad_name_is_refused_with_what_is_wrong_with_it(
     what: str, make: Callable[[Locks, Any], object], name: Any, said: str
 ) -> None:
-    with holdfast.connect("memory://names") as locks, pytest.raises(ValueError, match=f"^a {what} {said}"):
+    with lockfast.connect("memory://names") as locks, pytest.raises(ValueError, match=f"^a {what} {said}"):
         make(locks, name)
 
 
 @pytest.mark.parametrize(("name", "said"), BAD)
 def test_a_bad_namespace_or_holder_is_refused_when_connecting(name: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^a namespace {said}"):
-        holdfast.connect("memory://names", namespace=name)
+        lockfast.connect("memory://names", namespace=name)
     if name is not None:  # then one is made up
         with pytest.raises(ValueError, match=f"^a holder {said}"):
-            holdfast.connect("memory://names", holder=name)
-        with holdfast.connect("memory://names") as locks, pytest.raises(ValueError, match=f"^a candidate {said}"):
+            lockfast.connect("memory://names", holder=name)
+        with lockfast.connect("memory://names") as locks, pytest.raises(ValueError, match=f"^a candidate {said}"):
             locks.election("lead", candidate=name)
 
 
@@ -118,7 +118,7 @@ def test_no_name_and_no_namespace_reach_into_another() -> None:
 def test_the_turn_of_who_waits_at_a_limiter_is_no_lock_that_anybody_sees(
     url: str, clock: FakeClock, namespace: str
 ) -> None:
-    with holdfast.connect(url, namespace=namespace, clock=clock) as locks:
+    with lockfast.connect(url, namespace=namespace, clock=clock) as locks:
         engine = locks._logic.engine
         assert drive(LockLogic(engine, locks.limiter("mail", rate=1)._logic._turn).acquire())
         [turn] = drive(engine.backend.list("", within=LIMIT))

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-import holdfast
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast.testing import FakeClock
 from tests.scale import by_scale
 
 NAMES = ("a", "b", "c", "d")
@@ -27,8 +27,8 @@ class Several(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.clock = FakeClock()
         url = self.url.format(folder=self.folder.name, store=uuid4().hex)
-        self.clients = [holdfast.connect(url, clock=self.clock, holder=holder) for holder in ("us", "them")]
-        self.leases: list[tuple[holdfast.MultiLease, frozenset[str], float]] = []
+        self.clients = [lockfast.connect(url, clock=self.clock, holder=holder) for holder in ("us", "them")]
+        self.leases: list[tuple[lockfast.MultiLease, frozenset[str], float]] = []
         self.last_fence = 0
 
     def teardown(self) -> None:
@@ -71,7 +71,7 @@ class Several(RuleBasedStateMachine):
             assert lease.extend(ttl)
             self.leases[place] = (lease, names, max(until, self.clock.now() + ttl))
         else:
-            with pytest.raises((holdfast.LeaseLost, holdfast.NotHeld)):
+            with pytest.raises((lockfast.LeaseLost, lockfast.NotHeld)):
                 lease.extend(ttl)
 
     @rule(seconds=st.sampled_from([0.4, 1.0, 5.0]))

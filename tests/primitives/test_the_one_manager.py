@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import DistributedLock, get_distributed_lock
-from holdfast._faces import aio_manager, sync_manager
-from holdfast._worlds import drive
+import lockfast
+from lockfast import DistributedLock, get_distributed_lock
+from lockfast._faces import aio_manager, sync_manager
+from lockfast._worlds import drive
 
 
 @pytest.fixture(autouse=True)
 def no_one_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("HOLDFAST_URL", f"sqlite:///{tmp_path}/locks.db")
+    monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
     monkeypatch.setattr(sync_manager, "_the_one", None)
     yield
     if sync_manager._the_one is not None:
@@ -34,7 +34,7 @@ def no_one_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def in_a_child(work: str) -> None:
     """Let the child of a fork of a fresh process do it."""
-    code = f"import os, sys\nimport holdfast\n{work}"
+    code = f"import os, sys\nimport lockfast\n{work}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -62,7 +62,7 @@ def test_threads_that_ask_first_at_once_get_the_same_one() -> None:
 
 def test_it_is_where_the_environment_says(tmp_path: Path) -> None:
     get_distributed_lock().acquire("a")
-    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+    with lockfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         assert [info.name for info in locks.list()] == ["a"]
 
 
@@ -105,18 +105,18 @@ def test_a_bad_url_is_not_remembered() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_has_it_too_and_holds_nothing_of_what_its_parent_does() -> None:
     in_a_child("""
-manager = holdfast.get_distributed_lock()
+manager = lockfast.get_distributed_lock()
 assert manager.acquire("a")
 mine = manager.holder_id
 import threading
-from holdfast._faces import sync_manager
+from lockfast._faces import sync_manager
 other = threading.Thread(target=sync_manager._mutex.acquire)  # as if it were about to make it
 other.start()
 other.join()
 manager._logic._turns._lines["b"] = ["a caller"]  # or to ask for a name
 child = os.fork()
 if not child:
-    same = holdfast.get_distributed_lock()
+    same = lockfast.get_distributed_lock()
     answers = [
         same is manager, same.holder_id != mine, not same.release("a"), not same.extend("a", 5),
         same.release_all() == 0, same.acquire("a").error == f"lock 'a' is held by {mine!r}", same.acquire("b").acquired,
@@ -130,13 +130,13 @@ assert manager.release("a")
 
 @pytest.mark.slow
 def test_what_is_left_at_exit_is_released(tmp_path: Path) -> None:
-    in_a_child("holdfast.get_distributed_lock().acquire('a', 3600)")
+    in_a_child("lockfast.get_distributed_lock().acquire('a', 3600)")
     in_a_child("""
 import asyncio
-async def main(): await holdfast.aio.get_distributed_lock().acquire('b', 3600)
+async def main(): await lockfast.aio.get_distributed_lock().acquire('b', 3600)
 asyncio.run(main())
 """)
-    with holdfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
+    with lockfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         assert locks.list() == []
 
 
@@ -159,7 +159,7 @@ def test_a_manager_is_a_context_manager() -> None:
     with DistributedLock("memory://context", holder_id="me", namespace="shop") as manager:
         assert manager.acquire("a")
         assert "'a'" in repr(manager)
-    with holdfast.connect("memory://context", namespace="shop") as locks:
+    with lockfast.connect("memory://context", namespace="shop") as locks:
         assert locks.list() == []
 
 
@@ -168,7 +168,7 @@ def test_with_lock_refuses_work_that_would_go_on_without_the_lock() -> None:
         return 1
 
     with DistributedLock("memory://context") as manager:
-        with pytest.raises(TypeError, match=r"holdfast\.aio"):
+        with pytest.raises(TypeError, match=r"lockfast\.aio"):
             _ = manager.with_lock("a", work)
         with pytest.raises(TypeError, match="gave a coroutine"):
             _ = manager.with_lock("a", lambda: work())
@@ -179,11 +179,11 @@ def test_with_lock_refuses_work_that_would_go_on_without_the_lock() -> None:
 
 def test_each_event_loop_has_one() -> None:
     async def ask() -> tuple[aio_manager.DistributedLock, aio_manager.DistributedLock]:
-        manager = holdfast.aio.get_distributed_lock()
-        assert isinstance(manager, holdfast.aio.DistributedLock)
+        manager = lockfast.aio.get_distributed_lock()
+        assert isinstance(manager, lockfast.aio.DistributedLock)
         async with manager:
             assert await manager.acquire("a")
-            return manager, holdfast.aio.get_distributed_lock()
+            return manager, lockfast.aio.get_distributed_lock()
 
     first, again = asyncio.run(ask())
     other, _ = asyncio.run(ask())
@@ -194,8 +194,8 @@ def test_each_event_loop_has_one() -> None:
 @pytest.mark.slow
 def test_the_one_of_a_closed_loop_is_forgotten() -> None:
     async def ask() -> None:
-        assert await holdfast.aio.get_distributed_lock().acquire("a")
-        assert await holdfast.aio.get_distributed_lock().release("a")
+        assert await lockfast.aio.get_distributed_lock().acquire("a")
+        assert await lockfast.aio.get_distributed_lock().release("a")
 
     for _ in range(3):
         asyncio.run(ask())
@@ -204,13 +204,13 @@ def test_the_one_of_a_closed_loop_is_forgotten() -> None:
 
 def test_a_loop_too_refuses_another_url() -> None:
     async def ask() -> None:
-        async with holdfast.aio.get_distributed_lock("memory://one"):
+        async with lockfast.aio.get_distributed_lock("memory://one"):
             with pytest.raises(ValueError, match="made for 'memory://one'"):
-                holdfast.aio.get_distributed_lock("memory://another")
+                lockfast.aio.get_distributed_lock("memory://another")
 
     asyncio.run(ask())
 
 
 def test_without_a_loop_there_is_none() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
-        holdfast.aio.get_distributed_lock()
+        lockfast.aio.get_distributed_lock()

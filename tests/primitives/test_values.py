@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import BackendUnavailable
-from holdfast._time import full_jitter
-from holdfast._values import NANO, NOTHING, Rate, Stored, Write, Written, book, decide
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._time import full_jitter
+from lockfast._values import NANO, NOTHING, Rate, Stored, Write, Written, book, decide
 
 RATES = st.builds(Rate, interval=st.integers(1, 10**10), burst=st.integers(1, 20))
 
@@ -87,7 +87,7 @@ def test_a_delete_that_is_refused_as_damaged_frees_the_cell_or_says_so(
     monkeypatch: pytest.MonkeyPatch, heals: bool
 ) -> None:
     """A read may find it sound all the same: another client has damaged it since."""
-    with holdfast.connect("memory://") as locks:
+    with lockfast.connect("memory://") as locks:
         cell = locks.cell("x")
         cell.write(1)
         backend = locks._logic.engine.backend

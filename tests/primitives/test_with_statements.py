@@ -13,11 +13,11 @@ from weakref import ref
 
 import pytest
 
-import holdfast
-from holdfast import Lease, Locks
-from holdfast._reentry import drive
-from holdfast.aio import AsyncLease, AsyncLocks
-from holdfast.primitives import statement
+import lockfast
+from lockfast import Lease, Locks
+from lockfast._reentry import drive
+from lockfast.aio import AsyncLease, AsyncLocks
+from lockfast.primitives import statement
 from tests.servers.waiting import LIMIT, join, until, until_async
 
 Made = Callable[[Locks], AbstractContextManager[Any]]
@@ -25,7 +25,7 @@ Made = Callable[[Locks], AbstractContextManager[Any]]
 
 @pytest.fixture
 def locks() -> Iterator[Locks]:
-    with holdfast.connect("memory://") as locks:
+    with lockfast.connect("memory://") as locks:
         yield locks
 
 
@@ -88,7 +88,7 @@ def test_async_blocks_of_one_task_that_do_not_end_last_in_first_out_end_each_its
             assert late.held
 
     async def main() -> None:
-        async with holdfast.aio.connect("memory://") as locks:
+        async with lockfast.aio.connect("memory://") as locks:
             await story(locks)
 
     asyncio.run(main())
@@ -156,7 +156,7 @@ def test_a_stack_ends_what_it_entered(made: AbstractContextManager[Any], locks: 
 
 def test_an_async_stack_ends_what_it_entered() -> None:
     async def main() -> None:
-        async with holdfast.aio.connect("memory://") as locks:
+        async with lockfast.aio.connect("memory://") as locks:
             for made in (locks.lock("a"), locks.all("a", "b"), locks.election("a")):
                 async with AsyncExitStack() as stack:
                     lease: Any = await stack.enter_async_context(made)
@@ -284,7 +284,7 @@ def test_a_collected_cycle_keeps_its_lease_to_the_end_of_its_body(locks: Locks) 
 
 
 def test_a_lock_that_was_only_looked_at_keeps_nothing_alive() -> None:
-    locks = holdfast.connect("memory://")
+    locks = lockfast.connect("memory://")
     assert hasattr(locks.lock("a"), "__exit__")
     engine = ref(locks._logic.engine)
     locks.close()
@@ -294,6 +294,6 @@ def test_a_lock_that_was_only_looked_at_keeps_nothing_alive() -> None:
 
 
 def test_how_a_block_is_left_can_be_looked_at() -> None:
-    for kind in (holdfast.Lock, holdfast.MultiLock, holdfast.Election):
+    for kind in (lockfast.Lock, lockfast.MultiLock, lockfast.Election):
         assert list(inspect.signature(kind.__exit__).parameters) == ["self", "exc_type", "exc", "traceback"]
         assert issubclass(kind, AbstractContextManager)

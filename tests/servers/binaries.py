@@ -30,7 +30,7 @@ HAS_REDIS_6 = sys.platform == "linux" and platform.machine() == "x86_64"  # what
 
 def redis_of_this_host(environment: Mapping[str, str]) -> Path | None:
     """A `redis-server` that was asked for by its path, for an additional look; what is installed does not matter."""
-    asked = environment.get("HOLDFAST_TEST_REDIS")
+    asked = environment.get("LOCKFAST_TEST_REDIS")
     return Path(asked) if asked else None
 
 

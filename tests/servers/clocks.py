@@ -22,7 +22,7 @@ class Clock:
     """How far off a server's clock is; `settings` are for its environment."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="holdfast-clock-")
+        self._folder = tempfile.TemporaryDirectory(prefix="lockfast-clock-")
         Path(self._folder.name).chmod(0o755)  # a server may be another user's
         self._offset = Path(self._folder.name) / "offset"
         self._offset.write_text("+0")

@@ -24,7 +24,7 @@ from tests.servers.processes import children, has_ended
 from tests.servers.server import HOST, await_stop, free_port
 from tests.servers.waiting import until
 
-USER = "holdfast"
+USER = "lockfast"
 _SETTINGS = {
     "fsync": "off",  # a killed process loses nothing by that, only a machine does
     "max_connections": "100",
@@ -39,7 +39,7 @@ _SETTINGS = {
 @cache
 def _cluster(bin: Path) -> Path:
     """A fresh cluster to copy from: `initdb` takes longer than a start."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-initdb-"))
+    folder = Path(tempfile.mkdtemp(prefix="lockfast-initdb-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     give(folder)
     words = ["--no-sync", "--auth=trust", "--encoding=UTF8", "--locale=C", "-U", USER, "-D", str(folder / "data")]
@@ -87,7 +87,7 @@ class PostgresServer(ReachablePostgres):
         env: Mapping[str, str] | None = None,
         shared: bool = False,
     ) -> None:
-        super().__init__(free_port(), bin or programs(version), Path(tempfile.mkdtemp(prefix="holdfast-pg-")))
+        super().__init__(free_port(), bin or programs(version), Path(tempfile.mkdtemp(prefix="lockfast-pg-")))
         self.settings = {**_SETTINGS, **(settings or {})}
         self.data = self.folder / "data"
         self._env = env

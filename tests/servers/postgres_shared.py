@@ -73,8 +73,8 @@ def _server() -> ReachablePostgres:
 
 
 def _start() -> dict[str, str]:
-    """The newest version; HOLDFAST_TEST_POSTGRES names an older one, to tell all stories on that by hand."""
-    version = int(os.environ.get("HOLDFAST_TEST_POSTGRES", NEWEST))
+    """The newest version; LOCKFAST_TEST_POSTGRES names an older one, to tell all stories on that by hand."""
+    version = int(os.environ.get("LOCKFAST_TEST_POSTGRES", NEWEST))
     started = PostgresServer({"max_connections": "400"}, version=version, shared=True).start()
     started.let_go()
     return {"port": str(started.port), "bin": str(started.bin), "folder": str(started.folder)}

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import psycopg
 
-from holdfast.backends.postgres_table_schema import script
+from lockfast.backends.postgres_table_schema import script
 from tests.servers.postgres_shared import SharedPostgres
 
-_TABLES = ("distributed_locks", "holdfast_queue", "holdfast_changes", "holdfast_limiters", "holdfast_cells")
+_TABLES = ("distributed_locks", "lockfast_queue", "lockfast_changes", "lockfast_limiters", "lockfast_cells")
 _LARGE = 1_000_000  # bytes, of rows that were deleted mostly
-_COUNTED = ("distributed_locks", "holdfast_changes", "holdfast_limiters")
+_COUNTED = ("distributed_locks", "lockfast_changes", "lockfast_limiters")
 
 
 def empty_table(url: str) -> None:
     """The schema is there, and nobody holds anything."""
     with psycopg.connect(url, autocommit=True) as connection:
-        (there,) = connection.execute("SELECT to_regclass('holdfast_schema')").fetchone() or (None,)
+        (there,) = connection.execute("SELECT to_regclass('lockfast_schema')").fetchone() or (None,)
         if there is None:
             connection.execute(script("public").encode())
         size = " + ".join(f"pg_relation_size('{name}')" for name in _TABLES)
@@ -41,6 +41,6 @@ def count(folder: Path) -> int:
     """Rows of names and limiters; but not that of a claim that was given up, which goes after its time."""
     with psycopg.connect(table().url(folder), autocommit=True) as connection:
         parts = [f"(SELECT count(*) FROM {name})" for name in _COUNTED]
-        parts.append("(SELECT count(*) FROM holdfast_queue WHERE kind <> 'g')")
+        parts.append("(SELECT count(*) FROM lockfast_queue WHERE kind <> 'g')")
         (found,) = connection.execute(f"SELECT {' + '.join(parts)}".encode()).fetchone() or (0,)
         return int(found)

@@ -25,7 +25,7 @@ _MAY_STAY = {
 def count(server: Reachable, database: int) -> int:
     """How many records of names and limiters are left that nobody has a use for."""
     with Redis(HOST, server.port, database, protocol=2, decode_responses=True) as client:
-        keys = list(client.scan_iter(match="holdfast:*", count=1000))
+        keys = list(client.scan_iter(match="lockfast:*", count=1000))
         left = {key: _milliseconds(client, key) for key in keys}
         limiters = [key for key in keys if _kind(key) == "limit"]
         names = [key for key in keys if _kind(key) in _MAY_STAY]

@@ -21,16 +21,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _dice = random.SystemRandom()
-_SEED = "HOLDFAST_TEST_SEED"
+_SEED = "LOCKFAST_TEST_SEED"
 ROOM = 4 << 30  # bytes: several times what a run takes
-_FOLDER = "HOLDFAST_TEST_RUN"  # the environment variable that tells workers where it is
+_FOLDER = "LOCKFAST_TEST_RUN"  # the environment variable that tells workers where it is
 _ends: dict[Path, int] = {}  # the FIFOs' writing ends, by their run's folder: open as long as this process lives
 
 
 def begin() -> Path:
     """The folder of the run; made by the first process that asks, for itself and all that it starts."""
     if _FOLDER not in os.environ:
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_quick_disk()))
+        folder = Path(tempfile.mkdtemp(prefix="lockfast-", dir=_quick_disk()))
         folder.chmod(0o755)  # servers that root starts run as another user
         os.mkfifo(folder / "alive")
         _ends[folder] = os.open(folder / "alive", os.O_RDWR)
@@ -107,7 +107,7 @@ def first_alone(what: str) -> Iterator[None]:
 
 
 def first_new_seed() -> int:
-    """Where the seeds begin that only this run tries; HOLDFAST_TEST_SEED=… tries those of another run again."""
+    """Where the seeds begin that only this run tries; LOCKFAST_TEST_SEED=… tries those of another run again."""
     asked = os.environ.get(_SEED)
     return int(asked) if asked else int(once("seed", lambda: {"first": str(_dice.randrange(10**6, 10**9))})["first"])
 

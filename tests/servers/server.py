@@ -95,7 +95,7 @@ class Server(Reachable):
         shared: bool = False,
     ) -> None:
         super().__init__(port or free_port())
-        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-server-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="lockfast-server-"))
         self.args = list(args)
         self._port_is_given = port is not None
         self._binary = binary or binaries.valkey()

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from holdfast._model import Busy, Claim, Grant, Renewal
-from holdfast.aio import AsyncLease
-from holdfast.backends.memory import MemoryBackend
-from holdfast.engine.core import Engine
-from holdfast.engine.keeper import Keeper
-from holdfast.engine.lease import Lease, Request
-from holdfast.testing.simulated_client import Parts
-from holdfast.testing.simulated_network import RemoteBackend
+from lockfast._model import Busy, Claim, Grant, Renewal
+from lockfast.aio import AsyncLease
+from lockfast.backends.memory import MemoryBackend
+from lockfast.engine.core import Engine
+from lockfast.engine.keeper import Keeper
+from lockfast.engine.lease import Lease, Request
+from lockfast.testing.simulated_client import Parts
+from lockfast.testing.simulated_network import RemoteBackend
 
 
 class Bug(NamedTuple):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._faces.aio_primitives import AsyncMultiLease
-from holdfast._model import SHARED, Busy, Claim, Sight
-from holdfast._values import Booked, Rate, book
-from holdfast.aio import AsyncLease
-from holdfast.backends.memory import MemoryBackend
-from holdfast.engine.acquire import acquire
-from holdfast.engine.lease import Lease
-from holdfast.errors import LockError
-from holdfast.primitives.election import ElectionLogic
-from holdfast.primitives.limiter import LimiterLogic
-from holdfast.primitives.multi import MultiLease, MultiLogic
-from holdfast.testing.simulated_client import Parts
-from holdfast.testing.simulated_network import RemoteBackend
+from lockfast._faces.aio_primitives import AsyncMultiLease
+from lockfast._model import SHARED, Busy, Claim, Sight
+from lockfast._values import Booked, Rate, book
+from lockfast.aio import AsyncLease
+from lockfast.backends.memory import MemoryBackend
+from lockfast.engine.acquire import acquire
+from lockfast.engine.lease import Lease
+from lockfast.errors import LockError
+from lockfast.primitives.election import ElectionLogic
+from lockfast.primitives.limiter import LimiterLogic
+from lockfast.primitives.multi import MultiLease, MultiLogic
+from lockfast.testing.simulated_client import Parts
+from lockfast.testing.simulated_network import RemoteBackend
 from tests.simulation.planted import Bug
 
 # Sharing

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast._model import Busy, Claim, Grant
-from holdfast.backends.quorum import QuorumBackend
+from lockfast._model import Busy, Claim, Grant
+from lockfast.backends.quorum import QuorumBackend
 from tests.simulation.quorum_nodes import VotingBackend
 from tests.simulation.quorum_runs import Climate, Parts
 

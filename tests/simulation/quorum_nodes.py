@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast._model import Busy, Claim, Grant, Health
-from holdfast._worlds import World
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import Holder, MemoryStore, Resource
-from holdfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
-from holdfast.drivers.redis_quorum_rounds import LINGER
-from holdfast.errors import BackendUnavailable
-from holdfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
-from holdfast.testing.simulated_network import Faults, Network, RemoteBackend
+from lockfast._model import Busy, Claim, Grant, Health
+from lockfast._worlds import World
+from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory_store import Holder, MemoryStore, Resource
+from lockfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
+from lockfast.drivers.redis_quorum_rounds import LINGER
+from lockfast.errors import BackendUnavailable
+from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
+from lockfast.testing.simulated_network import Faults, Network, RemoteBackend
 
 NODE_TIMEOUT = 0.3
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from holdfast._model import Terms
-from holdfast.aio import AsyncLease, AsyncLock
-from holdfast.backends.quorum import QuorumBackend
-from holdfast.engine.core import Engine
-from holdfast.engine.lease import Request
-from holdfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
-from holdfast.primitives.lock import LockLogic
-from holdfast.testing.history import Hold, judge
-from holdfast.testing.simulated import SimulatedWorld, Simulation
-from holdfast.testing.simulated_network import DRIFT, Faults
+from lockfast._model import Terms
+from lockfast.aio import AsyncLease, AsyncLock
+from lockfast.backends.quorum import QuorumBackend
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import Request
+from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
+from lockfast.primitives.lock import LockLogic
+from lockfast.testing.history import Hold, judge
+from lockfast.testing.simulated import SimulatedWorld, Simulation
+from lockfast.testing.simulated_network import DRIFT, Faults
 from tests.simulation.quorum_nodes import NodeNetwork, SimulatedCrew, SimulatedNode, VotingBackend
 
 LONGEST_TTL = 4.0

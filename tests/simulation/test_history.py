@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from holdfast._model import EXCLUSIVE, SHARED
-from holdfast.testing.history import Hold, judge
+from lockfast._model import EXCLUSIVE, SHARED
+from lockfast.testing.history import Hold, judge
 
 
 def hold(start: float, end: float, fence: int, mode: str = EXCLUSIVE, limit: int | None = None) -> Hold:

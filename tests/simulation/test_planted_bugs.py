@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing.simulation import simulate
+from lockfast.testing.simulation import simulate
 from tests.simulation.planted import PLANTED
 from tests.simulation.planted_primitives import PLANTED_PRIMITIVES
 

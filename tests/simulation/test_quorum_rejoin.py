@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from holdfast._model import Busy, Claim, Grant
-from holdfast.backends.quorum import QuorumBackend
-from holdfast.errors import BackendUnavailable
-from holdfast.testing.simulated import SimulatedWorld, Simulation
-from holdfast.testing.simulated_network import NO_FAULTS
+from lockfast._model import Busy, Claim, Grant
+from lockfast.backends.quorum import QuorumBackend
+from lockfast.errors import BackendUnavailable
+from lockfast.testing.simulated import SimulatedWorld, Simulation
+from lockfast.testing.simulated_network import NO_FAULTS
 from tests.simulation.quorum_nodes import NodeNetwork, SimulatedNode
 from tests.simulation.quorum_runs import Client, Resource
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast._model import Busy, Claim, Grant, Terms
-from holdfast._reentry import run_to_end
-from holdfast.backends.memory_store import MemoryStore
-from holdfast.backends.quorum import QuorumBackend
-from holdfast.drivers.redis_quorum import PENDING, Ask
-from holdfast.errors import BackendUnavailable
+from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast._reentry import run_to_end
+from lockfast.backends.memory_store import MemoryStore
+from lockfast.backends.quorum import QuorumBackend
+from lockfast.drivers.redis_quorum import PENDING, Ask
+from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import VotingBackend
 
 WITHIN = 1.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast._model import Change, Claim, Grant, Sight, Terms
-from holdfast._values import NANO, Allowance, Booked, Rate
-from holdfast.primitives.election import Leadership
-from holdfast.testing.simulated import Simulation
-from holdfast.testing.simulated_client import SOUND, Client
-from holdfast.testing.simulated_network import Network, Step
-from holdfast.testing.simulation_record import Told, Use, Watch
-from holdfast.testing.simulation_sights import Sights, bookings, over_the_rate, terms_grow, uses_without_permit
+from lockfast._model import Change, Claim, Grant, Sight, Terms
+from lockfast._values import NANO, Allowance, Booked, Rate
+from lockfast.primitives.election import Leadership
+from lockfast.testing.simulated import Simulation
+from lockfast.testing.simulated_client import SOUND, Client
+from lockfast.testing.simulated_network import Network, Step
+from lockfast.testing.simulation_record import Told, Use, Watch
+from lockfast.testing.simulation_sights import Sights, bookings, over_the_rate, terms_grow, uses_without_permit
 
 RATE = Rate(NANO, 2)  # one a second, two at once after a rest
 

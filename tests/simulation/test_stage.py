@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from holdfast._worlds import Clock, World
-from holdfast.backends.base import Backend
-from holdfast.backends.memory import MemoryBackend
-from holdfast.backends.memory_store import MemoryStore
-from holdfast.testing.awaited import AwaitedLocks
-from holdfast.testing.stage_simulated import SimulatedStage
+from lockfast._worlds import Clock, World
+from lockfast.backends.base import Backend
+from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory_store import MemoryStore
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.stage_simulated import SimulatedStage
 
 SEEDS = range(20)
 
@@ -138,7 +138,7 @@ def test_background_work_that_dies_fails_the_story() -> None:
         raise ZeroDivisionError
 
     async def story(stage: SimulatedStage) -> None:
-        stage.locks().raw._logic.engine.world.spawn(fail(), "holdfast-keeper")
+        stage.locks().raw._logic.engine.world.spawn(fail(), "lockfast-keeper")
 
-    with pytest.raises(AssertionError, match="'holdfast-keeper' died"):
+    with pytest.raises(AssertionError, match="'lockfast-keeper' died"):
         _tell(0, story)

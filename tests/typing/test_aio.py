@@ -1,4 +1,4 @@
-"""`holdfast.aio` as a type checker sees it: the same, awaited."""
+"""`lockfast.aio` as a type checker sees it: the same, awaited."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, assert_type
 
-import holdfast
-from holdfast import Diagnosis, LockInfo
-from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks, AsyncMultiLease
+import lockfast
+from lockfast import Diagnosis, LockInfo
+from lockfast.aio import AsyncLease, AsyncLock, AsyncLocks, AsyncMultiLease
 
 
 async def connecting_gives_locks() -> None:
-    plain = holdfast.aio.connect("memory://typing-aio")
+    plain = lockfast.aio.connect("memory://typing-aio")
     assert_type(plain, AsyncLocks)
     assert_type(plain.holder, str)
     await plain.close()
-    async with holdfast.aio.connect("memory://typing-aio", holder="worker-7", namespace="shop", patience=5) as locks:
+    async with lockfast.aio.connect("memory://typing-aio", holder="worker-7", namespace="shop", patience=5) as locks:
         assert_type(locks, AsyncLocks)
 
 
@@ -78,7 +78,7 @@ async def a_stack_takes_locks(locks: AsyncLocks) -> None:
 def test_the_awaited_api_is_typed_like_the_other() -> None:
     async def all_of_it() -> None:
         await connecting_gives_locks()
-        async with holdfast.aio.connect("memory://typing-aio") as locks:
+        async with lockfast.aio.connect("memory://typing-aio") as locks:
             await entering_gives_the_lease(locks)
             await acquiring_may_give_none(locks)
             await a_loss_is_told_to_a_function_or_a_coroutine(locks)

@@ -19,9 +19,9 @@ import sqlalchemy
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
-import holdfast
-from holdfast import DistributedLock, LockOptions, LockResult, Locks
-from holdfast.aio import AsyncLocks
+import lockfast
+from lockfast import DistributedLock, LockOptions, LockResult, Locks
+from lockfast.aio import AsyncLocks
 
 
 def every_url_and_client_is_taken(
@@ -38,48 +38,48 @@ def every_url_and_client_is_taken(
 ) -> None:
     """In either world: only the settings of a client are used."""
     for client in (one, awaited, cluster, awaited_cluster):
-        assert_type(holdfast.connect(client), Locks)
-        assert_type(holdfast.aio.connect(client), AsyncLocks)
+        assert_type(lockfast.connect(client), Locks)
+        assert_type(lockfast.aio.connect(client), AsyncLocks)
     for of_postgres in (connection, awaited_connection, pool, awaited_pool, parameters, {"host": "h", "port": 5432}):
-        assert_type(holdfast.connect(of_postgres, advisory=True), Locks)
-        assert_type(holdfast.aio.connect(of_postgres), AsyncLocks)
-    holdfast.connect(url)
-    holdfast.connect([one, one, one])
-    holdfast.aio.connect((awaited, "redis://h2", "redis://h3"))
+        assert_type(lockfast.connect(of_postgres, advisory=True), Locks)
+        assert_type(lockfast.aio.connect(of_postgres), AsyncLocks)
+    lockfast.connect(url)
+    lockfast.connect([one, one, one])
+    lockfast.aio.connect((awaited, "redis://h2", "redis://h3"))
     DistributedLock(one)
-    holdfast.aio.DistributedLock(pool)
-    holdfast.get_distributed_lock(connection)
-    holdfast.connect(sqlite3.connect(":memory:"))  # type: ignore[arg-type]
-    holdfast.connect([cluster, cluster, cluster])  # type: ignore[list-item]
-    holdfast.connect(lambda: 42)  # type: ignore[arg-type]
+    lockfast.aio.DistributedLock(pool)
+    lockfast.get_distributed_lock(connection)
+    lockfast.connect(sqlite3.connect(":memory:"))  # type: ignore[arg-type]
+    lockfast.connect([cluster, cluster, cluster])  # type: ignore[list-item]
+    lockfast.connect(lambda: 42)  # type: ignore[arg-type]
 
 
 def test_what_is_no_url_and_no_client_is_refused() -> None:
     with pytest.raises(ValueError, match="not int"):
-        holdfast.connect(42)  # type: ignore[arg-type]
+        lockfast.connect(42)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not object"):
-        holdfast.connect(object())  # type: ignore[arg-type]
+        lockfast.connect(object())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not bytes"):
-        holdfast.connect(b"memory://")  # type: ignore[arg-type]
+        lockfast.connect(b"memory://")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not set"):
-        holdfast.connect({"memory://"})  # type: ignore[arg-type]
+        lockfast.connect({"memory://"})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not of int"):
-        holdfast.aio.connect([1, 2, 3])  # type: ignore[list-item]
+        lockfast.aio.connect([1, 2, 3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="a client, not its class Redis"):
-        holdfast.connect(redis.Redis)  # type: ignore[arg-type]
+        lockfast.connect(redis.Redis)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not int"):
         DistributedLock(42)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not int"):
-        holdfast.aio.DistributedLock(42)  # type: ignore[arg-type]
+        lockfast.aio.DistributedLock(42)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not int"):
-        holdfast.get_distributed_lock(42)  # type: ignore[arg-type]
+        lockfast.get_distributed_lock(42)  # type: ignore[arg-type]
 
 
 def test_a_misspelt_option_is_an_error() -> None:
     with pytest.raises(TypeError, match="namspace"):
-        holdfast.connect("memory://", namspace="x")  # type: ignore[call-arg]
+        lockfast.connect("memory://", namspace="x")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="namspace"):
-        holdfast.aio.connect("memory://", namspace="x")  # type: ignore[call-arg]
+        lockfast.aio.connect("memory://", namspace="x")  # type: ignore[call-arg]
     with DistributedLock("memory://typing-connect") as manager, pytest.raises(TypeError, match="timeout"):
         manager.acquire("x", timeout=3)  # type: ignore[call-arg]
 
@@ -118,22 +118,22 @@ async def a_transaction_of_the_callers_own_is_on_a_connection_of_its_own_world(
 
 PROGRAM = '''
 from typing import assert_type
-import holdfast
+import lockfast
 
 class Client:
     """Of a library that is not installed."""
     connection_pool: int = 0
     def execute_command(self, command: str) -> None: ...
 
-locks = holdfast.connect(Client())
-assert_type(locks, holdfast.Locks)
+locks = lockfast.connect(Client())
+assert_type(locks, lockfast.Locks)
 
 @locks.singleton("cron", default=None)
 def job(x: int) -> str:
     return str(x)
 
 assert_type(job(1), str | None)
-holdfast.connect(42)  # type: ignore[arg-type]
+lockfast.connect(42)  # type: ignore[arg-type]
 locks.lock("x", tll=3)  # type: ignore[call-arg]
 '''
 
@@ -142,7 +142,7 @@ locks.lock("x", tll=3)  # type: ignore[call-arg]
 def test_a_program_is_checked_the_same_without_any_client_library(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    source = Path(holdfast.__file__).parent.parent
+    source = Path(lockfast.__file__).parent.parent
     options = ["--strict", "--no-site-packages", "--follow-imports=silent", f"--cache-dir={os.devnull}"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file=", *options, str(program)],

@@ -8,13 +8,13 @@ from typing import Any, assert_type
 
 import pytest
 
-import holdfast
-from holdfast import Lease, Locks
+import lockfast
+from lockfast import Lease, Locks
 
 
 @pytest.fixture
 def locks() -> Iterator[Locks]:
-    with holdfast.connect("memory://typing-decorators") as locks:
+    with lockfast.connect("memory://typing-decorators") as locks:
         yield locks
 
 
@@ -251,17 +251,17 @@ def test_an_any_among_the_parameters_is_not_made_an_error(locks: Locks) -> None:
 def test_the_types_name_the_options_that_there_are() -> None:
     import inspect
 
-    from holdfast._faces.signatures import AsyncLockedOptions, AsyncSingletonOptions, LockedOptions, SingletonOptions
-    from holdfast.primitives.manager import LockOptions
+    from lockfast._faces.signatures import AsyncLockedOptions, AsyncSingletonOptions, LockedOptions, SingletonOptions
+    from lockfast.primitives.manager import LockOptions
 
     for lock, locked, singleton in (
         (Locks.lock, LockedOptions, SingletonOptions),
-        (holdfast.aio.AsyncLocks.lock, AsyncLockedOptions, AsyncSingletonOptions),
+        (lockfast.aio.AsyncLocks.lock, AsyncLockedOptions, AsyncSingletonOptions),
     ):
         parameters = inspect.signature(lock).parameters.values()
         taken = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
         assert taken == locked.__optional_keys__ == singleton.__optional_keys__ | {"wait"}
-    for manager in (holdfast.DistributedLock, holdfast.aio.DistributedLock):
+    for manager in (lockfast.DistributedLock, lockfast.aio.DistributedLock):
         for method in (manager.acquire, manager.lock, manager.with_lock):
             names = list(inspect.signature(method).parameters)
             assert set(names[names.index("timeout_seconds") :]) == LockOptions.__optional_keys__

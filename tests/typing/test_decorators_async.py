@@ -8,8 +8,8 @@ from typing import Any, assert_type
 
 import pytest
 
-import holdfast
-from holdfast.aio import AsyncLease, AsyncLocks
+import lockfast
+from lockfast.aio import AsyncLease, AsyncLocks
 
 
 def a_misspelt_option_is_an_error_everywhere(locks: AsyncLocks) -> None:
@@ -155,7 +155,7 @@ async def an_election_returns_what_the_leader_does(locks: AsyncLocks) -> None:
 
 def test_the_awaited_decorators_are_typed_like_the_others() -> None:
     async def all_of_it() -> None:
-        async with holdfast.aio.connect("memory://typing-decorators-async") as locks:
+        async with lockfast.aio.connect("memory://typing-decorators-async") as locks:
             a_misspelt_option_is_an_error_everywhere(locks)
             only_what_is_asynchronous_can_be_decorated(locks)
             await a_call_that_may_be_skipped_may_return_the_default(locks)

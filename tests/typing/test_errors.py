@@ -6,12 +6,12 @@ from typing import assert_type
 
 import pytest
 
-import holdfast
-from holdfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, NotHeld, Unsupported
+import lockfast
+from lockfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockError, NotHeld, Unsupported
 
 
 def test_an_error_carries_its_facts_as_attributes() -> None:
-    with holdfast.connect("memory://typing-errors") as locks, locks.lock("order:42"):
+    with lockfast.connect("memory://typing-errors") as locks, locks.lock("order:42"):
         with pytest.raises(AcquireTimeout) as caught:
             locks.lock("order:42", wait=0).__enter__()
     error = caught.value

@@ -11,13 +11,13 @@ from typing import assert_type
 
 import pytest
 
-import holdfast
-from holdfast import DistributedLock, Lease, Lock, LockInfo, LockResult, Locks, fencing
-from holdfast.aio import AsyncLease, AsyncLock, AsyncLocks
+import lockfast
+from lockfast import DistributedLock, Lease, Lock, LockInfo, LockResult, Locks, fencing
+from lockfast.aio import AsyncLease, AsyncLock, AsyncLocks
 
 
 def test_a_decorated_function_keeps_its_type() -> None:
-    with holdfast.connect("memory://typing-primitives") as locks:
+    with lockfast.connect("memory://typing-primitives") as locks:
 
         @locks.locked("job:{job_id}", ttl=timedelta(seconds=30))
         def run(job_id: int, *, fast: bool = False) -> list[str]:
@@ -39,7 +39,7 @@ def test_a_decorated_function_keeps_its_type() -> None:
 
 
 def test_a_decorated_method_keeps_its_type() -> None:
-    with holdfast.connect("memory://typing-primitives") as locks:
+    with lockfast.connect("memory://typing-primitives") as locks:
 
         class Shop:
             @locks.locked("shop:{item}")
@@ -93,14 +93,14 @@ def test_the_manager_is_typed() -> None:
 
 
 async def the_awaited_manager_is_typed_like_the_other() -> None:
-    manager = holdfast.aio.get_distributed_lock("memory://typing-manager")
-    assert_type(manager, holdfast.aio.DistributedLock)
+    manager = lockfast.aio.get_distributed_lock("memory://typing-manager")
+    assert_type(manager, lockfast.aio.DistributedLock)
 
     async def work() -> str:
         return "done"
 
-    async with holdfast.aio.DistributedLock("memory://typing-manager") as other:
-        assert_type(other, holdfast.aio.DistributedLock)
+    async with lockfast.aio.DistributedLock("memory://typing-manager") as other:
+        assert_type(other, lockfast.aio.DistributedLock)
         assert_type(await other.acquire("a"), LockResult)
         assert_type(await other.release("a"), bool)
         assert_type(await other.with_lock("a", work), str)
@@ -112,7 +112,7 @@ async def the_awaited_manager_is_typed_like_the_other() -> None:
 
 def test_the_awaited_ones_are_typed_too() -> None:
     async def all_of_it() -> None:
-        async with holdfast.aio.connect("memory://typing-primitives") as locks:
+        async with lockfast.aio.connect("memory://typing-primitives") as locks:
             await decorated_coroutines_keep_theirs(locks)
         await the_awaited_manager_is_typed_like_the_other()
 
@@ -120,7 +120,7 @@ def test_the_awaited_ones_are_typed_too() -> None:
 
 
 def test_the_one_manager_and_the_statements_are_typed() -> None:
-    with holdfast.get_distributed_lock("memory://typing-manager") as manager:
+    with lockfast.get_distributed_lock("memory://typing-manager") as manager:
         assert_type(manager, DistributedLock)
     statement = fencing.update_statement("t", {"x": 1}, key={"id": 1}, fence=3)
     assert_type(statement, fencing.Statement)

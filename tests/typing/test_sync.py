@@ -1,4 +1,4 @@
-"""`holdfast` as a type checker sees it."""
+"""`lockfast` as a type checker sees it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, assert_type
 
 import pytest
 
-import holdfast
-from holdfast import Diagnosis, Lease, Lock, LockInfo, Locks, MultiLease
-from holdfast.testing import FakeClock
+import lockfast
+from lockfast import Diagnosis, Lease, Lock, LockInfo, Locks, MultiLease
+from lockfast.testing import FakeClock
 
 
 def test_connecting_gives_locks() -> None:
-    plain = holdfast.connect("memory://typing")
+    plain = lockfast.connect("memory://typing")
     assert_type(plain, Locks)
-    full = holdfast.connect(
+    full = lockfast.connect(
         "memory://typing", holder="worker-7", namespace="shop", patience=timedelta(seconds=5), clock=FakeClock()
     )
     assert_type(full, Locks)
     assert_type(full.holder, str)
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         assert_type(locks, Locks)
     full.close()
 
@@ -30,7 +30,7 @@ def test_a_lock_takes_seconds_or_a_timedelta() -> None:
     def told(lease: Lease) -> None:
         assert_type(lease.fence, int)
 
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         assert_type(locks.lock("order:42"), Lock)
         every = locks.lock(
             "order:42",
@@ -46,7 +46,7 @@ def test_a_lock_takes_seconds_or_a_timedelta() -> None:
 
 
 def test_entering_gives_the_lease() -> None:
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         with locks.lock("order:42", ttl=30, wait=30) as lease:
             assert_type(lease, Lease)
             assert_type(lease.name, str)
@@ -67,7 +67,7 @@ def test_entering_gives_the_lease() -> None:
 
 
 def test_acquiring_may_give_none() -> None:
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         lock = locks.lock("order:42")
         lease = lock.acquire(timeout=10)
         assert_type(lease, Lease | None)
@@ -82,14 +82,14 @@ def test_acquiring_may_give_none() -> None:
 
 
 def test_looking_from_outside() -> None:
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         info = locks.inspect("order:42")
         assert_type(info, LockInfo)
         assert_type(info.locked, bool)
         assert_type(info.waiters, int)
         assert_type(info.as_dict(), dict[str, Any])
         for holder in info.holders:
-            assert_type(holder, holdfast.HolderInfo)
+            assert_type(holder, lockfast.HolderInfo)
             assert_type(holder.fence, int | None)
             assert_type(holder.expires_at, float)
         assert_type(locks.list("order:"), list[LockInfo])
@@ -98,7 +98,7 @@ def test_looking_from_outside() -> None:
 
 
 def test_mistakes_are_caught_before_they_run() -> None:
-    with holdfast.connect("memory://typing") as locks:
+    with lockfast.connect("memory://typing") as locks:
         with pytest.raises(ValueError, match="string"):
             locks.lock(42)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="ttl"):
@@ -112,7 +112,7 @@ def test_mistakes_are_caught_before_they_run() -> None:
 
 
 def test_a_lock_is_a_context_manager_that_a_stack_takes() -> None:
-    with holdfast.connect("memory://typing") as locks, ExitStack() as stack:
+    with lockfast.connect("memory://typing") as locks, ExitStack() as stack:
         assert_type(stack.enter_context(locks.lock("stack")), Lease)
         assert_type(stack.enter_context(locks.all("stack:1", "stack:2")), MultiLease)
         assert_type(stack.enter_context(locks.election("stack:3")), Lease)

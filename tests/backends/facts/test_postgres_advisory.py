@@ -63,7 +63,7 @@ def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_c
     granted after it. The clock goes on.
     """
     with _connect(server) as before, _connect(server) as writer:
-        emit = "SELECT max(pg_logical_emit_message(false, 'holdfast', 'x'))::text FROM generate_series(1, {})"
+        emit = "SELECT max(pg_logical_emit_message(false, 'lockfast', 'x'))::text FROM generate_series(1, {})"
         place = _ask(before, emit.format(1000))
         writer.execute("BEGIN")
         number = int(str(_ask(writer, "SELECT pg_current_xact_id()::text")))

@@ -107,19 +107,19 @@ def test_places_in_a_sorted_set_are_exact(client: Client) -> None:
 
 def test_what_a_script_publishes_reaches_a_subscriber(client: Client) -> None:
     with client.pubsub() as subscriber:
-        subscriber.subscribe("holdfast:wake:fact")
+        subscriber.subscribe("lockfast:wake:fact")
         assert subscriber.get_message(timeout=LIMIT)["type"] == "subscribe"
         publish = "return redis.call('PUBLISH', ARGV[1], ARGV[2])"
-        assert client.eval(publish, 0, "holdfast:wake:nobody", "claim") == 0  # it learns that nobody listens
-        assert client.eval(publish, 0, "holdfast:wake:fact", "claim") == 1
+        assert client.eval(publish, 0, "lockfast:wake:nobody", "claim") == 0  # it learns that nobody listens
+        assert client.eval(publish, 0, "lockfast:wake:fact", "claim") == 1
         message = subscriber.get_message(timeout=LIMIT)
         assert (message["type"], message["data"]) == ("message", b"claim")
 
 
 def test_nothing_is_kept_for_a_subscriber_that_comes_later(client: Client) -> None:
-    assert client.publish("holdfast:wake:nobody", "claim") == 0
+    assert client.publish("lockfast:wake:nobody", "claim") == 0
     with client.pubsub() as subscriber:
-        subscriber.subscribe("holdfast:wake:nobody")
+        subscriber.subscribe("lockfast:wake:nobody")
         assert subscriber.get_message(timeout=LIMIT)["type"] == "subscribe"
         assert subscriber.get_message(timeout=0.05) is None
 

@@ -1,0 +1,77 @@
+"""asyncio's face of a lock and its lease: one line a method. All logic is in `primitives` and `engine`."""
+
+from __future__ import annotations
+
+import sys
+from types import CoroutineType
+from typing import Any, cast
+
+from lockfast._time import Seconds
+from lockfast.engine import lease
+from lockfast.primitives.lock import LockLogic
+from lockfast.primitives.statement import AsyncExits, begun
+
+
+class AsyncLease(lease.Lease):
+    """One granted lock, held until released, lost or expired. See `lockfast.engine.lease`."""
+
+    __slots__ = ()
+
+    async def extend(self, ttl: Seconds | None = None) -> bool:
+        """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
+
+        Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
+        BackendUnavailable if the backend does not answer; the lease is then what it was before.
+        """
+        return await self._extend(ttl)
+
+    async def release(self) -> bool:
+        """True if it was held until now. False if it had ended before; the next holder is not touched.
+
+        Not cut short by a cancellation. Raises BackendUnavailable if the backend does not answer; call again,
+        or its ttl ends it.
+        """
+        return await self._release()
+
+    async def downgrade(self) -> None:
+        """Share it from now on: other readers may enter, and no writer in between. Fence and lease stay the same.
+
+        Does nothing to a lease that is shared already. Raises LeaseLost if it is no longer ours. Raises
+        BackendUnavailable if the backend does not answer; others may then be in or not, and calling again settles it.
+        """
+        await self._downgrade()
+
+
+class AsyncLock(AsyncExits):
+    """A named lock: an async context manager with the shape of `asyncio.Lock`, but for two methods.
+
+    `release()` and `locked()` are awaited, since both ask the backend. `acquire` gives a lease instead of True.
+    If the lease is lost the body of `async with` is cancelled and LeaseLost is raised.
+    """
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: LockLogic) -> None:
+        self._logic = logic
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
+        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
+
+        Raises BackendUnavailable if the backend cannot be asked. However it fails, by cancellation too, nothing
+        is left behind.
+        """
+        return cast("AsyncLease | None", await self._logic.acquire(blocking, timeout))
+
+    async def release(self) -> None:
+        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        await self._logic.release()
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it, in this process or another."""
+        return await self._logic.locked()
+
+    def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between
+        return self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1)))  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<AsyncLock {self._logic!r}>"

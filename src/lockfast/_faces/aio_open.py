@@ -1,0 +1,59 @@
+"""From a URL to what asyncio's faces stand on: an engine in the world of asyncio, looked after at fork and exit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from lockfast._connect import Make, Wishes, opener
+from lockfast._faces.aio_lock import AsyncLease
+from lockfast._time import Seconds, length
+from lockfast._worlds import Clock, drive, valid_clock
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.engine.core import Engine, lock_order
+from lockfast.engine.process import adopt
+from lockfast.errors import LockError
+from lockfast.primitives.locks import LocksLogic
+
+
+def open_locks(
+    url_or_client: object,
+    *,
+    holder: str | None,
+    namespace: str,
+    patience: Seconds,
+    replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
+    rejoin: Seconds | None = None,
+    debug: bool | None,
+    clock: Clock | None,
+) -> LocksLogic:
+    """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    world = AsyncioWorld(valid_clock(clock))
+    make = opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))
+    engine = Engine(
+        make(world, clock),
+        world,
+        lease_type=AsyncLease,
+        holder=holder,
+        patience=length(patience, "patience"),
+        order=lock_order(debug),
+    )
+    locks = LocksLogic(engine, namespace)
+    adopt(engine, partial(_release_without_loop, make, clock))
+    return locks
+
+
+def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> None:
+    """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
+    engine.closed = True  # a loop in another thread asks for no more leases
+    twin = make(ThreadWorld(clock), clock)
+    for held in list(engine.keeper.leases.values()):
+        with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
+            drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
+    for claim in [*engine.waiting.values(), *engine.unfinished.claims]:
+        with suppress(LockError):
+            drive(twin.abandon(claim, within=1.0))
+    drive(twin.close())

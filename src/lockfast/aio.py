@@ -1,0 +1,324 @@
+"""asyncio's face: the names of `lockfast.sync`, awaited. All logic is in `primitives` and `engine`."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from lockfast._faces.aio_lock import AsyncLease, AsyncLock
+from lockfast._faces.aio_open import open_locks
+from lockfast._model import Diagnosis, LockInfo
+from lockfast._time import Seconds
+from lockfast._worlds import Clock
+from lockfast.engine.core import PATIENCE
+from lockfast.observe.events import Events
+from lockfast.primitives.locks import LocksLogic
+from lockfast.primitives.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from lockfast._clients import AsyncUserConnection, UrlOrClient
+    from lockfast._faces.aio_manager import DistributedLock as DistributedLock
+    from lockfast._faces.aio_manager import get_distributed_lock as get_distributed_lock
+    from lockfast._faces.aio_primitives import (
+        AsyncCell,
+        AsyncElection,
+        AsyncLimiter,
+        AsyncMultiLease,
+        AsyncMultiLock,
+        AsyncRWLock,
+    )
+    from lockfast._faces.signatures import (
+        AsyncF,
+        AsyncLockedOptions,
+        AsyncLockedWithLease,
+        AsyncSingleton,
+        AsyncSingletonOptions,
+        AsyncSingletonOr,
+        AsyncSingletonWithLease,
+        AsyncSingletonWithLeaseOr,
+    )
+
+D = TypeVar("D")
+
+__all__ = [
+    "AsyncCell",
+    "AsyncElection",
+    "AsyncLease",
+    "AsyncLimiter",
+    "AsyncLock",
+    "AsyncLocks",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
+    "AsyncRWLock",
+    "DistributedLock",
+    "connect",
+    "get_distributed_lock",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'lockfast.aio' has no attribute {name!r}")
+    from lockfast._faces import aio_manager, aio_primitives  # only now: not everybody needs them
+
+    return getattr(aio_manager if hasattr(aio_manager, name) else aio_primitives, name)
+
+
+class AsyncLocks:
+    """All locks of one backend. Make one for an event loop and share it between tasks."""
+
+    def __init__(self, logic: LocksLogic) -> None:
+        self._logic = logic
+
+    @property
+    def holder(self) -> str:
+        """What this instance calls itself when others ask who holds a lock."""
+        return self._logic.engine.holder
+
+    @property
+    def events(self) -> Events:
+        """The stream of what happens to the leases of this instance."""
+        return self._logic.engine.events
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncLock:
+        """A lock on `name`. Nothing is asked of the backend yet.
+
+        `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
+        `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
+        `min_hold` seconds after the grant. `on_lost(lease)` is called if it is lost, and awaited if it can be:
+        with the ContextVars that `acquire` or the `async with` was called with.
+        Raises ValueError for a bad name, time or metadata.
+        """
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
+        return AsyncLock(self._logic.lock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncLock:
+        """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
+
+        Raises LimitMismatch when acquired while others use the name with another limit.
+        """
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncLock(self._logic.semaphore(name, limit, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncRWLock:
+        """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
+        from lockfast._faces.aio_primitives import AsyncRWLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncRWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
+
+    def all(
+        self,
+        *names: str,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        metadata: Any = None,
+        on_lost: Callable[[AsyncMultiLease], object] | None = None,
+    ) -> AsyncMultiLock:
+        """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
+
+        `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
+        """
+        from lockfast._faces.aio_primitives import AsyncMultiLease, AsyncMultiLock
+
+        options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
+        return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options))
+
+    def election(
+        self,
+        name: str,
+        *,
+        candidate: str | None = None,
+        ttl: Seconds = 30,
+        wait: Seconds | None = None,
+        metadata: Any = None,
+        on_lost: Callable[[AsyncLease], object] | None = None,
+    ) -> AsyncElection:
+        """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
+
+        After a leader's death its place is vacant for up to `ttl` seconds.
+        """
+        from lockfast._faces.aio_primitives import AsyncElection
+
+        options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
+        return AsyncElection(self._logic.election(name, candidate, **options))
+
+    def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> AsyncLimiter:
+        """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
+
+        In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
+        """
+        from lockfast._faces.aio_primitives import AsyncLimiter
+
+        return AsyncLimiter(self._logic.limiter(name, rate, per, burst))
+
+    def cell(self, name: str) -> AsyncCell:
+        """A JSON value with a version. Its names are apart from those of locks."""
+        from lockfast._faces.aio_primitives import AsyncCell
+
+        return AsyncCell(self._logic.cell(name))
+
+    @overload
+    def locked(
+        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncLockedOptions]
+    ) -> Callable[[AsyncF], AsyncF]: ...
+    @overload
+    def locked(self, name: str, *, lease_as: str, **options: Unpack[AsyncLockedOptions]) -> AsyncLockedWithLease: ...
+    def locked(self, name: str, *, lease_as: str | None = None, **options: Unpack[AsyncLockedOptions]) -> Any:
+        """Decorate: the function runs under the lock `name`, which may have fields of its arguments: "job:{job_id}".
+
+        `options` are those of `lock`. With `lease_as` the function is given the lease under that name; its callers do
+        not pass it. Raises TypeError, when decorating, unless it is a coroutine function or an async generator;
+        ValueError for an unknown field.
+        """
+        from lockfast.primitives.decorators import async_locked
+
+        return async_locked(self.lock, name, lease_as, options)
+
+    @overload
+    def singleton(
+        self, name: str, *, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingleton: ...
+    @overload
+    def singleton(
+        self, name: str, *, default: D, lease_as: None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonOr[D]: ...
+    @overload
+    def singleton(
+        self, name: str, *, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonWithLease: ...
+    @overload
+    def singleton(
+        self, name: str, *, default: D, lease_as: str, **options: Unpack[AsyncSingletonOptions]
+    ) -> AsyncSingletonWithLeaseOr[D]: ...
+    def singleton(
+        self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[AsyncSingletonOptions]
+    ) -> Any:
+        """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
+
+        `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
+        """
+        from lockfast.primitives.decorators import async_locked
+
+        return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
+
+    async def in_transaction(self, connection: AsyncUserConnection, *names: str, wait: Seconds | None = None) -> int:
+        """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
+
+        `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession, to the database
+        where these locks are; raises ValueError if it leads elsewhere. Several names are taken in one order, all or
+        none. Gives a fence for what the transaction does. Raises AcquireTimeout after `wait` seconds (None waits for
+        ever, 0 tries once). A wait that fails, however it does, leaves nothing held, and the transaction can go on.
+        Only on postgresql+advisory://.
+        """
+        from lockfast.primitives.in_transaction import in_transaction
+
+        logic = self._logic
+        return await in_transaction(logic.engine, logic.namespace, connection, names, wait)
+
+    async def inspect(self, name: str) -> LockInfo:
+        """Who holds `name` and how many wait for it."""
+        return await self._logic.inspect(name)
+
+    async def list(self, prefix: str = "") -> builtins.list[LockInfo]:
+        """Every lock of this namespace that is held or waited for, by name."""
+        return await self._logic.list(prefix)
+
+    async def break_lock(self, name: str) -> LockInfo:
+        """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
+
+        The former holder learns of it at its next renewal; until then only the fence stops it.
+        What `list` has shown as damaged because its name is none can be broken by that very text.
+        """
+        return await self._logic.break_lock(name)
+
+    async def doctor(self) -> Diagnosis:
+        """How the servers are that these locks rest on: which answer, how fast, and what is wrong with the others.
+
+        Raises nothing for a server that is gone: it says so.
+        """
+        return await self._logic.doctor()
+
+    async def close(self) -> None:
+        """Release what is still held, and let go of connections. A backend that does not answer has `patience` for it.
+
+        A body that still runs under a lock loses it, and is told so as of any other loss.
+        """
+        await self._logic.close()
+
+    async def __aenter__(self) -> AsyncLocks:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_logic"):  # else it is a copy that could not be made
+            self._logic.warn_if_open(self)
+
+    def __repr__(self) -> str:
+        return f"<AsyncLocks {self._logic!r}>"
+
+
+def connect(
+    url_or_client: UrlOrClient | None = None,
+    *,
+    holder: str | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
+    patience: Seconds = PATIENCE,
+    replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
+    rejoin: Seconds | None = None,
+    debug: bool | None = None,
+    clock: Clock | None = None,
+) -> AsyncLocks:
+    """As `lockfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
+    return AsyncLocks(
+        open_locks(
+            url_or_client,
+            holder=holder,
+            namespace=namespace,
+            patience=patience,
+            replicas=replicas,
+            schema=schema,
+            advisory=advisory,
+            rejoin=rejoin,
+            debug=debug,
+            clock=clock,
+        )
+    )

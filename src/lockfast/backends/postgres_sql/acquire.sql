@@ -1,0 +1,308 @@
+-- Wait until the name is ours alone for this transaction; p_patience is in milliseconds, null for as long as the caller's
+-- own lock_timeout allows.
+CREATE OR REPLACE FUNCTION @.lockfast_enter(p_ns text, p_name text, p_patience integer) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_before text;
+BEGIN
+    IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(p_ns, p_name)) THEN
+        RETURN;
+    END IF;
+    IF p_patience IS NULL THEN
+        PERFORM pg_advisory_xact_lock(LOCKFAST, @.lockfast_hash(p_ns, p_name));
+        RETURN;
+    END IF;
+    v_before := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', p_patience::text, true);
+    PERFORM pg_advisory_xact_lock(LOCKFAST, @.lockfast_hash(p_ns, p_name));
+    PERFORM set_config('lock_timeout', v_before, true);
+END $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_granted(p_fence bigint, p_acquired_at timestamptz) RETURNS json
+LANGUAGE sql STABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
+
+-- The claim holds from now on, and stands at p_place no longer. An old snapshot is told by serialization_failure.
+CREATE OR REPLACE FUNCTION @.lockfast_grant(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_place bigint, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_slot integer := 0;
+    v_new record;
+BEGIN
+    IF p_mode = 'shared' THEN
+        -- Every grant writes to slot 0, so that whoever looks at an old snapshot runs into it, whatever that shows.
+        UPDATE @.distributed_locks SET slot = 0 WHERE lock_name = p_name AND namespace = p_ns AND slot = 0;
+        IF FOUND THEN
+            SELECT min(free) INTO v_slot FROM generate_series(1, (
+                SELECT count(*) FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns)) AS free
+            WHERE NOT EXISTS (
+                SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = free);
+        END IF;
+    END IF;
+    INSERT INTO @.distributed_locks AS held
+        (namespace, lock_name, slot, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
+        VALUES (p_ns, p_name, v_slot, p_holder, p_now + p_ttl * interval '1 second', p_ttl * interval '1 second',
+                p_metadata, p_claim, p_mode, p_limit, nextval('@.lockfast_fence'))
+        ON CONFLICT DO NOTHING RETURNING fence, acquired_at INTO v_new;
+    IF NOT FOUND THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            RAISE serialization_failure USING MESSAGE = 'the lock was taken since this transaction began';
+        END IF;
+        -- Somebody whose transaction began before the name was reserved here went past. The place is kept.
+        UPDATE @.lockfast_queue SET reserved_until = NULL
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
+        RETURN json_build_object('position', 0, 'retry_after', 0, 'holder', NULL);
+    END IF;
+    IF p_place IS NOT NULL THEN
+        DELETE FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
+    END IF;
+    PERFORM @.lockfast_tell(p_ns, p_name, v_new.fence, p_holder);
+    RETURN @.lockfast_granted(v_new.fence, v_new.acquired_at);
+END $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_grant_again(
+    p_held @.distributed_locks, p_ttl double precision, p_mode text, p_limit integer, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_shares boolean := p_mode = 'shared' AND p_held.mode = 'exclusive';  -- it no longer wants it for itself
+BEGIN
+    UPDATE @.distributed_locks SET
+            expires_at = greatest(least(expires_at, p_now + ttl), p_now + p_ttl * interval '1 second'),
+            ttl = @.lockfast_ttl(expires_at, ttl, p_ttl * interval '1 second', p_now),
+            mode = CASE WHEN v_shares THEN p_mode ELSE mode END,
+            max_holders = CASE WHEN v_shares THEN p_limit ELSE max_holders END
+        WHERE lock_name = p_held.lock_name AND namespace = p_held.namespace AND slot = p_held.slot;
+    IF v_shares THEN
+        PERFORM @.lockfast_hand_over(p_held.namespace, p_held.lock_name, p_now);
+    END IF;
+    RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
+END $$;
+
+-- The answer to a claim that wants the name for itself while others hold it and wait for it, nobody of them too long; or
+-- null. It looks at the head of the line only, however long that is.
+CREATE OR REPLACE FUNCTION @.lockfast_behind(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
+RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_inside record;
+    v_line record;
+BEGIN
+    SELECT holder_id, mode, expires_at INTO v_inside FROM @.distributed_locks
+        WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim <> p_claim
+          AND expires_at > p_now AND expires_at - ttl <= p_now AND SOUND;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    SELECT count(*) AS ahead,
+           bool_and(reserved_until IS NULL AND alive_until > p_now AND alive_until <= p_now + PRESENCE) AS wait
+        INTO v_line FROM (
+            SELECT alive_until, reserved_until FROM @.lockfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND place < p_place
+            ORDER BY place LIMIT HEAD) AS head;
+    IF v_line.wait THEN
+        IF v_inside.mode = 'shared' THEN  -- all must be gone
+            SELECT max(expires_at) INTO v_inside.expires_at FROM @.distributed_locks
+                WHERE lock_name = p_name AND namespace = p_ns;
+        END IF;
+        RETURN json_build_object(
+            'position', v_line.ahead, 'retry_after', extract(epoch FROM v_inside.expires_at - p_now),
+            'holder', v_inside.holder_id);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Let the claim stand in the line, at its place if it has one.
+CREATE OR REPLACE FUNCTION @.lockfast_line_up(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_address text, p_place bigint, p_now timestamptz
+) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_place IS NOT NULL THEN
+        UPDATE @.lockfast_queue SET alive_until = p_now + PRESENCE, lapsed = false, address = p_address
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
+    ELSE
+        INSERT INTO @.lockfast_queue
+            (namespace, lock_name, kind, place, claim, holder_id, mode, max_holders, ttl, metadata, address, alive_until)
+            VALUES (p_ns, p_name, 'w', nextval('@.lockfast_fence'), p_claim, p_holder, p_mode, p_limit, p_ttl, p_metadata,
+                    p_address, p_now + PRESENCE);
+    END IF;
+END $$;
+
+-- A claim whose answer depends on everybody who is there. The name is ours.
+CREATE OR REPLACE FUNCTION @.lockfast_weigh(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_address text, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_held @.distributed_locks;
+    v_own record;
+    v_inside record;
+    v_line record;
+    v_looked boolean := false;
+BEGIN
+    LOOP
+        SELECT kind, place, reserved_until INTO v_own FROM @.lockfast_queue
+            WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
+            ORDER BY kind LIMIT 1;
+        SELECT coalesce(bool_or(expires_at <= p_now OR expires_at - ttl > p_now), false) AS over,
+               coalesce(bool_or(claim = p_claim AND NOT ended AND SOUND), false) AS mine,
+               coalesce(bool_or(NOT SOUND), false) AS damaged,
+               count(*) FILTER (WHERE mode = 'exclusive') AS exclusive,
+               count(*) FILTER (WHERE mode = 'shared') AS shared,
+               count(*) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS sharing,
+               min(max_holders) FILTER (WHERE mode = 'shared' AND claim <> p_claim) AS max_holders,
+               (array_agg(holder_id ORDER BY fence))[1] AS holder,
+               min(expires_at) AS first_end, max(expires_at) AS last_end
+            INTO v_inside FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
+        SELECT coalesce(bool_or(alive_until <= p_now OR reserved_until <= p_now OR alive_until > p_now + PRESENCE
+                                OR reserved_until > p_now + GRACE), false) AS over,
+               count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST)) AS ahead,
+               count(*) FILTER (WHERE NOT lapsed AND place < coalesce(v_own.place, LAST) AND reserved_until IS NULL)
+                   AS unserved,
+               count(*) FILTER (WHERE reserved_until IS NOT NULL AND mode = 'exclusive') AS exclusive,
+               count(*) FILTER (WHERE reserved_until IS NOT NULL AND mode = 'shared') AS shared,
+               count(*) FILTER (WHERE mode = 'shared') AS sharing,
+               min(max_holders) FILTER (WHERE mode = 'shared') AS max_holders,
+               min(reserved_until) AS first_end, max(reserved_until) AS last_end
+            INTO v_line FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
+        EXIT WHEN v_looked OR NOT (v_inside.over OR v_line.over);
+        PERFORM @.lockfast_look(p_ns, p_name, p_now);
+        v_looked := true;
+    END LOOP;
+
+    IF v_own.reserved_until > p_now THEN
+        RETURN @.lockfast_grant(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
+    END IF;
+    IF v_inside.mine THEN  -- asked before, and the answer was lost
+        SELECT * INTO v_held FROM @.distributed_locks
+            WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
+        RETURN @.lockfast_grant_again(v_held, p_ttl, p_mode, p_limit, p_now);
+    END IF;
+    IF v_own.kind = 'g' THEN  -- it was given up before it arrived
+        RETURN json_build_object('position', 0, 'retry_after', NULL, 'holder', NULL);
+    END IF;
+    IF v_inside.damaged THEN
+        RETURN json_build_object('damaged', true);
+    END IF;
+    IF p_mode = 'shared' AND v_own.place IS NULL THEN
+        -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.
+        IF v_inside.sharing > 0 THEN
+            IF v_inside.max_holders IS DISTINCT FROM p_limit THEN
+                RETURN json_build_object('limit', v_inside.max_holders);
+            END IF;
+        ELSIF v_line.sharing > 0 AND v_line.max_holders IS DISTINCT FROM p_limit THEN
+            RETURN json_build_object('limit', v_line.max_holders);
+        END IF;
+    END IF;
+    IF v_line.unserved = 0 AND v_inside.exclusive + v_line.exclusive = 0 AND (
+        CASE WHEN p_mode = 'exclusive' THEN v_inside.shared + v_line.shared = 0
+             ELSE p_limit IS NULL OR v_inside.shared + v_line.shared < p_limit END
+    ) THEN
+        RETURN @.lockfast_grant(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
+    END IF;
+
+    IF p_address IS NOT NULL THEN
+        PERFORM @.lockfast_line_up(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
+    END IF;
+    -- How many go first, seconds until time may make room, who is in the way.
+    RETURN json_build_object(
+        'position', v_line.ahead,
+        'retry_after', extract(epoch FROM CASE WHEN p_mode = 'exclusive'  -- then all must be gone
+            THEN greatest(v_inside.last_end, v_line.last_end)
+            ELSE least(v_inside.first_end, v_line.first_end) END - p_now),
+        'holder', v_inside.holder);
+END $$;
+
+-- A claim for a name that somebody holds, waits for or watches. The name is ours.
+CREATE OR REPLACE FUNCTION @.lockfast_ask(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
+    p_metadata jsonb, p_address text, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_own record;
+    v_answer json;
+BEGIN
+    IF p_mode = 'exclusive' THEN
+        SELECT kind, place, mode, reserved_until, alive_until INTO v_own FROM @.lockfast_queue
+            WHERE claim = p_claim AND kind IN ('w', 'g') AND NAMED
+            ORDER BY kind LIMIT 1;
+        IF NOT FOUND OR (v_own.kind = 'w' AND v_own.alive_until > p_now) THEN
+            IF v_own.reserved_until > p_now AND v_own.mode = 'exclusive' THEN  -- woken, and nothing else matters
+                RETURN @.lockfast_grant(
+                    p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
+            END IF;
+            v_answer := @.lockfast_behind(p_ns, p_name, p_claim, coalesce(v_own.place, LAST), p_now);
+        END IF;
+    END IF;
+    IF v_answer IS NULL THEN
+        RETURN @.lockfast_weigh(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, p_now);
+    END IF;
+    IF p_address IS NOT NULL THEN
+        PERFORM @.lockfast_line_up(
+            p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
+    END IF;
+    RETURN v_answer;
+END $$;
+
+-- Grant the claim if it fits, else tell why not; with an address, which may be empty, give it a place in the queue.
+-- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, or {damaged}
+-- if a hold cannot be read.
+CREATE OR REPLACE FUNCTION @.lockfast_acquire(
+    p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text DEFAULT 'exclusive',
+    p_limit integer DEFAULT NULL, p_metadata jsonb DEFAULT NULL, p_address text DEFAULT NULL,
+    p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_metadata text := p_metadata::text;
+    v_answer json;
+    v_sweeps boolean;
+    v_now timestamptz;
+BEGIN
+    IF length(p_holder) > LONGEST_NAME OR (p_ttl > 0 AND p_ttl <= LONGEST_TTL) IS NOT TRUE
+        OR length(v_metadata) > LARGEST_METADATA OR length(translate(v_metadata, '[{', '')) < length(v_metadata) - DEEPEST
+    THEN  -- it may be over a limit
+        PERFORM @.lockfast_bound(p_holder, p_ttl, p_metadata);
+    END IF;
+    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
+        PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    END IF;
+    -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
+    -- an address has reason to think that others do.
+    IF p_address IS NULL THEN
+        INSERT INTO @.distributed_locks AS held
+            (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
+            SELECT p_ns, p_name, p_holder,
+                   coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
+                   p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.lockfast_fence')
+            WHERE NOT EXISTS (SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns)
+              -- Whoever holds conflicts by slot 0, unless others have moved it.
+              AND NOT EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot <> 0)
+            ON CONFLICT DO NOTHING
+            RETURNING @.lockfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0
+            INTO v_answer, v_sweeps;
+    END IF;
+    IF v_sweeps IS FALSE THEN
+        RETURN v_answer;
+    END IF;
+    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
+    IF v_sweeps THEN
+        -- Our own statements are transactions of their own. What others sweep in one that they keep open stays locked as
+        -- long: there it is left to the next.
+        IF p_patience IS NOT NULL OR now() = statement_timestamp() THEN
+            PERFORM @.lockfast_sweep(v_now);
+        END IF;
+        RETURN v_answer;
+    END IF;
+    RETURN @.lockfast_ask(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);
+END $$;

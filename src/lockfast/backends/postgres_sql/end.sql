@@ -1,0 +1,169 @@
+-- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next (see
+-- lockfast_hand_over), or {claim, grant} for the one of p_ours that holds from now on. An heir is a holder that goes before everybody else. With p_linger the name stays taken for so many
+-- seconds more. The name is ours.
+CREATE OR REPLACE FUNCTION @.lockfast_end(
+    p_ns text, p_name text, p_claim text, p_linger double precision, p_heir text, p_ours text, p_now timestamptz
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_held @.distributed_locks;
+    v_ended record;
+    v_next record;
+    v_ours text[];
+BEGIN
+    -- Mostly it holds alone: then nobody is inside afterwards.
+    DELETE FROM @.distributed_locks
+        WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
+          AND NOT ended AND expires_at > p_now AND p_linger = 0
+        RETURNING fence,
+            EXISTS (SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w') AS waited,
+            EXISTS (SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o') AS watched
+        INTO v_ended;
+    IF FOUND THEN
+        IF v_ended.watched THEN
+            PERFORM @.lockfast_tell(p_ns, p_name, v_ended.fence, NULL);
+        END IF;
+        IF NOT v_ended.waited THEN
+            RETURN 'true';
+        END IF;
+        IF p_heir = '' THEN  -- mostly the first in line wants it for itself
+            SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
+                FROM @.lockfast_queue
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
+                ORDER BY place LIMIT 1;
+            IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL THEN
+                IF v_next.address = p_ours AND p_ours <> '' THEN
+                    -- It holds from here on: the process that asks knows when it did so, and passes the answer on.
+                    RETURN json_build_object('claim', v_next.claim, 'grant', @.lockfast_grant(
+                        p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL, v_next.metadata,
+                        v_next.place, p_now));
+                ELSIF @.lockfast_is_heard(v_next.address, p_ours) THEN
+                    UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
+                        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+                    IF v_next.address <> '' THEN
+                        PERFORM pg_notify(v_next.address, v_next.claim);
+                    END IF;
+                    RETURN 'true';
+                END IF;
+            END IF;
+        END IF;
+        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+        RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
+    END IF;
+    SELECT * INTO v_held FROM @.distributed_locks
+        WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended;
+    IF NOT FOUND THEN
+        RETURN 'false';
+    END IF;
+    IF p_linger > 0 AND v_held.expires_at > p_now THEN
+        UPDATE @.distributed_locks SET ended = true, expires_at = p_now + p_linger * interval '1 second',
+                ttl = p_linger * interval '1 second'
+            WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
+        RETURN 'true';
+    END IF;
+    DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
+    PERFORM @.lockfast_tell(p_ns, p_name, v_held.fence, NULL);
+    PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- what is over must not stand in the way of the hand-over
+    PERFORM @.lockfast_move_up(p_ns, p_name);
+    IF v_held.expires_at <= p_now THEN
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
+        RETURN 'false';
+    END IF;
+    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+    RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
+END $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_release(
+    p_ns text, p_name text, p_claim text, p_linger double precision DEFAULT 0, p_heir text DEFAULT '',
+    p_ours text DEFAULT '', p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
+        PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    END IF;
+    RETURN @.lockfast_end(
+        p_ns, p_name, p_claim, p_linger, p_heir, p_ours, coalesce(to_timestamp(p_now), clock_timestamp()));
+END $$;
+
+-- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.
+CREATE OR REPLACE FUNCTION @.lockfast_abandon(
+    p_ns text, p_name text, p_claim text, p_late boolean DEFAULT false, p_patience integer DEFAULT NULL,
+    p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz;
+    v_fence bigint;
+    v_gone record;
+    v_made_room boolean := false;
+    v_watched boolean := false;
+BEGIN
+    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
+    PERFORM @.lockfast_look(p_ns, p_name, v_now);
+    FOR v_gone IN
+        DELETE FROM @.lockfast_queue
+            WHERE claim = p_claim AND NAMED AND kind IN ('w', 'o') RETURNING kind
+    LOOP
+        v_made_room := v_made_room OR v_gone.kind = 'w';
+        v_watched := v_watched OR v_gone.kind = 'o';
+    END LOOP;
+    IF v_watched THEN
+        PERFORM @.lockfast_forget_changes(p_ns, p_name);
+    END IF;
+    DELETE FROM @.distributed_locks  -- not a lingering one: it was released, and stays taken as promised
+        WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended RETURNING fence INTO v_fence;
+    IF FOUND THEN
+        PERFORM @.lockfast_move_up(p_ns, p_name);
+        PERFORM @.lockfast_tell(p_ns, p_name, v_fence, NULL);
+    END IF;
+    IF v_made_room OR v_fence IS NOT NULL THEN
+        PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
+    END IF;
+    IF p_late THEN
+        INSERT INTO @.lockfast_queue
+            (namespace, lock_name, kind, place, claim, holder_id, mode, address, alive_until)
+            VALUES (p_ns, p_name, 'g', nextval('@.lockfast_fence'), p_claim, '', '', '', v_now + LATE);
+    END IF;
+    RETURN 'true';
+END $$;
+
+-- For each: whether it still holds under that fence, and then for as long as it asks for. No name is entered: a row is
+-- locked by whoever changes it, and what has expired is not brought back.
+CREATE OR REPLACE FUNCTION @.lockfast_renew(
+    p_ns text[], p_names text[], p_claims text[], p_fences bigint[], p_ttls double precision[],
+    p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    v_answers boolean[] := array_fill(false, ARRAY[cardinality(p_names)]);
+    v_kept bigint[];
+    i bigint;
+BEGIN
+    WITH asked AS MATERIALIZED (
+        SELECT ns, name, claim, fence, max(ttl) AS ttl, array_agg(number) AS numbers
+            FROM unnest(p_ns, p_names, p_claims, p_fences, p_ttls) WITH ORDINALITY
+                AS each (ns, name, claim, fence, ttl, number)
+            GROUP BY ns, name, claim, fence
+    ), kept AS (
+        UPDATE @.distributed_locks AS held SET
+                expires_at = greatest(
+                    least(held.expires_at, coalesce(to_timestamp(p_now), clock_timestamp()) + held.ttl),
+                    coalesce(to_timestamp(p_now), clock_timestamp()) + asked.ttl * interval '1 second'),
+                ttl = CASE  -- as lockfast_ttl, which could not be made part of this statement, and be called for each
+                    WHEN least(held.expires_at - coalesce(to_timestamp(p_now), clock_timestamp()), held.ttl)
+                        > asked.ttl * interval '1 second'
+                    THEN held.ttl ELSE asked.ttl * interval '1 second' END
+            FROM asked
+            WHERE held.lock_name = asked.name AND held.namespace = asked.ns AND held.claim = asked.claim
+              AND held.fence = asked.fence AND NOT held.ended
+              AND held.expires_at > coalesce(to_timestamp(p_now), clock_timestamp())
+            RETURNING asked.numbers
+    )
+    SELECT array_agg(number) INTO v_kept FROM kept, unnest(numbers) AS number;
+    FOREACH i IN ARRAY coalesce(v_kept, '{}') LOOP
+        v_answers[i] := true;
+    END LOOP;
+    RETURN array_to_json(v_answers);
+END $$;

@@ -1,0 +1,106 @@
+-- What is asked without wanting anything: who holds, who waits, what has changed.
+
+-- Whatever happened since the change of that number; 0 begins with what is true now. {damaged} if a hold cannot be read.
+CREATE OR REPLACE FUNCTION @.lockfast_observe(
+    p_ns text, p_name text, p_claim text, p_after bigint, p_address text, p_patience integer DEFAULT NULL,
+    p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz;
+    v_known boolean;
+    v_number bigint;
+    v_changes json;
+    v_ends timestamptz;
+BEGIN
+    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
+    PERFORM @.lockfast_look(p_ns, p_name, v_now);
+    IF EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT SOUND) THEN
+        RETURN json_build_object('damaged', true);
+    END IF;
+    UPDATE @.lockfast_queue SET alive_until = v_now + PRESENCE, address = p_address
+        WHERE claim = p_claim AND kind = 'o' AND lock_name = p_name AND namespace = p_ns;
+    v_known := FOUND;
+    IF v_known AND p_after > 0 THEN
+        SELECT json_agg(json_build_array(number, fence, holder_id) ORDER BY number) INTO v_changes
+            FROM @.lockfast_changes WHERE lock_name = p_name AND namespace = p_ns AND number > p_after;
+    ELSE
+        v_number := nextval('@.lockfast_fence');
+        IF NOT v_known THEN
+            INSERT INTO @.lockfast_queue (namespace, lock_name, kind, place, claim, holder_id, mode, address, alive_until)
+                VALUES (p_ns, p_name, 'o', v_number, p_claim, '', '', p_address, v_now + PRESENCE);
+        END IF;
+        SELECT json_agg(json_build_array(v_number, fence, holder_id) ORDER BY fence) INTO v_changes
+            FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT ended;
+        v_changes := coalesce(v_changes, json_build_array(json_build_array(v_number, 0, NULL)));
+    END IF;
+    SELECT min(expires_at) INTO v_ends FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns;
+    RETURN json_build_object(
+        'changes', coalesce(v_changes, '[]'), 'retry_after', extract(epoch FROM v_ends - v_now));
+END $$;
+
+-- {name, holders: [[holder, claim, fence, mode, acquired_at, seconds left, metadata as text]], queue: [holder]}. Metadata is
+-- read by itself: what others have put there must not keep anybody from the rest.
+CREATE OR REPLACE FUNCTION @.lockfast_info(p_ns text, p_name text, p_now timestamptz) RETURNS json
+LANGUAGE sql AS $$
+    SELECT json_build_object(
+        'name', p_name,
+        'holders', coalesce((
+            SELECT json_agg(json_build_array(
+                left(holder_id, LONGEST_KEY), left(claim, LONGEST_KEY), fence, mode, extract(epoch FROM acquired_at),
+                extract(epoch FROM coalesce(least(
+                    CASE WHEN isfinite(expires_at) THEN expires_at - p_now END, CASE WHEN ttl > '0' THEN ttl END), ttl)),
+                left(metadata::text, MOST_READ)) ORDER BY fence)
+            FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND expires_at > p_now), '[]'),
+        'queue', coalesce((
+            SELECT json_agg(left(holder_id, LONGEST_KEY) ORDER BY place) FROM @.lockfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND alive_until > p_now), '[]'),
+        'now', extract(epoch FROM clock_timestamp()))
+$$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_inspect(p_ns text, p_name text, p_now double precision DEFAULT NULL) RETURNS json
+LANGUAGE sql AS $$
+    SELECT @.lockfast_info(p_ns, p_name, coalesce(to_timestamp(p_now), clock_timestamp()))
+$$;
+
+-- Every name of that namespace that begins so and is held or waited for, in order.
+CREATE OR REPLACE FUNCTION @.lockfast_list(p_ns text, p_prefix text, p_now double precision DEFAULT NULL) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz := coalesce(to_timestamp(p_now), clock_timestamp());
+BEGIN
+    RETURN (
+        SELECT coalesce(json_agg(@.lockfast_info(p_ns, lock_name, v_now) ORDER BY lock_name), '[]') FROM (
+            SELECT lock_name FROM @.distributed_locks
+                WHERE namespace = p_ns AND starts_with(lock_name, p_prefix) AND expires_at > v_now
+            UNION
+            SELECT lock_name FROM @.lockfast_queue
+                WHERE namespace = p_ns AND starts_with(lock_name, p_prefix) AND kind = 'w' AND alive_until > v_now
+        ) AS found);
+END $$;
+
+-- End every hold of the name, whoever's it is, hand over, and tell what was there before.
+CREATE OR REPLACE FUNCTION @.lockfast_break(
+    p_ns text, p_name text, p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
+) RETURNS json
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_now timestamptz;
+    v_before json;
+    v_over record;
+BEGIN
+    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    v_now := coalesce(to_timestamp(p_now), clock_timestamp());
+    v_before := @.lockfast_info(p_ns, p_name, v_now);
+    FOR v_over IN
+        WITH over AS (
+            DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns RETURNING fence)
+        SELECT fence FROM over ORDER BY fence
+    LOOP
+        PERFORM @.lockfast_tell(p_ns, p_name, v_over.fence, NULL);
+    END LOOP;
+    PERFORM @.lockfast_look(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
+    PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
+    RETURN v_before;
+END $$;

@@ -1,0 +1,83 @@
+"""`lockfast doctor`: how the servers are that the locks rest on.
+
+Decides: how they are told to people, and the exit code: whether locks are to be had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from lockfast._model import Health
+from lockfast.cli import exits
+from lockfast.cli.look import span
+from lockfast.cli.options import Parser, report_warnings, visible
+from lockfast.cli.store import add_store_options, reports_silence, url_of_existing
+from lockfast.sync import connect
+
+_MORE = """STATE is
+  ok        it answers, and locks can be acquired
+  refused   it answers, but grants no locks: the last column says why
+  kept out  it started anew, and does not count in a quorum yet
+  gone      it does not answer
+
+exits 69 if no locks can be acquired: the store does not answer or refuses, or
+less than a majority of a quorum counts.
+
+--json prints one object: works, and servers, a list of objects with where,
+reachable, latency (seconds), version, role, kept_out (seconds), error, counts"""
+
+_HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
+
+_KEPT_OUT = """
+A server that started anew is kept out for one ttl (30s unless the URL says
+?rejoin=), since it may have forgotten a lease that is still held. If the
+servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect(): they count
+at once then, and one that loses its data can let a second holder in."""
+
+
+def doctor(words: list[str]) -> int:
+    """One row for each server; 69 if locks are not to be had."""
+    parser = Parser(
+        "doctor",
+        description="Tell how each server is that the locks rest on: whether it answers, how fast,\n"
+        "its version and its role. Nothing is changed there.",
+        epilog=_MORE,
+    )
+    parser.add_argument("--json", action="store_true", help="for programs; see below")
+    parser.add_argument("where", metavar="URL", nargs="?", help="the same as --url")
+    add_store_options(parser)
+    args = parser.parse_args(words)
+    if args.where is not None:
+        if args.url is not None or args.system:
+            parser.error("say which store once: URL, --url or --system")
+        args.url = args.where
+    report_warnings()
+    with connect(url_of_existing(args), namespace=args.namespace) as locks, reports_silence():
+        found = locks.doctor()
+    if args.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        _print_table([_HEAD, *map(_row, found.servers)])
+        if any(server.kept_out for server in found.servers):
+            print(_KEPT_OUT)
+    return exits.OK if found.works else exits.UNAVAILABLE
+
+
+def _row(server: Health) -> Sequence[str]:
+    latency = "-" if server.latency is None else f"{server.latency * 1000:.1f}ms"
+    wrong = f"started anew; counts in {span(server.kept_out)}" if server.kept_out else ""
+    cells = (server.where, _state(server), latency, server.version or "-", server.role or "-", server.error or wrong)
+    return [visible(cell) for cell in cells]
+
+
+def _state(server: Health) -> str:
+    if server.counts:
+        return "ok"
+    return "refused" if server.reachable and server.error else "kept out" if server.reachable else "gone"
+
+
+def _print_table(rows: list[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

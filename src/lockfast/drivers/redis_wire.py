@@ -1,0 +1,140 @@
+"""What goes over the wire to Redis, and what comes back: shared by both drivers.
+
+Decides: how a request is written, and what the server's errors mean.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+import hiredis
+
+from lockfast.errors import BackendUnavailable
+
+ReplyError: Final = hiredis.ReplyError
+NOTHING: Final = object()  # what a reader says when it has nothing yet
+RECEIVE: Final = 65536
+ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
+
+CLUSTERED: Final = ":cluster:"  # what an address has in it if wake-ups may arrive by way of another node
+
+PATIENT: Final = 3.0  # seconds without a word on a connection that used to work, after which another one is tried
+_PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+# Asked again a little later, these may come out otherwise; every other error stays what it is.
+_PASSING: Final = (
+    "BUSY",
+    "LOADING",
+    "MASTERDOWN",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "READONLY",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+)
+
+
+_TELLING: Final = {*_PASSING, "NOPERM", "CROSSSLOT"}
+
+
+class Script(NamedTuple):
+    """Sent by its digest. Who does not know it gets the text: that changes neither the words nor their number."""
+
+    digest: bytes  # the first two words of a request, packed
+    text: bytes  # and what stands there when the digest is not known
+
+
+def script(source: str, sha: str) -> Script:
+    return Script(words("EVALSHA", sha), words("EVAL", source))
+
+
+def words(*values: str | bytes | int) -> bytes:
+    """A part of a request."""
+    parts = []
+    for value in values:
+        plain = value if isinstance(value, bytes) else str(value).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(plain), plain))
+    return b"".join(parts)
+
+
+def new_channel(*, clustered: bool) -> str:
+    """Where the waiters of one `Locks` are woken."""
+    return f"lockfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
+
+
+def command(*values: str | bytes | int) -> bytes:
+    """A whole request."""
+    return b"*%d\r\n%b" % (len(values), words(*values))
+
+
+def as_sent(reply: bytes | int) -> bytes:
+    """How a server writes that answer."""
+    return b":%d\r\n" % reply if isinstance(reply, int) else b"$%d\r\n%b\r\n" % (len(reply), reply)
+
+
+def call(script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> bytes:
+    """A whole request that runs a script."""
+    return b"*%d\r\n%b%b" % (3 + len(keys) + len(args), script.digest, words(len(keys), *keys, *args))
+
+
+def whole(script: Script, request: bytes) -> bytes:
+    """The same request with the script's text."""
+    return request.replace(script.digest, script.text, 1)
+
+
+def keep_alive(line: Any) -> None:
+    """Have the kernel ask, where nobody else does, whether the other end is still there."""
+    with suppress(OSError):  # a unix socket has no such options
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _PROBES.items():
+            if hasattr(socket, option):  # not every system has all of them
+                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"the lock server {server} {what}", transient=transient)
+
+
+def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:
+    """Why there is none. What was to be sent on it was not."""
+    text = f"cannot reach {url}: {reason}" if transient else f"{url} cannot be used: {reason}"
+    return BackendUnavailable(text, transient=transient, sent=False)
+
+
+def facts_in(replies: Sequence[Any]) -> dict[str, str]:
+    """What the replies to INFO say. A user who may not ask gets an error in place of one, which says nothing."""
+    texts = [reply.decode(errors="replace") for reply in replies if isinstance(reply, bytes)]  # paths need not be UTF-8
+    lines = [line for text in texts for line in text.splitlines()]
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def version_and_role(facts: dict[str, str]) -> tuple[str, str]:
+    """Of a server, by its INFO: empty where that says nothing."""
+    role = {"master": "primary", "slave": "replica"}.get(facts.get("role", ""), "")
+    return facts.get("valkey_version") or facts.get("redis_version", ""), role
+
+
+def kind_of(error: Any) -> str:
+    """The word that says what it is. An older server puts it somewhere into the text of a script's error."""
+    first, *others = str(error).split() or [""]
+    telling = [word.lstrip("-") for word in others if word.lstrip("-") in _TELLING]
+    return telling[0] if first == "ERR" and telling else first
+
+
+def refusal(server: str, error: Any) -> BackendUnavailable:
+    """What an error of the server's means to a caller."""
+    text, kind = str(error), kind_of(error)
+    if kind == "READONLY":
+        return unavailable(server, f"is a read-only replica, or has become one: {text}")
+    if kind in ("MOVED", "ASK", "CROSSSLOT"):
+        return unavailable(server, "is a node of a cluster: connect with redis+cluster://", transient=False)
+    if kind == "NOPERM":
+        return unavailable(server, f"does not allow this user what locks need: {text}", transient=False)
+    refused = unavailable(server, f"refuses: {text}", transient=kind in _PASSING)
+    refused.kind = kind
+    return refused

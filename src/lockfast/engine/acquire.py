@@ -1,0 +1,179 @@
+"""Ask until granted or out of time, and leave nothing behind.
+
+Decides: when to ask again, when to give up, and what must be undone.
+Leaves to the backend: who is granted. Leaves to the keeper: what happens after the grant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from lockfast._ids import new_claim_id
+from lockfast._model import Busy, Claim, Grant
+from lockfast._time import FOREVER, pause_before_retry, say
+from lockfast.engine.lease import Lease, Request
+from lockfast.engine.waking import Waking
+from lockfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockfast.engine.core import Engine
+
+Adopt = Callable[[Lease], None]
+
+# A request that `wait` left less time than this and that is not answered says nothing about the server: if the server
+# answered the one before it, that answer stands.
+HASTY_S: Final = 1.0
+
+
+def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
+    """The lease, or who was in the way after `wait` seconds (None waits for ever, 0 asks once).
+
+    Raises BackendUnavailable if the backend cannot be asked: after `wait`, or after the engine's patience if
+    there is no such limit; at once if the backend answers that it takes longer than that.
+
+    However it ends, by an exception too, only a returned lease holds anything: what the caller must do with a lease it
+    does in `adopt`, since an interrupt of the blocking world can fall between any two calls, and nothing is called
+    between here and the user once the lease is adopted.
+    """
+    claim = Claim(new_claim_id(), request.terms)
+    if request.on_lost is not None:
+        request, adopt = engine.on_lost.prepare(request, adopt)
+    if engine.order is not None:
+        engine.order.asked(engine, claim, wait)
+    ask = _ask_and_tell if engine.events.wanted() else _ask
+    return ask(engine, request, claim, wait, adopt)
+
+
+async def _ask_and_tell(
+    engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt
+) -> Lease | Busy:
+    started = engine.now()
+    engine.tell_claim("asked", claim)
+
+    def adopt_and_tell(lease: Lease) -> None:
+        adopt(lease)
+        body = lease._body
+        lease._body = body or sys._getframe()  # a listener that waits for it would wait for itself
+        if lease._waited:
+            engine.tell_claim("waited", claim, waited=lease._waited)
+        engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
+        if lease._state == "held":
+            lease._body = body
+
+    answer = await _ask(engine, request, claim, wait, adopt_and_tell)
+    if answer.__class__ is Busy:
+        waited = engine.now() - started
+        engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
+    return answer
+
+
+async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
+    if not engine.world.blocking:
+        engine.world.arrive()
+    started = asked_at = answered_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+    give_up_at = FOREVER if wait is None else asked_at + wait
+    enqueue = wait != 0
+    most = engine.patience  # how long the next request may take
+    failures = 0
+    checked = False  # that it does not wait for itself
+    unsent = True  # nothing of it can have reached the backend
+    answer: Grant | Busy | None = None  # the last one
+    waking: Waking | None = None  # once it waits
+    outage = engine.outage if engine.outage.watches else None
+    try:
+        engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
+        while True:
+            if engine.closed:
+                engine.must_be_open()
+            within = most
+            if wait and give_up_at - asked_at < within:
+                within = max(0.02, give_up_at - asked_at)
+            if outage is not None:
+                outage.sent(claim.id, asked_at, give_up_at if wait else answered_at + engine.patience)
+            was_unsent, unsent = unsent, False
+            try:
+                answer = await engine.backend.acquire(claim, enqueue=enqueue, within=within)
+                if outage is not None:
+                    outage.answered(claim.id)
+                if failures:
+                    engine.outage.over()
+                if isinstance(answer, Grant):
+                    lease = _believe(engine, request, claim, answer, asked_at, asked_at - started)
+                    adopt(lease)
+                    return lease
+            except BackendUnavailable as error:
+                engine.outage.ended(claim.id)
+                unsent = was_unsent and not error.sent
+                if engine.closed:
+                    engine.must_be_open()  # a better reason than that its connection was let go of
+                # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
+                failures += 1
+                pause = pause_before_retry(failures, engine.world.chance())
+                limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
+                if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
+                    limit = FOREVER if wait is None else limit
+                    pause = min(pause, max(0.001, error.retry_after))
+                again_at = engine.now() + pause
+                if not error.transient or max(again_at, engine.now() + (error.retry_after or 0.0)) > limit:
+                    if isinstance(answer, Busy) and failures == 1 and error.transient and within < HASTY_S:
+                        return await _time_is_up(engine, claim, answer)
+                    raise engine.outage.final(error) from error.__cause__
+                engine.outage.failed(error, asked_at, again_at, limit)
+                await engine.world.pause(pause)
+                asked_at = engine.now()
+                most = max(0.02, min(engine.patience, limit - asked_at))
+                continue
+            failures, most = 0, engine.patience
+            answered_at = engine.now()
+            if engine.closed:
+                engine.must_be_open()
+            if wait is None and not checked:
+                engine.must_not_wait_for_itself(claim)
+                checked = True
+            waking = waking or Waking(engine, claim)
+            woken = answered_at < give_up_at and await waking.wait(
+                min(give_up_at - answered_at, answer.retry_after), give_up_at
+            )
+            asked_at = engine.now()
+            if not woken and asked_at >= give_up_at:
+                return await _time_is_up(engine, claim, answer) if enqueue else answer
+    except GeneratorExit:  # the coroutine is being closed: nothing can be awaited in it any more
+        engine.behind(engine.abandon, claim)
+        raise
+    except BaseException as error:
+        try:
+            engine.outage.ended(claim.id)  # nobody waits for its answer any more
+            brief = unsent or isinstance(error, BackendUnavailable)
+            await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=not unsent)
+        except BaseException:
+            if engine.world.blocking:  # another interrupt, in the middle of that; none falls into the background
+                engine.behind(engine.abandon, claim)
+            raise
+        raise
+    finally:
+        if claim.id in engine.waiting:  # no call is made here after `adopt`
+            del engine.waiting[claim.id]
+        if outage is not None and claim.id in outage.unanswered:
+            del outage.unanswered[claim.id]
+
+
+async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:
+    await engine.abandon(claim, within=engine.briefly)
+    return answer
+
+
+def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
+    lease = engine.lease_type(engine, request, claim, grant, asked_at, waited)
+    if engine.now() >= lease._deadline:
+        took = say(engine.now() - asked_at)
+        raise BackendUnavailable(
+            f"lock {claim.terms.name!r} was granted, but the answer took {took}, longer than its ttl of "
+            f"{say(claim.terms.ttl)}; it is not held",
+            name=claim.terms.name,
+        )
+    engine.keeper.keep(lease)
+    if engine.closed:  # while the request was under way: nobody would renew it. Looked at last, see `close`
+        engine.must_be_open()
+    return lease

@@ -1,0 +1,77 @@
+"""The end of a `Locks`.
+
+Decides: what is released and abandoned then, in which order, and for how long a backend that does not answer is asked.
+Leaves to the engine: each single step. Leaves to `process`: what happens when a process forks or ends.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lockfast._model import Claim
+from lockfast.engine.lease import Lease
+from lockfast.errors import BackendUnavailable, LockError
+
+if TYPE_CHECKING:
+    from lockfast.engine.core import Engine
+
+TELL_WITHIN_S: Final = 1.0  # for callbacks that tell of losses: the process may end right after
+ABANDON_WITHIN_S: Final = 1.0  # for each claim
+
+
+async def close(engine: Engine, within: float | None = None) -> None:
+    """Release what is still held, best effort and within that time or the engine's patience. Let go of everything.
+
+    A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
+    """
+    engine.closed = True  # a lease that is granted from here on is given back, or found below
+    engine.keeper.close()
+    until = engine.now() + (engine.patience if within is None else within)
+    taken = _take_from_bodies(engine)
+    for lease in list(engine.keeper.leases.values()):
+        lease._depth = 1
+        await _release(engine, lease, until)
+    for lease, linger in taken:
+        if engine.now() < until:
+            with suppress(BackendUnavailable):  # told as an event; its ttl ends it
+                await engine.release_again(lease, linger, "", until)
+                engine.unfinished.done(lease._claim)
+    for claim in list(engine.waiting.values()):  # their callers learn of the end with the next answer
+        engine.take_back(claim)
+        engine.unfinished.note(claim)
+    for claim in engine.unfinished.claims:
+        await _abandon(engine, claim, until)
+    await engine.on_lost.all_called(TELL_WITHIN_S)
+    await engine.background.all_told(TELL_WITHIN_S)
+    engine.keeper.close()  # again: it has watched for silence until now
+    await engine.backend.close()
+
+
+def _take_from_bodies(engine: Engine) -> list[tuple[Lease, float]]:
+    """What bodies hold that still run, or are about to, is lost to them. The leases, each with how it lingers."""
+    taken = []
+    for lease in list(engine.keeper.leases.values()):
+        if lease._guard is not None or lease._claim.id in engine.waiting:
+            taken.append((lease, engine.linger(lease)))
+            engine.unfinished.note(lease._claim)  # should what follows be cut short
+            engine.keeper.lose(lease, "denied", "its Locks was closed")
+    return taken
+
+
+async def _release(engine: Engine, lease: Lease, until: float) -> None:
+    if engine.now() < until:
+        with suppress(BackendUnavailable):  # told as an event; its ttl ends it
+            await engine.release(lease, until=until)
+    elif lease._move("release"):
+        engine.leave_to_time(lease, "its Locks was closed, and there was no time left to ask the backend")
+
+
+async def _abandon(engine: Engine, claim: Claim, until: float) -> None:
+    now = engine.now()
+    if now < until:
+        ask = partial(engine.backend.abandon, claim, within=min(ABANDON_WITHIN_S, until - now))
+        with suppress(LockError):
+            await engine.world.shielded(engine.watched(ask, now, until))
+            engine.unfinished.done(claim)

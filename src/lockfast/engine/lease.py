@@ -1,0 +1,288 @@
+"""A lease: what its holder may rely on, and for how long.
+
+Decides: the life-cycle, in one table; whether a lease is held, computed from the clock at each question.
+Leaves to the keeper: renewing it, and telling of its loss. Leaves to the backend: whether the record is still ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
+
+from lockfast._model import SHARED, Claim, Grant, Mode, Terms
+from lockfast._reentry import drive, nothing
+from lockfast._time import Seconds, say
+from lockfast.errors import LeaseLost, NotHeld
+
+if TYPE_CHECKING:
+    from lockfast._worlds import Guard
+    from lockfast.engine.core import Engine
+
+_CONTEXTLIB: Final = vars(contextlib)
+OUT_OF_TIME: Final = "its time ran out before a renewal came through"
+
+State = Literal["held", "releasing", "released", "lost", "forked"]
+Step = Literal["deadline", "denied", "release", "freed", "gone", "fork"]
+
+LIFE: Final[dict[State, dict[Step, State]]] = {
+    "held": {
+        "deadline": "lost",  # we must stop believing: the server may grant again
+        "denied": "lost",  # the server says that it is no longer ours
+        "release": "releasing",
+        "fork": "forked",  # this is the child's copy; the lease is the parent's
+    },
+    "releasing": {
+        "release": "releasing",  # the last try failed; asked again
+        "freed": "released",
+        "gone": "lost",  # it had ended before we let go of it
+        "fork": "forked",
+    },
+    "released": {},
+    "lost": {},
+    "forked": {},
+}
+
+
+class Request(NamedTuple):
+    """What one lock object asks for each time, and what it wants done with the lease."""
+
+    terms: Terms
+    wait: float | None = None
+    renew: bool = True
+    reentrant: bool = False
+    min_hold: float = 0.0
+    on_lost: Callable[[Any], object] | None = None
+    named: bool = False  # the holder was named by the caller, not after its process
+
+
+class Home(Protocol):
+    """What a lease tells the lock object that it was taken through."""
+
+    async def release_last(self, lease: Lease) -> bool: ...
+    def drop(self, lease: Lease) -> None: ...
+
+
+def call_of(body: FrameType | None) -> FrameType | None:
+    """The call that the body of a `with` is part of. An `ExitStack`'s own is over long before the body is."""
+    return body if body is not None and body.f_globals is not _CONTEXTLIB else None
+
+
+class Unique:
+    """To release a copy would release the original."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(f"{self!r} can be neither copied nor pickled; hand its fence to others, and keep the lease")
+
+
+class Lease(Unique):
+    """One granted claim. `held` is computed from the clock, `lost` is remembered."""
+
+    __slots__ = (
+        "_body",
+        "_claim",
+        "_deadline",
+        "_depth",
+        "_engine",
+        "_failures",
+        "_fence",
+        "_granted_at",
+        "_guard",
+        "_home",
+        "_look_at",
+        "_owner",
+        "_reason",
+        "_renew_at",
+        "_renewing",
+        "_request",
+        "_server_time",
+        "_state",
+        "_ttl",
+        "_waited",
+    )
+
+    def __init__(
+        self, engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float
+    ) -> None:
+        ttl = request.terms.ttl
+        self._engine = engine
+        self._request = request
+        self._claim = claim
+        self._fence, self._server_time, since = grant
+        if since is not None:
+            asked_at = since
+        self._ttl = ttl
+        self._granted_at = asked_at
+        self._waited = waited  # seconds in the queue
+        # Counted from before the request was sent: the server's ttl cannot have started earlier.
+        self._deadline = asked_at + ttl * engine.belief
+        self._state: State = "held"
+        self._reason = ""
+        self._depth = 1  # how many times its owner has entered it
+        self._owner: object = None  # the thread or task that asked
+        self._home: Home | None = None  # the lock object that it was taken through
+        self._guard: Guard | None = None  # over the body of the `with` that it protects
+        self._body: FrameType | None = None  # the call that the body is part of
+        self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
+        self._look_at = 0.0
+        self._failures = 0  # renewals that failed since the last that did not
+        self._renewing = False
+
+    # What was granted
+
+    @property
+    def name(self) -> str:
+        """The name that was asked for, without its namespace."""
+        return self._claim.terms.name
+
+    @property
+    def fence(self) -> int:
+        """A number that only ever grows for this name. Hand it to whatever the lock protects."""
+        return self._fence
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, as others are told when they ask."""
+        return self._claim.terms.holder
+
+    @property
+    def claim_id(self) -> str:
+        """The id of this one acquire: no other lease ever has it."""
+        return self._claim.id
+
+    @property
+    def metadata(self) -> Any:
+        """What was given to `lock(…, metadata=)`, as others see it."""
+        text = self._claim.terms.metadata
+        return None if text is None else json.loads(text)
+
+    @property
+    def mode(self) -> Mode:
+        """ "exclusive", or "shared" for a semaphore's permit and a reader."""
+        return self._claim.terms.mode
+
+    @property
+    def ttl(self) -> float:
+        """How long each renewal lasts, in seconds."""
+        return self._ttl
+
+    @property
+    def acquired_at(self) -> float:
+        """Wall-clock time of the grant by the server's clock, for people to read."""
+        return self._server_time
+
+    @property
+    def expires_at(self) -> float:
+        """Wall-clock time at which it ends unless renewed, for people to read; moves with each renewal."""
+        return time.time() + self._deadline - self._engine.now()
+
+    # What is true now
+
+    @property
+    def held(self) -> bool:
+        """True while nobody else can hold it. From the clock: right after a pause of any length, too."""
+        return self._state == "held" and self._engine.now() < self._deadline
+
+    @property
+    def lost(self) -> bool:
+        """True once it ended while it was still wanted. Never becomes False again."""
+        return self._state == "lost" or (self._state == "held" and self._engine.now() >= self._deadline)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which it is certainly held; 0 if it is not."""
+        return max(0.0, self._deadline - self._engine.now()) if self._state == "held" else 0.0
+
+    def check(self) -> None:
+        """Raises LeaseLost if it was lost, NotHeld if it was released or belongs to a forked parent."""
+        if not self.held:
+            self._see_to_loss()
+            raise self._not_held()
+
+    def _check(self) -> None:
+        """The same in the middle of an operation."""
+        if not self.held:
+            self._engine.keeper.notice(self)
+            raise self._not_held()
+
+    def _see_to_loss(self) -> None:
+        """Now, or soon if this is a finalizer or a signal handler in the middle of an operation."""
+        engine = self._engine
+        if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
+            engine.put_off(self._notice())
+        else:
+            drive(self._notice(), engine, nothing)
+
+    async def _notice(self) -> None:
+        self._engine.keeper.notice(self)
+
+    def _is_held(self) -> bool:
+        return self.held
+
+    def _not_held(self) -> LeaseLost | NotHeld:
+        name = self.name
+        if self._state == "forked":
+            return NotHeld(f"lock {name!r} is held by the parent process; this fork does not hold it", name=name)
+        if not self.lost:
+            return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
+        held_for = self._engine.now() - self._granted_at
+        return LeaseLost(
+            f"lease on {name!r} (fence {self._fence}) was lost {say(held_for)} after it was granted: "
+            f"{self._reason or OUT_OF_TIME}; somebody else may hold the lock now",
+            name=name,
+            fence=self._fence,
+            holder=self.holder,
+            held_for=held_for,
+            reason=self._reason or OUT_OF_TIME,
+        )
+
+    def __repr__(self) -> str:
+        left = f", {self.remaining:.3f}s left" if self._state == "held" else ""
+        return f"<{type(self).__name__} {self.name!r} {self._state}{left}, fence {self._fence}, holder {self.holder!r}>"
+
+    # What changes it. Nothing else does.
+
+    def _move(self, step: Step, reason: str = "") -> bool:
+        """Take one step of the table; False if it leads nowhere from here, because another step was first."""
+        with self._engine.mutex:
+            then = LIFE[self._state].get(step)
+            if then is None:
+                return False
+            self._state = then
+            self._body = None  # it holds nothing any more, and a call is not to be kept alive for it
+            self._reason = reason
+            return True
+
+    def _renewed(self, asked_at: float, ttl: float) -> None:
+        """Believe longer. Never shorter: the server does not shorten either, so answers may come in any order."""
+        deadline = asked_at + ttl * self._engine.belief
+        if deadline > self._deadline:
+            self._deadline = deadline
+        self._renew_at = asked_at + ttl / 3
+        self._failures = 0
+
+    def _enter(self, guard: Guard | None, body: FrameType | None) -> None:
+        """It protects the body of a `with` in that call, or of none."""
+        self._guard = guard
+        self._body = body
+
+    async def _extend(self, ttl: Seconds | None) -> bool:
+        wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)
+        self._check()
+        await self._engine.extend(self, wanted)
+        return True
+
+    async def _downgrade(self) -> None:
+        self._check()
+        if self._request.terms.mode != SHARED:  # again if asked again: the last answer may have been lost
+            await self._engine.downgrade(self)
+
+    async def _release(self) -> bool:
+        """Undo one entering of it; the last one ends it."""
+        home = self._home
+        return await (self._engine.release(self) if home is None else home.release_last(self))

@@ -1,0 +1,182 @@
+"""Whether the backend can be reached, as far as requests that failed or are not answered show it.
+
+Decides: when an outage is worth a warning, that it is reported once, and what the last error says to do next.
+Leaves to the caller: when to ask again, and when to give up. Leaves to the keeper: to look in time.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING, Final
+
+from lockfast._time import say
+from lockfast.errors import BackendUnavailable
+from lockfast.observe.events import Event, Kind
+
+if TYPE_CHECKING:
+    from lockfast.engine.core import Engine
+
+REPORT_AFTER_S: Final = 1.0
+LOOK_TWICE_S: Final = 0.1  # between two looks at a request that is not answered
+FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outage, though nobody saw this one end
+_A_YEAR_S: Final = 366 * 86400.0
+_A_DAY_S: Final = 86400.0
+_NEVER: Final = float("-inf")
+_LATER: Final = float("inf")
+
+
+class _Unanswered:
+    """A request that was sent."""
+
+    __slots__ = ("asked_at", "look_at", "overdue", "seen_once", "until")
+
+    def __init__(self, asked_at: float, until: float | None) -> None:
+        self.asked_at = asked_at
+        self.until = until
+        self.look_at = asked_at + REPORT_AFTER_S
+        self.seen_once = False  # after that time
+        self.overdue = False
+
+
+class Outage:
+    """The outages of one engine's backend, one after the other."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.watches = engine.world.real_time and not engine.backend.capabilities.instant  # for silence
+        self._since = _NEVER  # when the first request that failed was sent
+        self._failed_at = _NEVER  # when a request failed last
+        self._given_up = False  # the last failure was an operation's last: whatever is answered next ends the outage
+        self._reported = False
+        self.unanswered: dict[object, _Unanswered] = {}  # by request, from before it is sent
+
+    def begin_again(self) -> None:
+        """In a new event loop: what was asked in the old one is not answered any more."""
+        self.unanswered.clear()
+
+    # Requests that are not answered
+
+    def sent(self, request: object, asked_at: float, until: float | None) -> None:
+        """A request is about to be sent, and insisted on until then. Silence for a second is reported.
+
+        Ends with `answered` or `ended`. Not called unless it `watches`.
+        """
+        self.unanswered[request] = _Unanswered(asked_at, until)
+        try:
+            self._engine.keeper.look_by(asked_at + REPORT_AFTER_S)
+        except RuntimeError:
+            return  # no thread can be started: then only its failure is reported
+
+    def answered(self, request: object) -> None:
+        sent = self.unanswered.pop(request, None)
+        if sent is not None and (sent.overdue or (self._given_up and sent.asked_at >= self._failed_at)):
+            self.over()
+
+    def ended(self, request: object) -> None:
+        """It failed, or was given up."""
+        self.unanswered.pop(request, None)
+
+    def look(self, now: float) -> float:
+        """Report requests that were sent a second ago and are not answered; when to look again.
+
+        Each is looked at twice: after this process stood still, its answer may be there and not read yet.
+        """
+        soonest = _LATER
+        for key, request in self.unanswered.copy().items():
+            if request.look_at <= now and not request.seen_once:
+                request.seen_once, request.look_at = True, now + LOOK_TWICE_S
+            elif request.look_at <= now:
+                request.overdue, request.look_at = True, _LATER
+                if key in self.unanswered and self._begins(request.asked_at, now):
+                    self._engine.background.tell(self._event("unreachable", self._silence(request, now)))
+                    if key not in self.unanswered:
+                        self.over(behind=True)  # answered meanwhile, and perhaps too early to end what had not begun
+            soonest = min(soonest, request.look_at)
+        return soonest
+
+    def _silence(self, request: _Unanswered, now: float) -> str:
+        silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
+        return silence if request.until is None else f"{silence}; waiting {_until(request.until - now)}"
+
+    # Requests that fail
+
+    def failed(
+        self, error: BackendUnavailable, asked_at: float, again_at: float, until: float, behind: bool = False
+    ) -> None:
+        """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then.
+
+        Where a listener that blocks would hold up others, it is told `behind`.
+        """
+        if self._begins(asked_at, again_at):
+            text = f"{error}; trying again {_until(until - self._engine.now())}"
+            self._tell(self._event("unreachable", text), behind)
+
+    def _begins(self, asked_at: float, at: float) -> bool:
+        """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
+        engine = self._engine
+        silent = any(request.look_at == _LATER for request in self.unanswered.copy().values())
+        with engine.mutex:
+            if asked_at - self._failed_at > FORGET_AFTER_S and not (silent and self._reported):
+                self._since, self._reported = asked_at, False
+            self._failed_at, self._given_up = engine.now(), False
+            report = not self._reported and at - self._since >= REPORT_AFTER_S
+            self._reported = self._reported or report
+            return report
+
+    def over(self, behind: bool = False) -> None:
+        """A request that had failed was answered."""
+        engine = self._engine
+        with engine.mutex:
+            reported, lasted = self._reported, engine.now() - self._since
+            self._failed_at, self._given_up, self._reported = _NEVER, False, False
+        if reported:
+            text = f"{_address(engine)} can be used again, after {say(lasted)}"
+            self._tell(self._event("reachable", text), behind)
+
+    def final(self, error: BackendUnavailable) -> BackendUnavailable:
+        """The error for the caller, see `with_hint`."""
+        self._failed_at, self._given_up = self._engine.now(), True
+        return with_hint(error, getattr(self._engine.backend, "url", ""))
+
+    # What is told
+
+    def _event(self, kind: Kind, detail: str) -> Event:
+        return Event(kind, "", self._engine.holder, detail=detail)
+
+    def _tell(self, event: Event, behind: bool) -> None:
+        if behind or self._engine.background.telling:  # what came before it is told first
+            self._engine.background.tell(event)
+        else:
+            self._engine.events.tell(event)
+
+
+def _address(engine: Engine) -> str:
+    return getattr(engine.backend, "url", "") or repr(engine.backend)
+
+
+def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:
+    """To be raised from the cause of `error`: the same, and which command tells more about that URL.
+
+    It is another exception, so its traceback ends where it is raised and not deep in a driver.
+    """
+    told = copy.copy(error)
+    if error.transient and not error.hint:
+        told.hint = _doctor(url)
+        told.args = (f"{error}; {told.hint}",)
+    return told
+
+
+def _doctor(url: str) -> str:
+    if not url:
+        return "locks.doctor() tells more"
+    from shlex import quote  # here: most programs never need it
+
+    return f"for more, run: lockfast doctor {quote(url)}"
+
+
+def _until(left: float) -> str:
+    if left > _A_YEAR_S:
+        return "for as long as it takes"
+    shape = "%H:%M:%S" if left < _A_DAY_S else "%Y-%m-%d %H:%M"
+    return time.strftime(f"until {shape}", time.localtime(time.time() + left))

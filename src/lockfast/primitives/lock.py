@@ -1,0 +1,292 @@
+"""A lock object: what it asks for, and which of its leases belongs to whom.
+
+Decides: what entering, leaving, trying and entering again mean.
+Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: how it looks from outside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import TypeVar
+
+from lockfast._model import Busy
+from lockfast._text import shown
+from lockfast._time import Seconds, length, say
+from lockfast._worlds import Guard
+from lockfast.engine.acquire import Adopt, acquire
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import Lease, Request, call_of
+from lockfast.errors import AcquireTimeout, LockError, NotHeld
+from lockfast.primitives.statement import With
+
+T = TypeVar("T")
+
+
+def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> float | None:
+    """How long `acquire(blocking, timeout)` may wait, where `wait` is the lock's own."""
+    if blocking is not True and blocking is not False:  # 5 and "no" would wait for ever
+        raise ValueError(
+            f"acquire(blocking) must be True or False, not {shown(blocking)}; acquire(timeout=5) waits for 5 seconds"
+        )
+    if not blocking:
+        if timeout is not None and timeout != -1:
+            raise ValueError("acquire(blocking=False) tries once, so a timeout makes no sense with it")
+        return 0.0
+    if timeout is None:
+        return wait
+    if timeout == -1:  # as threading.Lock spells it
+        return None
+    return length(timeout, "timeout", zero=True)
+
+
+def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: str = "") -> AcquireTimeout:
+    """What is raised in place of a lease; a try, with a `wait` of 0, did not wait for anything."""
+    why = busy.in_words if wait == 0 else f"still {busy.in_words} after {say(waited)}"
+    return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
+
+
+class Entry:
+    """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
+
+    __slots__ = ("guard", "lease", "let_go", "owner")  # no `__eq__` or `__hash__`: to look it up calls nothing
+
+    def __init__(self, lease: Lease, owner: object, guard: Guard | None) -> None:
+        self.lease = lease
+        self.owner = owner
+        self.guard = guard  # over the body of a `with`; None for a plain acquire
+        self.let_go = False  # the body of the `with` released it; the `with` itself is not over yet
+
+
+class LockLogic:
+    """Everything a lock object does, for both worlds."""
+
+    __slots__ = ("_current", "engine", "request")
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self.engine = engine
+        self.request = request
+        # Oldest first. One object may be shared by threads or tasks, and a lost lease stands beside its successor
+        # until its own `with` is left.
+        self._current: dict[Entry, None] = {}
+
+    async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
+        """The lease, or None if it was not to be had in time."""
+        wait = wait_for(blocking, timeout, self.request.wait)
+        answer: Lease | Busy | None = self._enter_again(None, None)
+        if answer is None:
+            answer = await self._ask(wait, partial(self._adopt, None, None))
+        if answer.__class__ is Busy:  # not isinstance(): nothing is called between the grant and the caller
+            return None
+        return answer  # type: ignore[return-value]
+
+    async def enter(self, body: FrameType, statement: With | None = None) -> Lease:
+        """The lease for the body of a `with` in that call. Raises AcquireTimeout: the body never runs without it."""
+        started = self.engine.now()
+        answer: Lease | Busy | None = self._enter_again(body, statement)
+        if answer is None:
+            answer = await self._ask(self.request.wait, partial(self._adopt, body, statement))
+        if answer.__class__ is Busy:
+            request = self.request
+            raise timed_out(request.terms.name, answer, request.wait, self.engine.now() - started)
+        return answer  # type: ignore[return-value]
+
+    def _ask(self, wait: float | None, adopt: Adopt) -> Awaitable[Lease | Busy]:
+        engine, request = self.engine, self.request
+        if engine.closed:
+            engine.must_be_open()
+        if request.terms.holder is not engine.holder and not request.named:  # this object came through a fork
+            request = self.request = request._replace(terms=request.terms._replace(holder=engine.holder))
+        return acquire(engine, request, wait, adopt)
+
+    def _enter_again(self, body: FrameType | None, statement: With | None) -> Lease | None:
+        """The lease that the caller has already, if it may be entered again."""
+        if not self.request.reentrant:
+            return None
+        self.engine.must_be_open()
+        lease = self.engine.entered.get((self.engine.world.owner(), self.request.terms.key))
+        if lease is None:
+            return None
+        if not lease.held and lease._guard is None:
+            self.engine.keeper.notice(lease)
+            return None  # lost, and no body runs under it: ask afresh
+        lease._check()  # inside its `with`, what was lost cannot be entered again
+        self._adopt(body, statement, lease, again=True)
+        return lease
+
+    def _adopt(self, body: FrameType | None, statement: With | None, lease: Lease, *, again: bool = False) -> None:
+        """It is the caller's from now on. In a `with` it has a body."""
+        engine, key = self.engine, self.request.terms.key
+        owner = engine.world.owner()
+        guard = engine.world.guard(owner) if body is not None else None
+        call, entry = call_of(body), Entry(lease, owner, guard)
+        # Nothing is called from here on, so no interrupt falls in between: all of it is done, or nothing.
+        lease._owner = owner
+        lease._home = self
+        if guard is not None and lease._guard is None:
+            lease._guard, lease._body = guard, call
+        if self.request.reentrant:
+            engine.entered[owner, key] = lease
+        if again:
+            lease._depth += 1
+        if statement is not None:
+            statement.entry = entry
+        self._current[entry] = None
+
+    async def hold(self, work: Callable[[Lease], Awaitable[T]]) -> T:
+        """What `work` answers, run under the lock. For code of ours: a `with` of the user's has a statement."""
+        statement = With(self)
+        try:
+            lease = await self.enter(sys._getframe(), statement)
+            try:
+                answer = await work(lease)
+            except BaseException as error:
+                await self.leave(error, statement.entry)
+                raise
+            await self.leave(None, statement.entry)
+            return answer
+        finally:
+            if self.engine.world.blocking and statement.entry in self._current:
+                self.left_behind(statement.entry)  # an interrupt fell into the start of `leave`
+
+    async def leave(self, exc: BaseException | None, entry: Entry | None = None) -> None:
+        """After the body. Raises LeaseLost if the lease was lost and nothing else went wrong."""
+        try:
+            entry = entry or self._find(entered=True)
+            if entry is None:
+                return
+            lease, guard = entry.lease, entry.guard
+            if lease._guard is guard:
+                lease._enter(None, None)
+            ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
+            if exc is None and lease._depth == 1 and not entry.let_go:  # as `_end` would, with no frame in between
+                with suppress(LockError):
+                    await self.engine.release(lease)
+                self._forget(entry)
+            else:
+                await self._end(entry, exc)
+            if lease._state == "lost":
+                lost = lease._not_held()
+                if exc is None or ours:
+                    raise lost from exc
+                exc.add_note(f"also: {lost}")
+        except Exception:
+            raise
+        except BaseException:  # an interrupt of the blocking world: what it cut short is done before it goes on
+            entry = entry or self._find(entered=True)
+            if entry is not None:
+                await self._end(entry, None)
+            raise
+
+    def left_behind(self, entry: Entry) -> None:
+        """Its `with` is over. If the entry is not, it is ended soon. Takes no mutex."""
+        if entry not in self._current:
+            return
+        lease = entry.lease
+        if lease._guard is entry.guard:
+            lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
+        if lease._depth > 1 and not entry.let_go:
+            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            entry.let_go = True
+        if entry.let_go:
+            self._forget(entry)
+        else:
+            self.engine.let_go(lease)  # at once: its owner must not enter again what is about to end
+            self.engine.put_off(self._end(entry, None))
+
+    async def _end(self, entry: Entry, exc: BaseException | None) -> None:
+        engine, lease = self.engine, entry.lease
+        # A coroutine that is being closed can await nothing, and may be closed in the middle of anything.
+        closing = exc.__class__ is GeneratorExit and not engine.world.blocking
+        if entry.let_go:
+            pass  # the body did that
+        elif lease._depth > 1:
+            lease._depth -= 1
+            entry.let_go = True
+            if not closing:
+                engine.keeper.notice(lease)
+        elif closing:
+            engine.behind(engine.release, lease)
+        else:
+            try:
+                await engine.release(lease)
+            except LockError as error:
+                # The body ran under the lock, and the lock ends by itself: not worth spoiling its result.
+                if exc is not None:
+                    exc.add_note(f"also: {error}")
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        entry.let_go = True
+        self._current.pop(entry, None)
+
+    async def release(self) -> None:
+        """Let go of what the caller last acquired through this object; if that is nothing, of what anybody did.
+
+        Raises NotHeld if there is nothing, LeaseLost if it was lost; nobody else's hold is touched.
+        """
+        entry = self._find(entered=False)
+        if entry is None:
+            name = self.request.terms.name
+            raise NotHeld(f"lock {name!r} is not held through this object; nothing was released", name=name)
+        if not await self._release(entry):
+            raise entry.lease._not_held()
+
+    async def release_last(self, lease: Lease) -> bool:
+        """Undo one entering of it; the last one ends it."""
+        entry = next((entry for entry in list(self._current)[::-1] if entry.lease is lease and not entry.let_go), None)
+        return await (self.engine.release(lease) if entry is None else self._release(entry))
+
+    async def _release(self, entry: Entry) -> bool:
+        lease = entry.lease
+        if lease._depth > 1:
+            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            entry.let_go = True
+            freed = lease.held
+        else:
+            freed = await self.engine.release(lease)
+        self._let_go(entry)
+        return freed
+
+    def let_go_of(self, lease: Lease) -> None:
+        """One acquire of it is over."""
+        for entry in list(self._current)[::-1]:
+            if entry.lease is lease and not entry.let_go:
+                self._let_go(entry)
+                return
+
+    def _let_go(self, entry: Entry) -> None:
+        entry.let_go = True
+        if entry.guard is None:  # else it stays until its `with` is left, which then ends nobody else's hold
+            self._current.pop(entry, None)
+
+    def drop(self, lease: Lease) -> None:
+        """It never reached anybody."""
+        for entry in [entry for entry in list(self._current) if entry.lease is lease]:
+            self._forget(entry)
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it, here or elsewhere."""
+        self.engine.must_be_open()
+        info = await self.engine.once(partial(self.engine.backend.inspect, self.request.terms.key))
+        return info.locked
+
+    def _find(self, *, entered: bool) -> Entry | None:
+        """The caller's last `with`, or else last entry that is not let go of; if there is none, anybody's."""
+        owner = self.engine.world.owner()
+        found = None
+        for entry in list(self._current)[::-1]:
+            if (entry.guard is None) if entered else entry.let_go:
+                continue
+            if entry.owner is owner:
+                return entry
+            found = found or entry
+        return found
+
+    def __repr__(self) -> str:
+        terms = self.request.terms
+        leases = [entry.lease for entry in list(self._current)]
+        return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {leases!r}"

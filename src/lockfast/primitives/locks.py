@@ -1,0 +1,206 @@
+"""All locks of one backend: what can be made from it and asked of it.
+
+Decides: what is checked before anything is sent, and how names are filed under the namespace.
+"""
+
+from __future__ import annotations
+
+import builtins
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lockfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
+from lockfast._records import listed
+from lockfast._text import shown
+from lockfast._time import Seconds, length
+from lockfast.backends.base import check_up
+from lockfast.engine.core import Engine
+from lockfast.engine.lease import Request
+from lockfast.observe.events import Event
+from lockfast.primitives.lock import LockLogic
+from lockfast.primitives.names import aside, flaw_in, metadata_text, qualify, unqualify, valid, valid_prefix, whole
+
+if TYPE_CHECKING:
+    from lockfast.primitives.cell import CellLogic
+    from lockfast.primitives.election import ElectionLogic
+    from lockfast.primitives.limiter import LimiterLogic
+    from lockfast.primitives.multi import MultiLease, MultiLogic
+    from lockfast.primitives.rwlock import RWLockLogic
+
+TURN: Final = 10.0  # ttl of the turn of one who waits at a limiter
+NO_NAMES: Final = 10_000  # that are remembered
+
+
+class LocksLogic:
+    def __init__(self, engine: Engine, namespace: str) -> None:
+        self.engine = engine
+        self.namespace = valid(namespace, "namespace")
+        valid(engine.holder, "holder")
+        self._no_names: set[str] = set()  # texts that are no names, and were listed: they can be broken
+
+    def _request(
+        self,
+        name: str,
+        *,
+        ttl: Seconds,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        reentrant: bool = False,
+        metadata: Any = None,
+        min_hold: Seconds = 0,
+        on_lost: Callable[[Any], object] | None = None,
+        mode: Mode = EXCLUSIVE,
+        limit: int | None = None,
+        holder: str | None = None,
+    ) -> Request:
+        """What is asked for each time. Raises ValueError for whatever makes no sense; nothing is sent."""
+        if mode == SHARED:
+            self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
+        if limit is not None:
+            self.engine.must_be_able("semaphores", self.engine.backend.capabilities.limits)
+        told = metadata_text(metadata)
+        if told is not None:
+            able = self.engine.backend.capabilities.metadata
+            self.engine.must_be_able("place for metadata, as postgresql:// has in its lock table", able)
+        name = valid(name)
+        terms = Terms(
+            key=qualify(self.namespace, name),
+            name=name,
+            holder=self.engine.holder if holder is None else valid(holder, "candidate"),
+            ttl=self.engine.valid_ttl(ttl),
+            mode=mode,
+            limit=limit,
+            metadata=told,
+        )
+        if on_lost is not None and not callable(on_lost):
+            raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
+        for flag, value in (("renew", renew), ("reentrant", reentrant)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{flag} must be True or False, not {shown(value)}")
+        min_hold = length(min_hold, "min_hold", most=self.engine.backend.capabilities.max_ttl, zero=True)
+        if min_hold:
+            self.engine.must_be_able("min_hold: nothing expires there", self.engine.backend.capabilities.expires)
+        return Request(
+            terms=terms,
+            wait=None if wait is None else length(wait, "wait", zero=True),
+            renew=renew,
+            reentrant=reentrant,
+            min_hold=min_hold,
+            on_lost=on_lost,
+            named=holder is not None,
+        )
+
+    def lock(self, name: str, **options: Any) -> LockLogic:
+        return LockLogic(self.engine, self._request(name, **options))
+
+    def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
+        return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
+
+    # The rest is imported by whoever uses it: a lock is all that most need.
+
+    def rwlock(self, name: str, **options: Any) -> RWLockLogic:
+        from lockfast.primitives.rwlock import RWLockLogic
+
+        return RWLockLogic(self.engine, self._request(name, mode=SHARED, **options), self._request(name, **options))
+
+    def all(
+        self,
+        names: Sequence[str],
+        lease_type: type[MultiLease],
+        on_lost: Callable[[Any], object] | None,
+        **options: Any,
+    ) -> MultiLogic:
+        from lockfast.primitives.multi import MultiLogic
+
+        if not names:
+            raise ValueError("all() takes at least one name")
+        requests = [self._request(name, on_lost=on_lost, **options) for name in names]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"all() takes each name once; twice: {', '.join(map(shown, twice))}")
+        return MultiLogic(self.engine, lease_type, requests, on_lost)
+
+    def election(self, name: str, candidate: str | None, **options: Any) -> ElectionLogic:
+        from lockfast.primitives.election import ElectionLogic
+
+        self.engine.must_be_able("elections", self.engine.backend.capabilities.observe)
+        return ElectionLogic(self.engine, self._request(name, holder=candidate, **options))
+
+    def limiter(self, name: str, rate: float, per: Seconds, burst: int | None) -> LimiterLogic:
+        from lockfast.primitives.limiter import LimiterLogic, rate_of
+
+        self.engine.must_be_able("limiters", self.engine.backend.capabilities.limiter)
+        name = valid(name, "limiter name")
+        turn = self._request(name, ttl=TURN)
+        mine = turn.terms._replace(key=aside(turn.terms.key, "turn"), name=f"{name} (a limiter's turn)")
+        turn = turn._replace(terms=mine)
+        return LimiterLogic(self.engine, name, qualify(self.namespace, name), rate_of(rate, per, burst), turn)
+
+    def cell(self, name: str) -> CellLogic:
+        from lockfast.primitives.cell import CellLogic
+
+        self.engine.must_be_able("cells", self.engine.backend.capabilities.cell)
+        name = valid(name, "cell name")
+        return CellLogic(self.engine, name, qualify(self.namespace, name))
+
+    async def inspect(self, name: str) -> LockInfo:
+        name = valid(name)
+        key = qualify(self.namespace, name)
+        self.engine.must_be_open()
+        info = await self.engine.once(partial(self.engine.backend.inspect, key))
+        return info._replace(name=name)
+
+    async def list(self, prefix: str) -> builtins.list[LockInfo]:
+        prefix = valid_prefix(prefix)
+        self.engine.must_be_open()
+        found = await self.engine.once(partial(self.engine.backend.list, qualify(self.namespace, prefix)))
+        named = ((unqualify(self.namespace, info.name), info) for info in found)
+        return [self._listed(name, info) for name, info in named if name is not None]
+
+    def _listed(self, name: str, info: LockInfo) -> LockInfo:
+        flaw = flaw_in(name)
+        if not flaw:
+            return info._replace(name=name)
+        if len(self._no_names) >= NO_NAMES:
+            self._no_names.clear()
+        self._no_names.add(name)
+        return info._replace(name=name, damage=listed([info.damage, f"a lock name {flaw}"]))
+
+    async def break_lock(self, name: str) -> LockInfo:
+        engine = self.engine
+        try:
+            name = valid(name)
+        except ValueError:
+            if name.__class__ is not str or name not in self._no_names:
+                raise
+        key = qualify(self.namespace, name)
+        engine.must_be_open()
+        before = await engine.once(partial(engine.backend.break_, key))
+        if engine.events.wanted():
+            for was in before.holders:
+                detail = f"broken by {engine.holder!r}"
+                engine.events.tell(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
+        return before._replace(name=name)
+
+    async def doctor(self) -> Diagnosis:
+        self.engine.must_be_open()
+        return Diagnosis(tuple(await check_up(self.engine.backend)))
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    def warn_if_open(self, source: object) -> None:
+        """For `__del__`: say so if leases are still held, and do nothing else about it."""
+        engine = self.engine
+        if not engine.closed and engine.keeper.leases:
+            names = sorted({lease.name for lease in engine.keeper.leases.values()})
+            warnings.warn(
+                f"Locks dropped while holding {names}; close() it", ResourceWarning, source=source, stacklevel=2
+            )
+
+    def __repr__(self) -> str:
+        held = len(self.engine.keeper.leases)
+        state = "closed" if self.engine.closed else f"{held} held"
+        return f"namespace={self.namespace!r} holder={self.engine.holder!r} on {self.engine.backend!r}, {state}"

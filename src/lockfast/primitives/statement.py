@@ -1,0 +1,176 @@
+"""One `with` statement: which entry it ends, and how its end is noticed though nothing of ours was called.
+
+Decides: that each `with` ends what it entered itself, and that a `with` cut short before its `__exit__` could begin
+ends it too.
+Leaves to the lock object: what entering and leaving mean.
+
+A `with` looks `__exit__` up before it enters, keeps what it found until it is over, and calls it. So what is found is
+made for that one `with`. An interrupt (KeyboardInterrupt, in the main thread) can come before the first instruction of
+any Python function, of `__exit__` too. Then the `with` is over, and drops what it had found: that is noticed.
+
+Code can look `__exit__` up without a `with`, and keep it. So only a lock that is entered by the same instruction, or
+right after it, counts as entered by the `with` that has looked it up. All else ends the caller's last entry.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from threading import get_ident
+from types import CodeType, FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import ref
+
+from lockfast._reentry import drive, nothing
+from lockfast.engine.core import Engine
+
+Type = type[BaseException] | None
+Error = BaseException | None
+Traceback = TracebackType | None
+
+# Bytes of code from where a `with` looks `__exit__` up to where it enters: one instruction up to Python 3.13, a few in
+# 3.14. To look it up by its name takes more.
+NEAR: Final = 16
+
+
+class Entered(Protocol):
+    """What a lock object's logic does with the entry of one `with`."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def leave(self, exc: BaseException | None, entry: Any = None) -> Coroutine[Any, Any, None]:
+        """After the body; without an entry, that of the caller's last `with`."""
+        ...
+
+    def left_behind(self, entry: Any) -> None:
+        """Its `with` is over. If the entry is not, have it ended soon. Takes no mutex."""
+        ...
+
+
+class With:
+    """One `with`, from before it enters."""
+
+    __slots__ = ("alive", "entry", "found_at", "logic")
+
+    def __init__(self, logic: Entered, found_at: tuple[int, CodeType, int] | None = None) -> None:
+        self.logic = logic
+        self.found_at = found_at  # the call (a number, so that it is not kept alive) and the instruction in its code
+        self.entry: Any = None  # what it entered; set in one step with the entry itself
+        self.alive: _Alive | None = None  # once it has begun to enter
+
+    def is_entered_by(self, call: FrameType) -> bool:
+        if self.found_at is None:
+            return False
+        number, code, offset = self.found_at
+        return number == id(call) and code is call.f_code and 0 <= call.f_lasti - offset <= NEAR
+
+
+class _Alive(ref):  # type: ignore[type-arg]
+    """Refers to what a `with` calls in the end. Nothing outside refers to this: see the test of collected cycles."""
+
+    __slots__ = ("statement",)
+    statement: With
+
+
+# By thread: what was found last. It refers to a `With`, and a `with` that enters next is that one.
+_found: dict[int, ref[partial[Any]]] = {}
+
+
+def _find(logic: Entered, leave: Callable[..., Any]) -> partial[Any]:
+    """For the `with` that looks its exit up, two calls from here."""
+    call = sys._getframe(2)
+    found = partial(
+        leave, With(logic, (id(call), call.f_code, call.f_lasti))
+    )  # a bound method is gone when it is called
+    _found[get_ident()] = ref(found)
+    return found
+
+
+def begun(logic: Entered, call: FrameType) -> With | None:
+    """The `with` of that call, if it enters now; None if `__enter__` is called in another way."""
+    last = _found.get(get_ident())
+    found = last() if last is not None else None
+    if found is None:
+        return None
+    statement: With = found.args[0]
+    if statement.logic is not logic or not statement.is_entered_by(call):
+        return None
+    if found.func is _leave:
+        alive = statement.alive = _Alive(found, _is_over)
+        alive.statement = statement
+    return statement
+
+
+class _Exit:
+    __slots__ = ()
+
+    def __get__(self, lock: Any, cls: type) -> Any:
+        if lock is None:
+            return _leave_last  # as an `ExitStack` looks it up
+        return _find(lock._logic, _leave)
+
+
+def _leave_last(self: Any, exc_type: Type, exc: Error, traceback: Traceback) -> None:
+    """End the caller's last `with`."""
+    drive(self._logic.leave(exc), self._logic.engine, nothing)
+
+
+def _leave(statement: With, exc_type: Type, exc: Error, traceback: Traceback) -> None:
+    logic = statement.logic
+    drive(logic.leave(exc, statement.entry), logic.engine, nothing)
+    statement.entry = statement.alive = None  # there is nothing left to notice, and nothing to end if called again
+
+
+def _is_over(alive: _Alive) -> None:
+    """Called in the middle of anything, as a finalizer is."""
+    statement = alive.statement
+    entry, statement.entry, statement.alive = statement.entry, None, None
+    if entry is not None:
+        statement.logic.left_behind(entry)
+
+
+class _AsyncExit:
+    """In asyncio no interrupt comes before its first instruction: the first Ctrl-C cancels the main task."""
+
+    __slots__ = ()
+
+    def __get__(self, lock: Any, cls: type) -> Any:
+        if lock is None:
+            return _leave_last_async  # as an `AsyncExitStack` looks it up
+        return _find(lock._logic, _leave_async)
+
+
+async def _leave_last_async(self: Any, exc_type: Type, exc: Error, traceback: Traceback) -> None:
+    """End the caller's last `async with`."""
+    await self._logic.leave(exc)
+
+
+def _leave_async(statement: With, exc_type: Type, exc: Error, traceback: Traceback) -> Coroutine[Any, Any, None]:
+    entry, statement.entry = statement.entry, None
+    return statement.logic.leave(exc, entry)
+
+
+class Exits:
+    """`__exit__` of a lock object of the blocking world."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        def __exit__(self, exc_type: Type, exc: Error, traceback: Traceback) -> None: ...
+
+    else:
+        __exit__ = _Exit()
+
+
+class AsyncExits:
+    """`__aexit__` of a lock object for asyncio."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        async def __aexit__(self, exc_type: Type, exc: Error, traceback: Traceback) -> None: ...
+
+    else:
+        __aexit__ = _AsyncExit()

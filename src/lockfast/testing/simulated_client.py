@@ -1,0 +1,91 @@
+"""A simulated client: one machine with one engine, and everything that can be made from it.
+
+Decides: how the parts of a run are put together. Leaves to `simulation_jobs`: what is done with them. Leaves to
+`simulation`: what goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from lockfast._faces.aio_primitives import AsyncElection, AsyncLimiter, AsyncMultiLease, AsyncMultiLock
+from lockfast._model import Terms
+from lockfast._values import Rate
+from lockfast.aio import AsyncLease, AsyncLock
+from lockfast.backends.memory import MemoryBackend
+from lockfast.engine.core import Engine
+from lockfast.engine.keeper import Keeper
+from lockfast.engine.lease import Request
+from lockfast.observe.events import Event
+from lockfast.primitives.election import ElectionLogic
+from lockfast.primitives.limiter import LimiterLogic
+from lockfast.primitives.lock import LockLogic
+from lockfast.primitives.locks import TURN
+from lockfast.primitives.multi import MultiLogic
+from lockfast.primitives.names import aside
+from lockfast.testing.simulated import SimulatedWorld, Task
+from lockfast.testing.simulated_network import Network, RemoteBackend
+from lockfast.testing.simulation_plans import Plan
+
+
+class Parts(NamedTuple):
+    """What a run is made of. A test that plants a bug replaces one."""
+
+    lease: type[AsyncLease] = AsyncLease
+    keeper: type[Keeper] = Keeper
+    remote: type[RemoteBackend] = RemoteBackend
+    server: type[MemoryBackend] = MemoryBackend
+    multi: type[MultiLogic] = MultiLogic
+    multi_lease: type[AsyncMultiLease] = AsyncMultiLease
+    election: type[ElectionLogic] = ElectionLogic
+    limiter: type[LimiterLogic] = LimiterLogic
+
+
+SOUND = Parts()
+
+
+class Client:
+    """One machine with one engine, as a process would have it."""
+
+    def __init__(self, network: Network, name: str, parts: Parts, lost: Callable[[Client, Event], None]) -> None:
+        start = network.random.uniform(0.0, 1e6)
+        self.world = SimulatedWorld(network.simulation, name, rate=network.some_rate(), start=start)
+        self.network = network
+        self.parts = parts
+        self._lost = lost  # called with each loss that the engine tells of
+        self.backend = parts.remote(network, self.world)
+        self.engine = Engine(self.backend, self.world, lease_type=parts.lease, holder=name, patience=2.0)
+        self.engine.keeper = parts.keeper(self.engine)
+        self.engine.events.listen(self._hear)
+        self.claims_of: defaultdict[Task, list[str]] = defaultdict(list)  # all claims that a job asked with
+
+    def _request(self, plan: Plan, name: str, holder: str | None = None) -> Request:
+        terms = Terms(name, name, holder or self.engine.holder, plan.ttl, plan.mode, plan.limit)
+        return Request(terms, wait=plan.wait, renew=plan.renew, min_hold=plan.min_hold, named=holder is not None)
+
+    def lock(self, plan: Plan) -> AsyncLock:
+        return AsyncLock(LockLogic(self.engine, self._request(plan, plan.name)))
+
+    def all(self, plan: Plan) -> AsyncMultiLock:
+        requests = [self._request(plan, name) for name in plan.names]
+        return AsyncMultiLock(self.parts.multi(self.engine, self.parts.multi_lease, requests, None))
+
+    def election(self, plan: Plan, candidate: str) -> AsyncElection:
+        request = self._request(plan, plan.name, candidate)._replace(renew=True)
+        return AsyncElection(self.parts.election(self.engine, request))
+
+    def limiter(self, name: str, rate: Rate) -> AsyncLimiter:
+        turn = Request(Terms(aside(name, "turn"), name, self.engine.holder, TURN))
+        return AsyncLimiter(self.parts.limiter(self.engine, name, name, rate, turn))
+
+    def _hear(self, event: Event) -> None:
+        if event.kind == "asked" and self.world.simulation.running is not None:
+            self.claims_of[self.world.simulation.running].append(event.claim_id)
+        elif event.kind == "lost":
+            self._lost(self, event)
+
+    def disturb(self, kind: str) -> None:
+        touched = [*self.backend.asking, *self.engine.keeper.leases]
+        self.network.fault(self.backend, kind, touched)

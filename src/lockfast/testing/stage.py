@@ -1,0 +1,409 @@
+"""What a story of the contract is told on: actors, time and a store, alike in every world.
+
+Decides: how time passes, what can be asked of the store, and how a story begins and ends.
+Leaves to `stage_threads`, `stage_asyncio`, `stage_simulated`: what an actor is, and how it is waited for.
+Leaves to the story: who does what, and in which order.
+
+Nothing here sleeps and hopes: time is a `FakeClock`, steps are ordered by conditions, and the limit only says how long
+a broken story can hang.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
+from itertools import count
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from lockfast._model import Claim, LockInfo, Mode, Terms
+from lockfast._worlds import Clock, Signal, World
+from lockfast.backends.base import Backend
+from lockfast.observe.events import Event
+from lockfast.primitives.names import qualify
+from lockfast.sync import Locks
+from lockfast.testing.awaited import AwaitedLocks
+from lockfast.testing.clock import FakeClock, falls_asleep
+from lockfast.testing.faults import FaultyBackend
+
+T = TypeVar("T")
+R = TypeVar("R", covariant=True)  # what an actor returns
+Opener = Callable[[World, Clock | None], Backend]
+
+LIMIT = 60.0  # seconds after which a story that waits is a story that failed; no machine is that slow
+BLINK = 0.0005
+_real_now = time.monotonic  # a story may replace the functions of `time`
+
+
+def _awake() -> bool:
+    return False
+
+
+def _asleep() -> bool:
+    return True
+
+
+class _WatchedSignal:
+    """A signal of the client's world that can tell whether whoever was woken by it has got up."""
+
+    def __init__(self, signal: Signal, *, by_clock: bool) -> None:
+        self._signal = signal
+        self._by_clock = by_clock  # one that waits for some time sets an alarm at the story's clock
+        self._sets = 0
+        self._heard = 0
+        self._sleeps: Callable[[], bool] = _awake
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody sleeps here whom the clock has yet to wake."""
+        return self._sleeps()
+
+    def set(self) -> None:
+        self._sets += 1
+        self._signal.set()
+
+    async def wait(self, seconds: float | None) -> bool:
+        if seconds is None or not self._by_clock:
+            self._sleeps = _asleep
+        else:
+            falls_asleep.set(self._falls_asleep)
+        try:
+            return await self._signal.wait(seconds)
+        finally:
+            falls_asleep.set(None)
+            self._sleeps = _awake
+            self._heard = self._sets
+
+    def _falls_asleep(self, sleeps: Callable[[], bool]) -> None:
+        self._sleeps = sleeps
+
+    @property
+    def rousing(self) -> bool:
+        return self.waiting and self._sets > self._heard
+
+
+class Actor(Protocol[R]):
+    """Somebody who acts beside the story: a thread, or a task of asyncio or of a simulation."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def heard(self) -> bool:
+        """Somebody asked for the result."""
+        ...
+
+    async def result(self) -> R:
+        """What it returned or raised, as soon as it is done."""
+        ...
+
+    def cancel(self) -> None:
+        """Only for stories that need "cancellation"."""
+        ...
+
+
+class Stage(ABC):
+    """Made anew for each story, with a namespace of its own."""
+
+    world: ClassVar[str]
+    can: ClassVar[frozenset[str]]  # what stories of this world may need
+    asks: ClassVar[frozenset[str]] = frozenset()  # what a backend must be able to do to be used in it
+    seeded: ClassVar[bool] = False  # a seed decides what happens first; then it is an argument
+
+    def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
+        self.url = url  # for stories that need other processes
+        self.records: Callable[[], int] = lambda: 0  # how many the store keeps, if that can be told
+        self.namespace = f"contract-{uuid.uuid4().hex[:12]}"
+        self.clock = FakeClock()
+        self._clocks = [self.clock]  # and those of clients that have one of their own
+        self._opener = opener
+        self._real_time = real_time
+        self._opened: list[AwaitedLocks] = []
+        self._others: list[Locks] = []
+        self._signals: list[_WatchedSignal] = []
+        self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
+        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []  # with its name, from when it is spawned
+        self._actors: list[Any] = []
+        self._teller: object = None  # the thread or task that tells the story
+        self._observer: AwaitedLocks | None = None
+        self._before = set(threading.enumerate())
+
+    # Who takes part
+
+    def locks(self, *, clock: Clock | None = None, capabilities: Any = None, **options: Any) -> AwaitedLocks:
+        """A client of the store, with faults of its own. Closed when the story ends.
+
+        The store follows `stage.clock`, and so does the client unless it is given a `clock` of its own.
+        """
+        store_clock = None if self._real_time else self.clock
+        if isinstance(clock, FakeClock):
+            self._clocks.append(clock)
+        made: list[FaultyBackend] = []
+
+        def open_faulty(world: World, _: Clock | None) -> Backend:
+            self._watch(world)
+            # The store follows the client's own clock, so there is no drift unless a story is about it.
+            made.append(self._open(world, store_clock, **{"drift": 0.0, **(capabilities or {})}))
+            if store_clock is not None:  # then a short time is the story's, and a busy machine must not run out of it
+                made[-1].least = LIMIT
+            return made[-1]
+
+        options.setdefault("namespace", self.namespace)
+        raw = self._connect(open_faulty, clock=clock or store_clock, **options)
+        self._opened.append(AwaitedLocks(raw, made[0]))
+        return self._opened[-1]
+
+    def close_at_end(self, locks: Locks) -> None:
+        """Blocking ones that the story uses beside those of the stage."""
+        self._others.append(locks)
+
+    def _open(self, world: World, clock: Clock | None, **capabilities: Any) -> FaultyBackend:
+        return FaultyBackend(self._opener(world, clock), world, **capabilities)
+
+    def _watch(self, world: World) -> None:
+        make, pause, spawn = world.signal, world.pause, world.spawn
+
+        def watched() -> Signal:
+            signal = _WatchedSignal(make(), by_clock=not self._real_time)
+            self._signals.append(signal)
+            return signal
+
+        async def counted(seconds: float) -> None:
+            token = object()
+            self._pauses.add(token)
+            try:
+                await pause(seconds)
+            finally:
+                self._pauses.discard(token)
+
+        def spawned(work: Coroutine[Any, Any, None], name: str) -> None:
+            self._background.append((name, work))
+            spawn(work, name)
+
+        world.spawn = spawned  # type: ignore[method-assign]
+        world.signal = watched  # type: ignore[method-assign]
+        world.pause = counted  # type: ignore[method-assign]
+
+    def claim(self, name: str, *, ttl: float = 30, mode: Mode = "exclusive", limit: int | None = None) -> Claim:
+        """A claim to ask a backend's verbs for directly; a fresh one each time."""
+        terms = Terms(key=qualify(self.namespace, name), name=name, holder="direct", ttl=ttl, mode=mode, limit=limit)
+        return Claim(uuid.uuid4().hex, terms)
+
+    @abstractmethod
+    def _connect(self, opener: Opener, **options: Any) -> Any: ...
+
+    @abstractmethod
+    def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
+        """Let somebody else do it: another thread, or another task."""
+
+    @abstractmethod
+    def alone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it in the child of a fork, where nobody else is left."""
+
+    def record(self, locks: AwaitedLocks) -> list[Event]:
+        """What is told of these locks from now on."""
+        heard: list[Event] = []
+        locks.raw.events.listen(heard.append)
+        return heard
+
+    # What is true at the store, asked by somebody who takes no part
+
+    @property
+    def observer(self) -> AwaitedLocks:
+        if self._observer is None:
+            self._observer = self.locks(holder="observer")
+        return self._observer
+
+    async def info(self, name: str) -> LockInfo:
+        return await self.observer.inspect(name)
+
+    async def fences(self, name: str) -> list[int]:
+        """The fences of those who hold it now."""
+        return [holder.fence for holder in (await self.info(name)).holders if holder.fence is not None]
+
+    async def queue(self, name: str, waiters: int, *, dead: int = 0) -> None:
+        """Until so many wait for it, and all but the `dead` ones are asleep."""
+
+        async def so_many() -> bool:
+            return (await self.info(name)).waiters == waiters
+
+        await self.until(so_many, f"{waiters} waiters for {name!r}")
+        if not self._real_time:
+            await self.asleep(waiters - dead)
+
+    async def is_free(self, name: str) -> bool:
+        """Nobody holds it and nobody waits for it, once what is done in the background is done."""
+        await self.settle()
+        return await self.info(name) == LockInfo(name)
+
+    # How time passes
+
+    async def until(self, condition: Callable[[], Any], what: str = "the condition") -> None:
+        """Until it is true; it may be awaitable. Fails after a generous limit, or with an actor."""
+        limit = self._moment() + LIMIT
+        for looks in count(1):
+            answer = condition()
+            if await answer if isawaitable(answer) else answer:
+                return
+            if self._here() is self._teller:
+                await self._hear_actors()  # if one of them failed, it is in vain to wait any longer
+            if self._moment() > limit:
+                raise AssertionError(f"waited in vain for {what}")
+            await self._look_away(looks)
+
+    async def _hear_actors(self) -> None:
+        for actor in self._actors:
+            if actor.done and not actor.heard:
+                await actor.result()
+
+    async def settle(self) -> None:
+        """Until everybody whom the clock woke has done what there was to do, in the background too."""
+        await self.until(self._settled, "what is done in the background")
+
+    async def asleep(self, waiters: int = 0) -> None:
+        """Until so many waiters, and every keeper that has leases, wait for the clock to move."""
+
+        def all_asleep() -> bool:
+            keepers = sum(bool(locks.raw._logic.engine.keeper.leases) for locks in self._opened)
+            return self._waiting() >= waiters and self.clock.sleepers >= waiters + keepers and self._calm()
+
+        await self.until(all_asleep, f"{waiters} waiters and all keepers to fall asleep")
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, alarm by alarm; whoever is woken goes back to sleep before it goes on."""
+        clock, end = self.clock, self.clock.now() + seconds
+        sleepers = clock.sleepers
+        while (at := clock.next_alarm) is not None and at <= end:
+            clock.advance_to(at)
+            await self.until(lambda: clock.sleepers >= sleepers and self._calm(), "everybody to sleep again")
+        clock.advance_to(end)
+
+    async def sleep_through(self, actor: Actor[Any], at_most: float = 60.0) -> float:
+        """Let time pass, alarm by alarm, until the actor is done; the answer is how much has passed."""
+        clock, started, resting = self.clock, self.clock.now(), self._resting()
+
+        def asleep_again() -> bool:
+            return clock.sleepers >= sleepers and self._resting() >= resting and self._calm()
+
+        while not actor.done:
+            sleepers, at = clock.sleepers, clock.next_alarm
+            assert at is not None, "nobody sleeps, and the actor is not done"
+            assert at <= started + at_most, f"the actor is not done after {at_most:g} seconds of the story's time"
+            clock.advance_to(at)
+            await self.until(lambda: actor.done or asleep_again(), "the actor to get up, or to sleep again")
+        return clock.now() - started
+
+    async def finish(self, work: Coroutine[Any, Any, T], at_most: float = 5.0) -> T:
+        """Do it to the end, letting time pass, `at_most` so much, while it sleeps."""
+        clock, end = self.clock, self.clock.now() + at_most
+        sleepers = clock.sleepers
+        actor = self.start(work)
+
+        def done() -> bool:
+            at = clock.next_alarm
+            asleep = clock.sleepers > sleepers and not self._under_way()
+            if not actor.done and asleep and at is not None and at <= end:
+                clock.advance_to(at)
+            return actor.done
+
+        await self.until(done, f"{work!r} to finish within {at_most:g} seconds of the story's time")
+        return await actor.result()
+
+    def _waiting(self) -> int:
+        return sum(locks.faults.waiting for locks in self._opened)
+
+    def _resting(self) -> int:
+        """How many callers sleep: until they are woken, or before they ask again."""
+        return self._waiting() + len(self._pauses)
+
+    def _settled(self) -> bool:
+        """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
+        keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
+        loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
+        asleep = all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
+        hanging = sum(locks.faults.hanging for locks in self._opened)
+        return asleep and self._calm() and self._under_way_behind("lockfast-behind") <= hanging
+
+    def _calm(self) -> bool:
+        """Nobody is just getting up, every keeper sleeps, and no renewal is under way, but for those that hang."""
+        keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
+        loops = [keeper._signal for keeper in keepers if keeper.leases]
+        return (
+            self._under_way_behind("lockfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
+            and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
+            and not any(signal.rousing for signal in self._signals)
+            and not any(clock.waking for clock in self._clocks)
+            and not self._under_way()
+        )
+
+    def _under_way_behind(self, name: str) -> int:
+        """How many pieces of work of that name run in the background, or are about to."""
+        return sum(one == name and getcoroutinestate(work) != CORO_CLOSED for one, work in list(self._background))
+
+    def _under_way(self) -> int:
+        """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""
+        return 0
+
+    @abstractmethod
+    def _at_work(self, name: str = "") -> int:
+        """How many threads or tasks there are, or how many of that name."""
+
+    @abstractmethod
+    def _here(self) -> Any:
+        """The thread or task that asks."""
+
+    @abstractmethod
+    async def breathe(self, times: int = 1) -> None:
+        """Let the others do what they can do without any time passing."""
+
+    async def step(self) -> None:
+        """Let the others run for as short as can be: they may be in the middle of anything afterwards."""
+        await self.breathe()
+
+    async def for_ever(self) -> None:
+        """Wait until cancelled. Only for stories that need "cancellation"."""
+        raise NotImplementedError("a thread cannot be cancelled: the story needs 'cancellation'")
+
+    def _moment(self) -> float:
+        """Seconds on the clock that limits how long a broken story can hang."""
+        return _real_now()
+
+    async def _look_away(self, looks: int) -> None:
+        """Between two looks at a condition; so many were in vain. Each look costs the others time."""
+        await self.breathe(min(10, 1 + looks // 10))
+
+    def _started(self) -> set[threading.Thread]:
+        """The threads that this story has started, of the library's and of its actors, and that have not ended."""
+        mine = ("actor", "lockfast")
+        return {thread for thread in set(threading.enumerate()) - self._before if thread.name.startswith(mine)}
+
+    # How a story is told
+
+    @abstractmethod
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        """Tell it; afterwards nothing that it started is left."""
+
+    async def _tell(self, story: Coroutine[Any, Any, None]) -> None:
+        self._teller = self._here()
+        try:
+            await story
+            await self._hear_actors()
+        finally:
+            self._teller = None  # from here on only the ending matters
+            await self._end_actors()
+            await self._close()
+
+    @abstractmethod
+    async def _end_actors(self) -> None:
+        """See to it that nobody acts any more, whatever they were doing."""
+
+    async def _close(self) -> None:
+        for locks in self._opened:
+            locks.faults.heal()
+        for locks in self._opened:
+            await locks.close()
+        for other in self._others:
+            other.close()

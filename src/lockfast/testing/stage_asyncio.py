@@ -1,0 +1,97 @@
+"""The stage in the world of asyncio: the awaited facade, and a task for each actor.
+
+Decides: that a story is told in an event loop of its own, and that every actor has ended with it.
+Leaves to `stage`: how time passes, and what is true at the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+import lockfast
+from lockfast import aio
+from lockfast._worlds.asyncio_ import background_tasks
+from lockfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
+
+T = TypeVar("T")
+
+AT_ONCE = 20  # looks without a pause; more of them would keep a thread or a server from its work
+
+
+class _TaskActor(Generic[T]):
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.heard = False
+        self.task = asyncio.get_running_loop().create_task(work)
+
+    @property
+    def done(self) -> bool:
+        return self.task.done()
+
+    async def result(self) -> T:
+        await asyncio.wait({self.task}, timeout=LIMIT)
+        assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
+        self.heard = True
+        return self.task.result()
+
+    def cancel(self) -> None:
+        self.heard = True
+        self.task.cancel()
+
+
+class AsyncioStage(Stage):
+    """The facade for asyncio; an actor is a task."""
+
+    world = "asyncio"
+    can = frozenset({"cancellation", "asyncio", "real clock", "fork", "processes"})
+
+    def _connect(self, opener: Opener, **options: Any) -> aio.AsyncLocks:
+        return aio.connect(opener, **options)
+
+    def blocking_locks(self) -> lockfast.Locks:
+        """A client of the other world on the same store. It blocks the loop, so let it never wait."""
+        locks = lockfast.connect(
+            lambda world, _: self._opener(world, self.clock), clock=self.clock, namespace=self.namespace
+        )
+        self.close_at_end(locks)
+        return locks
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
+        actor = _TaskActor(work)
+        self._actors.append(actor)
+        return actor
+
+    def alone(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
+
+    def _at_work(self, name: str = "") -> int:
+        return sum(name in ("", task.get_name()) for task in asyncio.all_tasks() | background_tasks())
+
+    def _here(self) -> asyncio.Task[Any] | None:
+        return asyncio.current_task()
+
+    async def breathe(self, times: int = 1) -> None:
+        await asyncio.sleep(BLINK * times)
+
+    async def step(self) -> None:
+        await asyncio.sleep(0)
+
+    async def _look_away(self, looks: int) -> None:
+        """Most of what a story waits for is done by its own loop, at once."""
+        await (self.step() if looks <= AT_ONCE else super()._look_away(looks - AT_ONCE))
+
+    async def for_ever(self) -> None:
+        await asyncio.Event().wait()
+
+    def run(self, story: Coroutine[Any, Any, None]) -> None:
+        asyncio.run(self._tell(story))
+        asyncio.run(self.until(lambda: not self._started(), "the threads of the story to end"))
+
+    async def _end_actors(self) -> None:
+        for actor in self._actors:
+            actor.cancel()
+        for locks in self._opened:
+            locks.faults.heal()
+        if self._actors:
+            await asyncio.wait({actor.task for actor in self._actors}, timeout=LIMIT)
