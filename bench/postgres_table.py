@@ -19,7 +19,7 @@ from bench.postgres_advisory_peers import Cycle, peers
 from bench.postgres_table_crew import WAYS, Stretch, compete, connections
 from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
 from bench.redis_server import one_core
-from lockfast.drivers.postgres_jobs import LANES, SPARE
+from lockfast.backends.postgres_table.io.batching import LANES, SPARE
 
 TASKS = 200
 WAITERS = 32

@@ -16,7 +16,7 @@ import psycopg
 
 from bench.peers import Missing, need
 from bench.postgres_advisory_peers import Cycle
-from lockfast.backends.postgres_table_schema import script
+from lockfast.backends.postgres_table.schema import script
 
 _BARE = """
 CREATE TABLE bare (name varchar(255) PRIMARY KEY, holder text, acquired_at timestamptz, expires_at timestamptz,

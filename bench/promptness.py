@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 
 from tests.adversity.actor import Actor
-from tests.adversity.redlock_servers import Quorum
+from tests.adversity.redlock.servers import Quorum
 from tests.servers.postgres import USER, PostgresServer
 from tests.servers.postgres_tables import empty_table
 from tests.servers.proxy import Proxy

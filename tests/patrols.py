@@ -11,7 +11,13 @@ import pytest
 
 HOUR = 3600.0
 OFTEN = 0.02
-_BACKENDS = ("memory", "sqlite", "redis", "postgres_table_requests", "postgres_advisory_asking")
+_BACKENDS = (
+    "memory.backend",
+    "sqlite.backend",
+    "redis.backend",
+    "postgres_table.requests",
+    "postgres_advisory.acquiring",
+)
 
 
 def never_look(patch: pytest.MonkeyPatch) -> None:

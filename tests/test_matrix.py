@@ -220,8 +220,8 @@ def test_a_server_of_this_host_is_used_only_when_asked_for_by_name() -> None:
 ONE_MORE_ROW = """
 from lockfast import _connect
 from lockfast._model import Capabilities
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import shared_store
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import shared_store
 from tests.contract.backends import Row
 from tests.contract.telling import classes
 

@@ -36,6 +36,25 @@ _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_faces", ""}
 
+# Where holds are recorded: no backend imports another, except those two that are made of parts of one.
+_BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
+_BELOW_BACKENDS = _BELOW_IO | {"backends.base"}
+PACKAGES: dict[str, set[str]] = {
+    "backends.memory": _BELOW_BACKENDS,
+    "backends.sqlite.io": _BELOW_IO,
+    "backends.sqlite": _BELOW_BACKENDS | {"backends.sqlite.io"},
+    "backends.redis.io": _BELOW_IO,
+    "backends.redis": _BELOW_BACKENDS | {"backends.redis.io"},
+    "backends.redlock.io": _BELOW_IO | {"backends.redis.io"},
+    "backends.redlock": _BELOW_BACKENDS | {"backends.redlock.io", "backends.redis", "backends.redis.io"},
+    "backends.postgres": set(),
+    "backends.postgres.io": _BELOW_IO,
+    "backends.postgres_table.io": _BELOW_IO | {"backends.postgres.io"},
+    "backends.postgres_table": _BELOW_BACKENDS | {"backends.postgres_table.io", "backends.postgres.io"},
+    "backends.postgres_advisory.io": _BELOW_IO | {"backends.postgres.io"},
+    "backends.postgres_advisory": _BELOW_BACKENDS | {"backends.postgres_advisory.io", "backends.postgres.io"},
+}
+
 # Each room, and the rooms that it may import besides itself. A file belongs to the longest room that fits it; ""
 # is the package's own `__init__`.
 ROOMS: dict[str, set[str]] = {
@@ -54,24 +73,33 @@ ROOMS: dict[str, set[str]] = {
     "observe": _WORDS,
     "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
     "primitives": _BELOW_ENGINE | {"engine"},
-    "drivers": _WORDS | {"_worlds"},
-    "backends": _WORDS | {"_worlds", "backends.base", "drivers"},
+    "backends": set(),
+    "backends.wakeups": _WORDS | {"_worlds"},
+    **PACKAGES,
     "_suggest": set(),
-    "_connect": _WORDS | {"_suggest", "_worlds", "backends.base", "backends", "drivers"},
+    "_connect": _BELOW_ENGINE | {"_suggest"} | set(PACKAGES),
     "_clients": {"_connect"},
     "_faces": _BELOW_FACES,
     "sync": _BELOW_FACES | {"_faces"},
     "aio": _BELOW_FACES | {"_faces"},
     "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
     "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine", "fencing"},
-    "testing": _BELOW_FACES | _FACES | {"backends", "drivers"},
+    "testing": _BELOW_FACES | _FACES | {"backends.memory"},
     "cli": _BELOW_FACES | _FACES,
     "__main__": {"cli"},
 }
 
 # Libraries that only some rooms may import: clients of a technology, and what an extra brings.
-CLIENTS = {"sqlite3", "redis", "hiredis", "psycopg", "psycopg_pool"}
-EXTRAS = {"cli": {"rich"}, "testing": {"pytest", "hypothesis"}}
+LIBRARIES: dict[str, set[str]] = {
+    "backends.sqlite.io": {"sqlite3"},
+    "backends.redis.io": {"redis", "hiredis"},
+    "backends.redlock.io": {"redis", "hiredis"},
+    "backends.postgres.io": {"psycopg"},
+    "backends.postgres_table.io": {"psycopg"},
+    "backends.postgres_advisory.io": {"psycopg", "sqlalchemy"},
+    "cli": {"rich"},
+    "testing": {"pytest", "hypothesis"},
+}
 
 
 @dataclass(frozen=True)
@@ -152,13 +180,11 @@ def upward_imports(modules: dict[str, Module]) -> list[str]:
 
 def foreign_imports(modules: dict[str, Module]) -> list[str]:
     offences = []
+    everywhere = set(sys.stdlib_module_names) - {"sqlite3"} | {"lockfast"}
     for module in modules.values():
-        if module.room == "drivers":
-            continue
+        allowed = everywhere | LIBRARIES.get(module.room, set())
         for name in imported(module, known=set(modules)):
-            top = name.split(".")[0]
-            ours = top in sys.stdlib_module_names or top == "lockfast"
-            if top in CLIENTS or not (ours or top in EXTRAS.get(module.room, set())):
+            if name.split(".")[0] not in allowed:
                 offences.append(f"{module.name or 'lockfast'} imports {name}")
     return offences
 
@@ -211,7 +237,7 @@ def verbs_that_take_their_time(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{node.lineno} {node.name} does not use its `within`"
         for module in modules.values()
-        if module.room == "backends" and not module.name.startswith("backends.memory")
+        if module.room in PACKAGES and module.room != "backends.memory"
         for node in module.nodes
         if isinstance(node, ast.AsyncFunctionDef) and any(one.arg == "within" for one in node.args.kwonlyargs)
         if not isinstance(node.body[-1], ast.Raise | ast.Expr)
@@ -444,7 +470,7 @@ def test_imports_point_downwards_only() -> None:
     assert upward_imports(MODULES) == []
 
 
-def test_only_drivers_import_a_client_library() -> None:
+def test_only_io_imports_a_client_library() -> None:
     assert foreign_imports(MODULES) == []
 
 
@@ -525,25 +551,31 @@ def _face(module: ModuleType) -> SimpleNamespace:
 
 PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (upward_imports, "engine.planted", "from lockfast.primitives.lock import LockLogic"),
-    (upward_imports, "engine.planted", "from lockfast.backends.memory_store import MemoryStore"),
-    (upward_imports, "engine.planted", "from lockfast.drivers import planted"),
-    (upward_imports, "backends.planted", "from lockfast.engine.lease import Lease"),
-    (upward_imports, "drivers.planted", "import lockfast.engine.core"),
-    (upward_imports, "drivers.planted", "def later():\n    from lockfast import connect"),
+    (upward_imports, "engine.planted", "from lockfast.backends.memory.store import MemoryStore"),
+    (upward_imports, "engine.planted", "from lockfast.backends.wakeups import blocking"),
+    (upward_imports, "backends.redis.planted", "from lockfast.engine.lease import Lease"),
+    (upward_imports, "backends.redis.planted", "from lockfast.backends.sqlite import values"),
+    (upward_imports, "backends.redis.planted", "from lockfast.backends.redlock.io import rounds"),
+    (upward_imports, "backends.redis.io.planted", "from lockfast.backends.redis import requests"),
+    (upward_imports, "backends.postgres_table.io.planted", "import lockfast.backends.postgres_advisory.io.session"),
+    (upward_imports, "backends.sqlite.io.planted", "import lockfast.engine.core"),
+    (upward_imports, "backends.sqlite.io.planted", "def later():\n    from lockfast import connect"),
     (upward_imports, "aio", "from lockfast.sync import Lease"),
-    (foreign_imports, "backends.planted", "import sqlite3"),
+    (foreign_imports, "backends.sqlite.planted", "import sqlite3"),
+    (foreign_imports, "backends.redis.io.planted", "import psycopg"),
+    (foreign_imports, "backends.wakeups.planted", "import redis"),
     (foreign_imports, "engine.planted", "def later():\n    import redis"),
     (foreign_imports, "sync", "from rich.table import Table"),
     (cycles, "_model", "from lockfast import _time"),
-    (awaits_in_blocking_drivers, "drivers.planted", "class BlockingX:\n    async def f(self): await g()"),
+    (awaits_in_blocking_drivers, "backends.redis.io.planted", "class BlockingX:\n    async def f(self): await g()"),
     (
         awaits_in_blocking_drivers,
-        "drivers.planted",
+        "backends.redis.io.planted",
         "class BlockingX:\n    async def f(self):\n        async for _ in g: 1",
     ),
     (
         verbs_that_take_their_time,
-        "backends.planted",
+        "backends.redis.planted",
         "async def inspect(self, key, *, within):\n    return await ask(key, 10.0)",
     ),
     (awaits_under_a_mutex, "engine.planted", "async def f(self):\n    with self.mutex:\n        if 1: await g()"),
@@ -552,12 +584,12 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (handlers_outside_cli, "aio", "asyncio.get_running_loop().add_signal_handler(2, f)"),
     (prints_outside_cli, "engine.planted", "print('hello')"),
     (values_shown_in_full, "engine.planted", "raise ValueError(f'not {value!r}')"),
-    (threads_that_are_not_marked, "drivers.planted", "threading.Thread(target=f, daemon=True).start()"),
+    (threads_that_are_not_marked, "backends.redis.io.planted", "threading.Thread(target=f, daemon=True).start()"),
     (endings_that_cannot_be_put_off, "_faces.sync_planted", "def release(self):\n    return drive(self._release())"),
     (endings_that_cannot_be_put_off, "sync", "def f():\n    try:\n        yield 1\n    finally:\n        drive(g())"),
     (finalizers_that_do_more_than_warn, "aio", "def __del__(self):\n    self.close()"),
-    (finalizers_that_do_more_than_warn, "drivers.planted", "weakref.finalize(self, self._shut)"),
-    (logs_under_a_mutex, "drivers.planted", "with self._mutex:\n    logger.warning('held')"),
+    (finalizers_that_do_more_than_warn, "backends.redis.io.planted", "weakref.finalize(self, self._shut)"),
+    (logs_under_a_mutex, "backends.redis.io.planted", "with self._mutex:\n    logger.warning('held')"),
     (long_files, "engine.planted", "\n" * (LONGEST_FILE + 1)),
     (files_that_do_not_say_what_they_are, "engine.planted", "x = 1"),
 ]
@@ -581,7 +613,7 @@ def test_what_is_allowed_is_not_an_offence() -> None:
             "async def f(self):\n    with self.mutex:\n        async def later(): await g()\n    await h()",
         ),
         "cli.planted": Module("cli.planted", '"""Says."""\nimport rich\nprint(1)\nsignal.signal(2, f)'),
-        "drivers.planted": Module("drivers.planted", '"""Says."""\nimport redis, sqlite3'),
+        "backends.redis.io.planted": Module("backends.redis.io.planted", '"""Says."""\nimport redis, hiredis'),
     }
     for check, _, _ in PLANTED:
         assert check(allowed) == []

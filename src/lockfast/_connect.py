@@ -24,7 +24,7 @@ from lockfast.backends.base import Backend
 from lockfast.errors import Unsupported
 
 if TYPE_CHECKING:
-    from lockfast.drivers.postgres_places import Place
+    from lockfast.backends.postgres.io.endpoint import Place
 
 NODE_TIMEOUT = 0.25  # seconds that one server of a quorum may take, where nothing else is said: there are others
 
@@ -168,8 +168,8 @@ def _known() -> str:
 
 
 def _memory(parts: SplitResult, wishes: Wishes) -> Make:
-    from lockfast.backends.memory import MemoryBackend
-    from lockfast.backends.memory_store import shared_store
+    from lockfast.backends.memory.backend import MemoryBackend
+    from lockfast.backends.memory.store import shared_store
 
     _refuse_extras(parts, wishes.replicas)
     if parts.path not in ("", "/") or "@" in parts.netloc:
@@ -178,9 +178,9 @@ def _memory(parts: SplitResult, wishes: Wishes) -> Make:
 
 
 def _sqlite(parts: SplitResult, wishes: Wishes) -> Make:
-    from lockfast.backends.sqlite import SqliteBackend
-    from lockfast.backends.sqlite_store import SCHEMA
-    from lockfast.drivers.sqlite import open_driver
+    from lockfast.backends.sqlite.backend import SqliteBackend
+    from lockfast.backends.sqlite.io.blocking import open_driver
+    from lockfast.backends.sqlite.schema import SCHEMA
 
     _refuse_extras(parts, wishes.replicas)
     file = _file(parts)
@@ -196,9 +196,9 @@ def _refuse_extras(parts: SplitResult, replicas: int) -> None:
 
 def _redis(parts: SplitResult, wishes: Wishes) -> Make:
     try:
-        from lockfast.backends.redis import RedisBackend
-        from lockfast.drivers.redis import open_driver
-        from lockfast.drivers.redis_places import place_of_url
+        from lockfast.backends.redis.backend import RedisBackend
+        from lockfast.backends.redis.io.blocking import open_driver
+        from lockfast.backends.redis.io.endpoints import place_of_url
     except ImportError as error:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'lockfast[redis]' ({error})") from error
     _refuse_fragment(parts)
@@ -217,7 +217,7 @@ def _is_of_redis(kind: type) -> bool:
 
 def _postgres(parts: SplitResult, wishes: Wishes) -> Make:
     try:
-        from lockfast.drivers.postgres_places import place_of_url
+        from lockfast.backends.postgres.io.endpoint import place_of_url
     except ImportError as error:
         raise _needs_postgres(f"{parts.scheme}://", error) from error
     _refuse_fragment(parts)
@@ -230,10 +230,10 @@ def _at_postgres(place: Place, wishes: Wishes) -> Make:
         return _advisory_at(place, wishes)
     if wishes.replicas:
         raise Unsupported("PostgreSQL waits for replicas if its synchronous_standby_names say so; nothing was sent")
-    from lockfast.backends.postgres_table import PostgresTableBackend
-    from lockfast.backends.postgres_table_requests import Catalogue
-    from lockfast.backends.postgres_table_schema import VERSION, valid_schema
-    from lockfast.drivers.postgres import open_driver
+    from lockfast.backends.postgres_table.backend import PostgresTableBackend
+    from lockfast.backends.postgres_table.io.blocking import open_driver
+    from lockfast.backends.postgres_table.requests import Catalogue
+    from lockfast.backends.postgres_table.schema import VERSION, valid_schema
 
     place = _in_schema(place, wishes.schema)
     catalogue = Catalogue(valid_schema(place.schema))
@@ -247,7 +247,7 @@ def _advisory_at(place: Place, wishes: Wishes) -> Make:
         raise Unsupported("advisory locks are in the memory of one server, and on no replica; nothing was sent")
     if wishes.schema is not None:
         raise Unsupported("advisory locks have no schema to choose; nothing was sent")
-    from lockfast.backends.postgres_advisory import PostgresAdvisoryBackend
+    from lockfast.backends.postgres_advisory.backend import PostgresAdvisoryBackend
 
     return partial(PostgresAdvisoryBackend, place)
 
@@ -276,11 +276,11 @@ def migration(url: str, schema: str | None = None) -> Migration:
     if parts.scheme not in _WITH_TABLE:
         raise ValueError(f"only postgresql:// has a schema to make, not {shown(parts.scheme)}")
     try:
-        from lockfast.drivers.postgres_places import place_of_url
-        from lockfast.drivers.postgres_scripts import run_script
+        from lockfast.backends.postgres.io.endpoint import place_of_url
+        from lockfast.backends.postgres_table.io.migrate import run_script
     except ImportError as error:
         raise _needs_postgres(f"{parts.scheme}://", error) from error
-    from lockfast.backends.postgres_table_schema import script, valid_schema
+    from lockfast.backends.postgres_table.schema import script, valid_schema
 
     place = _in_schema(place_of_url(parts), schema)
     text = script(valid_schema(place.schema))
@@ -296,9 +296,9 @@ def _of_client(client: object, wishes: Wishes) -> Make | None:
     if not _is_of_redis(type(client)):
         return None
     try:
-        from lockfast.backends.redis import RedisBackend
-        from lockfast.drivers.redis import open_driver
-        from lockfast.drivers.redis_places import place_of_client
+        from lockfast.backends.redis.backend import RedisBackend
+        from lockfast.backends.redis.io.blocking import open_driver
+        from lockfast.backends.redis.io.endpoints import place_of_client
     except ImportError as error:
         raise Unsupported(f"a client of Redis needs an extra: pip install 'lockfast[redis]' ({error})") from error
 
@@ -324,7 +324,7 @@ def _refuse_other_databases(client: object) -> None:
 
 def _of_postgres_client(client: object, wishes: Wishes) -> Make | None:
     try:
-        from lockfast.drivers.postgres_places import place_of_client
+        from lockfast.backends.postgres.io.endpoint import place_of_client
     except ImportError as error:
         raise _needs_postgres("a client of PostgreSQL", error) from error
     place = place_of_client(client, advisory=wishes.advisory)
@@ -333,8 +333,8 @@ def _of_postgres_client(client: object, wishes: Wishes) -> Make | None:
 
 def _redlock(parts: SplitResult, wishes: Wishes) -> Make:
     try:
-        from lockfast.backends.quorum_redis import open_quorum
-        from lockfast.drivers.redis_places import place_of_url
+        from lockfast.backends.redis.io.endpoints import place_of_url
+        from lockfast.backends.redlock.node import open_quorum
     except ImportError as error:
         raise Unsupported(f"{parts.scheme}:// needs an extra: pip install 'lockfast[redis]' ({error})") from error
     _refuse_fragment(parts)
@@ -383,8 +383,8 @@ def _refuse_replicas(wishes: Wishes) -> None:
 def _of_clients(clients: Sequence[object], wishes: Wishes) -> Make:
     """A quorum of the servers that these clients, or URLs, lead to."""
     try:
-        from lockfast.backends.quorum_redis import open_quorum
-        from lockfast.drivers.redis_places import place_of_client, place_of_url
+        from lockfast.backends.redis.io.endpoints import place_of_client, place_of_url
+        from lockfast.backends.redlock.node import open_quorum
     except ImportError as error:
         raise Unsupported(
             f"a quorum of Redis servers needs an extra: pip install 'lockfast[redis]' ({error})"

@@ -11,7 +11,7 @@ import pytest
 
 import lockfast
 from lockfast._model import patrol
-from lockfast.backends.postgres_table_schema import LISTENER
+from lockfast.backends.postgres_table.schema import LISTENER
 from lockfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
 from tests.patrols import HOUR

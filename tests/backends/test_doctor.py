@@ -13,8 +13,8 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast import Diagnosis, Health
+from lockfast.backends.redis.io.resp import facts_in, version_and_role
 from lockfast.cli import main
-from lockfast.drivers.redis_wire import facts_in, version_and_role
 from tests.servers import shared
 from tests.servers.postgres_shared import advisory
 from tests.servers.postgres_tables import table

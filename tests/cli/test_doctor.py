@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.adversity.redlock_servers import Quorum
+from tests.adversity.redlock.servers import Quorum
 from tests.cli.conftest import Shell
 
 pytestmark = pytest.mark.slow

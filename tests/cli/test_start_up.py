@@ -38,7 +38,7 @@ BY_NAME = [str(Path(sys.executable).with_name("lockfast"))]
         (BY_NAME, ["ls"], "lockfast.cli.look"),
         (BY_NAME, ["run", "x", "--", "true"], "argparse"),
         (BY_NAME, ["run", "x", "--", "true"], "lockfast.cli.supervisor"),
-        (BY_NAME, ["run", "x", "--", "true"], "lockfast.backends.sqlite"),
+        (BY_NAME, ["run", "x", "--", "true"], "lockfast.backends.sqlite.backend"),
         (BY_NAME, ["frobnicate"], "lockfast.cli.options"),  # in the middle of an explanation
         (BY_NAME, ["--help"], "lockfast.cli.options"),
     ],

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from lockfast._model import Capabilities
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import shared_store
-from lockfast.backends.postgres_advisory import PostgresAdvisoryBackend
-from lockfast.backends.postgres_table import PostgresTableBackend
-from lockfast.backends.quorum import QuorumBackend
-from lockfast.backends.redis import RedisBackend
-from lockfast.backends.sqlite import SqliteBackend
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import shared_store
+from lockfast.backends.postgres_advisory.backend import PostgresAdvisoryBackend
+from lockfast.backends.postgres_table.backend import PostgresTableBackend
+from lockfast.backends.redis.backend import RedisBackend
+from lockfast.backends.redlock.backend import QuorumBackend
+from lockfast.backends.sqlite.backend import SqliteBackend
 from lockfast.testing.contract.story import SUBJECTS
 from tests.servers import shared
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import MemoryStore
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import MemoryStore
 from lockfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
 
 _stores: dict[Path, MemoryStore] = {}

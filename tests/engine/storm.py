@@ -370,7 +370,7 @@ class Storm:
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         while frame is not None and self._inside:
-            if "/lockfast/" in frame.f_code.co_filename:
+            if "/src/lockfast/" in frame.f_code.co_filename:
                 raise KeyboardInterrupt
             frame = frame.f_back
         if self._inside:

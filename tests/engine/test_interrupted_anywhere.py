@@ -39,7 +39,7 @@ def died(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def _ours(file: str) -> bool:
-    return ("/lockfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
+    return ("/src/lockfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
 
 
 def _sweep(tell: Callable[[int], str]) -> set[str]:

@@ -34,7 +34,7 @@ def scene() -> Iterator[Scene]:
 
 
 def _ours(file: str) -> bool:
-    return "/lockfast/" in file and "/testing/" not in file
+    return "/src/lockfast/" in file and "/testing/" not in file
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -14,9 +14,9 @@ import pytest
 
 import lockfast
 from lockfast._worlds import drive
-from lockfast.backends.sqlite_store import SCHEMA
-from lockfast.drivers.sqlite import BlockingSqlite, Transaction
-from lockfast.drivers.wakes import BlockingWakes
+from lockfast.backends.sqlite.io.blocking import BlockingSqlite, Transaction
+from lockfast.backends.sqlite.schema import SCHEMA
+from lockfast.backends.wakeups.blocking import BlockingWakes
 from lockfast.errors import BackendUnavailable
 from lockfast.sync import Locks
 from lockfast.testing.clock import FakeClock

@@ -18,7 +18,7 @@ from lockfast import _reentry
 from lockfast._faces import aio_manager, sync_manager
 from lockfast._model import Claim
 from lockfast._reentry import drive, outside
-from lockfast.backends.memory_store import shared_store
+from lockfast.backends.memory.store import shared_store
 from lockfast.testing import FakeClock
 from tests.servers.waiting import happens, join, until, until_async
 

@@ -17,8 +17,8 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast._values import NANO
-from lockfast.backends import sqlite_store
-from lockfast.backends.memory_store import shared_store
+from lockfast.backends.memory.store import shared_store
+from lockfast.backends.sqlite import schema as sqlite_store
 from lockfast.engine import core
 from lockfast.primitives.limiter import rate_of
 from lockfast.testing import FakeClock

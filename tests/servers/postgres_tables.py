@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from lockfast.backends.postgres_table_schema import script
+from lockfast.backends.postgres_table.schema import script
 from tests.servers.postgres_shared import SharedPostgres
 
 _TABLES = ("distributed_locks", "lockfast_queue", "lockfast_changes", "lockfast_limiters", "lockfast_cells")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from lockfast._model import Busy, Claim, Grant, Renewal
 from lockfast.aio import AsyncLease
-from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
 from lockfast.engine.lease import Lease, Request

@@ -8,7 +8,7 @@ from lockfast._faces.aio_primitives import AsyncMultiLease
 from lockfast._model import SHARED, Busy, Claim, Sight
 from lockfast._values import Booked, Rate, book
 from lockfast.aio import AsyncLease
-from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.acquire import acquire
 from lockfast.engine.lease import Lease
 from lockfast.errors import LockError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockfast._model import Busy, Claim, Grant
-from lockfast.backends.quorum import QuorumBackend
+from lockfast.backends.redlock.backend import QuorumBackend
 from tests.simulation.quorum_nodes import VotingBackend
 from tests.simulation.quorum_runs import Climate, Parts
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from lockfast._model import Busy, Claim, Grant, Health
 from lockfast._worlds import World
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import Holder, MemoryStore, Resource
-from lockfast.drivers.redis_quorum import PENDING, Ask, Asks, Enough
-from lockfast.drivers.redis_quorum_rounds import LINGER
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import Holder, MemoryStore, Resource
+from lockfast.backends.redlock.io.fanout import PENDING, Ask, Asks, Enough
+from lockfast.backends.redlock.io.rounds import LINGER
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import Faults, Network, RemoteBackend

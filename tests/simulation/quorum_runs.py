@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from lockfast._model import Terms
 from lockfast.aio import AsyncLease, AsyncLock
-from lockfast.backends.quorum import QuorumBackend
+from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Request
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lockfast._model import Busy, Claim, Grant
-from lockfast.backends.quorum import QuorumBackend
+from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import NO_FAULTS

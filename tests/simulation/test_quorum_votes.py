@@ -11,9 +11,9 @@ import pytest
 
 from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._reentry import run_to_end
-from lockfast.backends.memory_store import MemoryStore
-from lockfast.backends.quorum import QuorumBackend
-from lockfast.drivers.redis_quorum import PENDING, Ask
+from lockfast.backends.memory.store import MemoryStore
+from lockfast.backends.redlock.backend import QuorumBackend
+from lockfast.backends.redlock.io.fanout import PENDING, Ask
 from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import VotingBackend
 

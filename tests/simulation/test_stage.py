@@ -10,8 +10,8 @@ import pytest
 
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import MemoryStore
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import MemoryStore
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage_simulated import SimulatedStage
 

@@ -14,7 +14,7 @@ from lockfast._faces.aio_primitives import AsyncElection, AsyncLimiter, AsyncMul
 from lockfast._model import Terms
 from lockfast._values import Rate
 from lockfast.aio import AsyncLease, AsyncLock
-from lockfast.backends.memory import MemoryBackend
+from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
 from lockfast.engine.lease import Request

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
 from lockfast._reentry import run_to_end
 from lockfast._values import Booked, Rate, Stored, Write, Written
-from lockfast.backends.memory import MemoryBackend
-from lockfast.backends.memory_store import MemoryStore
+from lockfast.backends.memory.backend import MemoryBackend
+from lockfast.backends.memory.store import MemoryStore
 from lockfast.errors import BackendUnavailable, LimitMismatch
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 

@@ -1,0 +1,1 @@
+"""In the memory of one process: the reference. Read `backend` first."""

@@ -1,0 +1,1 @@
+"""What the lock table and advisory locks share."""

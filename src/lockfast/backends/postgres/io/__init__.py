@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL through psycopg's wrapper of libpq."""

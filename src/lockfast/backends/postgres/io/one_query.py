@@ -1,0 +1,57 @@
+"""One question to a PostgreSQL server, on a connection of its own that is gone afterwards.
+
+Decides: how it is asked in either world. Nothing is set or prepared there, so any pooler may stand between.
+"""
+
+from __future__ import annotations
+
+from psycopg import pq
+
+from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.resolver import Names, each_address
+from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import Broken, connect, no_connection, talk
+
+_IDENTITY = "SELECT current_setting('server_version') || '|' || pg_is_in_recovery()"
+
+
+async def identify(place: Place, within: float, *, blocking: bool) -> tuple[str, str]:
+    """Version and role of the server, whatever its database has in it. Raises BackendUnavailable."""
+    answer = await ask_once(place, _IDENTITY, within, blocking=blocking)
+    version, _, replica = answer.decode().rpartition("|")
+    return version.partition(" ")[0], "replica" if replica == "true" else "primary"
+
+
+async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
+    """The one value of the answer. Raises BackendUnavailable."""
+    until = boot_now() + within
+    if blocking:
+        return _ask(place, sql, until)
+    import asyncio  # takes long to import, and a blocking caller does not need it
+
+    from lockfast._worlds.asyncio_ import in_executor
+
+    return await in_executor(asyncio.get_running_loop(), _ask, place, sql, until)
+
+
+def _ask(place: Place, sql: str, until: float) -> bytes:
+    reasons: list[Exception] = []
+    for params, end in each_address(Names(), place.hosts, until, reasons):
+        try:
+            return _ask_host(conninfo(params), sql, end)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
+    raise no_connection(place, reasons)
+
+
+def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:
+    pg = run(connect(conninfo), until)
+    try:
+        result = run(talk(pg, lambda: pg.send_query(sql.encode())), until)
+        value = result.get_value(0, 0) if result.status == pq.ExecStatus.TUPLES_OK else None
+        if value is None:
+            raise Broken(result.error_message.decode(errors="replace").strip())
+        return bytes(value)
+    finally:
+        pg.finish()

@@ -1,0 +1,1 @@
+"""PostgreSQL's advisory locks: held by a session, without a schema."""

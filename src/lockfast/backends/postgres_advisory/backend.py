@@ -1,0 +1,261 @@
+"""PostgreSQL's advisory locks: no schema, no rights, and no ttl at the server.
+
+Decides: what is asked for the verbs, and what becomes of a hold when its session ends.
+Leaves to `acquiring`: to acquire and to wait. Leaves to `statements`: the statements. Leaves
+to `holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
+
+One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
+queue, which is fair, in a session of its own, and holds what it waited for in that one. At most `waiting` of these
+wait (16, see the URL), or one for each lock if these are more, and there are four times as many in all; whoever comes
+when all are taken waits here for the first that is free, and looks now and then.
+
+A hold lasts as long as its session. The end of a session is noticed when it happens, and told through `on_loss`. A ttl
+is how long a holder believes without a word from the server: a renewal is a round trip on the session. What its holder
+no longer believes in is abandoned, by the engine, because the server would keep it.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal, Sight
+from lockfast._time import boot_now
+from lockfast._values import Booked, Rate, Stored, Write, Written
+from lockfast._worlds import Clock, World
+from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.one_query import identify
+from lockfast.backends.postgres_advisory.acquiring import Asking
+from lockfast.backends.postgres_advisory.holds import Hold, Holds
+from lockfast.backends.postgres_advisory.in_transaction import Home, Taken, take
+from lockfast.backends.postgres_advisory.inspection import info_of, nameless
+from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement
+from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
+from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of
+from lockfast.backends.postgres_advisory.statements import Seen, read
+from lockfast.errors import BackendUnavailable, LockError, Unsupported
+
+LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
+
+
+class PostgresAdvisoryBackend(Asking):
+    capabilities = Capabilities(
+        max_ttl=LONGEST,
+        metadata=False,
+        observe=False,
+        limiter=False,
+        cell=False,
+        limits=False,
+        expires=False,
+        reserves=False,
+        breaks_alone=False,
+    )
+
+    def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
+        super().__init__(place, world, clock)
+        self._closed = False
+        self._home = Home(place, blocking=world.blocking)
+        # Told of what has ended with its session: claims' ids and fences, and why.
+        self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
+
+    # Keep and release
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        until = boot_now() + within
+        holds = [self._held(renewal) for renewal in batch]
+        heard: dict[int, bool | BackendUnavailable] = {}
+        longest: dict[Line, float] = {}
+        for hold, renewal in zip(holds, batch, strict=True):
+            if hold is not None:
+                longest[hold.line] = max(renewal.ttl, longest.get(hold.line, 0.0))
+        for line, ttl in longest.items():
+            try:
+                await self._keep(line, ttl, until, urgent=True)
+                heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until, urgent=True))
+            except BackendUnavailable as error:
+                heard[id(line)] = error if line.alive else False
+        answers = [heard.get(id(hold.line), False) if hold is not None else False for hold in holds]
+        errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        for hold, renewal, answer in zip(holds, batch, answers, strict=True):
+            if hold is not None and answer is True:
+                hold.renewed(renewal.ttl)
+        return [None if isinstance(answer, BackendUnavailable) else answer for answer in answers]
+
+    def _held(self, renewal: Renewal) -> Hold | None:
+        hold = self._holds.by_id.get(renewal.claim.id)
+        return hold if hold is not None and hold.state == "held" and hold.fence == renewal.fence else None
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            return False
+        until = boot_now() + within
+        if hold.freeing:
+            await self._settle(hold, hold.line, until)
+        if hold.state != "held":
+            if hold.state == "ended":  # whoever ended it was interrupted
+                self._holds.leave(hold)
+            return False
+        name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
+        hold.freeing = True
+        hold.unlock = statement = Statement(name, hold.words, partial(self._freed, hold))
+        statement.urgent = True
+        try:
+            rows = await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
+        except BackendUnavailable:
+            if statement.sent_at or self._holds.by_id.get(claim.id) is hold:
+                raise
+            return False  # it ended with its session before it was let go of
+        finally:
+            if not statement.sent_at:
+                hold.freeing, hold.unlock = False, None
+        if hold.key in self._holds.ghosts:
+            with suppress(BackendUnavailable):  # whoever asks for it next tries again
+                await self._lay_ghost(hold.key, until)
+        return rows[0][0] == b"t"
+
+    def _freed(self, hold: Hold, statement: Statement) -> None:
+        hold.freeing, hold.unlock = False, None
+        if statement.error is None and hold.state == "held":
+            line, in_main = hold.line, hold.in_main
+            self._holds.leave(hold)
+            if not in_main:
+                self._give_back(line)
+        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+            self._holds.leave(hold)  # to unlock it again might end the hold of another
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        hold = self._holds.by_id.get(claim.id)
+        if hold is None:
+            return
+        until = boot_now() + within
+        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
+            await self._settle(hold, hold.line, until)
+        if hold.state == "held":
+            await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
+        elif hold.state in ("waits", "doubt"):
+            await self._leave_the_line(hold, until)
+        if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
+            self._holds.leave(hold)
+
+    # The end of a session
+
+    def _ended(self, line: Line) -> None:
+        """Told by the driver, when it happens. Everything that the session held is gone."""
+        lost: builtins.list[Hold] = []
+        self._holds.session_is_gone(line)
+        for hold in self._holds.in_line(line):
+            in_main = hold.in_main
+            if hold.state == "held":
+                self._holds.leave(hold)
+                if not (hold.unlock_sent and line.cut_short):  # we ended the session, after its holder let go
+                    lost.append(hold)
+            else:
+                hold.go_back()
+                hold.wake()
+            hold.freeing = False
+            if not in_main:
+                self._give_back(line)
+        self._tell_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
+        # Nothing at the server tells whether the unlock was done before the session ended: a loss cannot be ruled out.
+        self._tell_loss(
+            [hold for hold in lost if hold.unlock_sent], "its session ended before the release was answered"
+        )
+
+    def _tell_loss(self, lost: Sequence[Hold], reason: str) -> None:
+        if lost and self.on_loss is not None and not self._closed:
+            self.on_loss([(hold.claim.id, hold.fence) for hold in lost], reason)
+
+    # What operators ask
+
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        number = key_of(key).number
+        rows = await self._look(b"hf_look", halves(number), boot_now() + within)
+        return info_of(key, read(rows), self._here)
+
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        found: dict[int, builtins.list[Seen]] = {}
+        for one in read(await self._look(b"hf_list", (), boot_now() + within)):
+            found.setdefault(one.number, []).append(one)
+        known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
+        other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
+        named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
+        return [info_of(name, seen, self._here) for name, seen in named]
+
+    async def _look(self, name: bytes, params: Sequence[int], until: float) -> Rows:
+        main = await self._sessions.main(max(0.01, until - boot_now()))
+        return await self._ask(main, name, params, until)
+
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        """Ours are unlocked. Another session can only be ended as a whole, with all that it holds."""
+        number, until = key_of(key).number, boot_now() + within
+        seen = read(await self._look(b"hf_look", halves(number), until))
+        before = info_of(key, seen, self._here)
+        for pid in {one.pid for one in seen if one.granted}:
+            mine = [hold for hold in self.has_in(pid, number) if hold.state == "held"]
+            for hold in mine:
+                await self.release(hold.claim, linger=0.0, within=max(0.01, until - boot_now()))
+            if not mine:
+                await self._terminate(pid, key, until)
+            elif self.on_loss is not None:
+                self.on_loss([(hold.claim.id, hold.fence) for hold in mine], "it was broken")
+        return before
+
+    async def _terminate(self, pid: int, key: str, until: float) -> None:
+        try:
+            rows = await self._look(b"hf_terminate", (pid,), until)
+            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", (), until)))
+        except BackendUnavailable as error:
+            raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
+        if not ended:
+            raise LockError(f"lock {key!r} could not be broken: session {pid} was told to end, and does not", name=key)
+
+    async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
+        """On the user's own connection, until that commits or rolls back; see `user_connection`."""
+        taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
+        return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
+
+    # What it cannot do
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        raise Unsupported("advisory locks tell nobody of changes")
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        raise Unsupported("advisory locks keep no values")
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        raise Unsupported("advisory locks keep no values")
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        raise Unsupported("advisory locks keep no values")
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        raise Unsupported("advisory locks keep no values")
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._sessions.close()
+
+    def before_fork(self) -> None:
+        """Connections are forgotten in the child; the parent goes on using them."""
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._holds.fences.after_fork()
+            self._holds = Holds(self._holds.fences)
+            self._sessions.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await identify(self._place, within, blocking=self._world.blocking)
+
+    def __repr__(self) -> str:
+        return self._place.name

@@ -1,0 +1,255 @@
+"""What one `Locks` has of PostgreSQL's advisory locks: its claims, and the sessions that they belong to.
+
+Decides: which claim may be asked for in which session. A session is granted again whatever it holds already, so it is
+never asked for a number that it holds or may hold. What it shares is the one exception, see `may_share`.
+Leaves to `blocking`: what is asked, and when.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+from lockfast._model import EXCLUSIVE, Claim, Grant
+from lockfast._reentry import Mutex, section
+from lockfast._time import boot_now
+from lockfast._worlds import Signal
+from lockfast.backends.postgres_advisory.io.session import Statement
+from lockfast.backends.postgres_advisory.keys import Key, key_of, second_of
+from lockfast.errors import Unsupported
+
+# new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
+# for it; doubt: either ended in an error, maybe after the grant; held; ended: released, or gone with its session
+State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
+
+
+class Fences:
+    """Those of one server, as far as this process has seen them: should its clock be set back, ours go on."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        self._mutex = Mutex()  # which a thread of the parent may have held
+
+    def mint(self, read: int) -> int:
+        """The fence that the server's clock gives, but never lower than the last."""
+        with section(self._mutex):
+            self._last = max(read, self._last + 1)
+            return self._last
+
+
+_fences: dict[str, Fences] = {}  # by the name of the place: the clock of another server may be ahead, and is its own
+
+
+def fences_of(place: str) -> Fences:
+    return _fences.setdefault(place, Fences())
+
+
+class Hold:
+    """One claim, from the first asking to its end."""
+
+    __slots__ = (
+        "answered",
+        "believed_until",
+        "claim",
+        "fence",
+        "fences",
+        "freeing",
+        "granted_at",
+        "in_main",
+        "key",
+        "line",
+        "looks",
+        "mode",
+        "read",
+        "signal",
+        "state",
+        "unlock",
+    )
+
+    def __init__(self, claim: Claim, key: Key, fences: Fences) -> None:
+        self.claim = claim
+        self.fences = fences
+        self.key = key
+        self.mode = claim.terms.mode
+        self.signal: Signal | None = None  # there is one for whoever waits
+        self.state: State = "new"
+        self.line: Any = None  # the session that it is asked for, waited for or held in
+        self.in_main = False  # that is the main one
+        self.fence = self.read = 0  # `read` is what the server said
+        self.granted_at = 0.0
+        self.believed_until = 0.0  # by its holder, unless renewed, on the holder's own clock
+        self.freeing = False  # an unlock was sent, and its answer is not known
+        self.unlock: Statement | None = None  # there is one while a release is under way
+        self.looks = 0  # how often a waiter has looked up
+        self.answered = False  # an acquire has returned its grant: the next one is a repetition
+
+    def come(self, answer: bytes) -> None:
+        """It is granted."""
+        self.state = "held"
+        self.read = int(answer)
+        self.fence = self.fences.mint(self.read)
+        self.granted_at = self.read / 1e6
+        self.renewed(self.claim.terms.ttl)
+
+    def tried(self, statement: Statement) -> None:
+        """What came of asking for it in the main session."""
+        if statement.error is None and (answer := statement.answer[0][0]) is not None:
+            self.come(answer)
+        elif self.state == "asked" and statement.error is None:
+            self.go_back()
+        elif self.state == "asked":  # what it did before the error stays done
+            self.state = "doubt"
+
+    def go_back(self) -> None:
+        """It belongs to no session any more, and does not hold."""
+        self.state, self.line, self.in_main = "new", None, False
+
+    def wake(self) -> None:
+        """If anybody waits for it, let them look up."""
+        if self.signal is not None:
+            self.signal.set()
+
+    def renewed(self, ttl: float) -> None:
+        """The server has answered. Never shortens."""
+        self.believed_until = max(self.believed_until, boot_now() + ttl)
+
+    def remaining(self) -> float:
+        """Seconds for which its holder believes in it, unless renewed."""
+        return self.believed_until - boot_now()
+
+    @property
+    def unlock_sent(self) -> bool:
+        """Whether the server may have been asked to end it."""
+        return self.unlock is not None and self.unlock.sent_at > 0
+
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.fence, self.granted_at)
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """To unlock it."""
+        return (*self.key, second_of(self.read))
+
+
+class Holds:
+    """All claims of one `Locks`, by their id and by the number that they are about."""
+
+    def __init__(self, fences: Fences) -> None:
+        self.fences = fences
+        self.mutex = threading.Lock()  # for single steps
+        self.by_id: dict[str, Hold] = {}
+        self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
+        self._by_number: dict[int, dict[str, Hold]] = {}
+        # What the main session may share once more than we know of, because of an error; None while that is put right.
+        self.ghosts: dict[Key, Any] = {}
+
+    def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
+        """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
+        with self.mutex:
+            if key.number in self._by_number or key in self.ghosts:
+                return None
+            hold = self.by_id[claim.id] = Hold(claim, key, self.fences)
+            self._by_number[key.number] = {claim.id: hold}
+        hold.state, hold.line, hold.in_main = "asked", line, True
+        return hold
+
+    def enter(self, claim: Claim) -> Hold:
+        """Raises Unsupported if another name, in use here, has the same number."""
+        hold = Hold(claim, key_of(claim.terms.key), self.fences)
+        with self.mutex:
+            others = self._by_number.setdefault(hold.key.number, {})
+            for other in others.values():
+                if other.claim.terms.key != claim.terms.key:
+                    refuse_twins(claim.terms.name, repr(other.claim.terms.name))
+                break
+            others[claim.id] = self.by_id[claim.id] = hold
+        return hold
+
+    def leave(self, hold: Hold) -> None:
+        """Can be repeated: it is known by its id until the last, so whoever was interrupted here is found again."""
+        id, number = hold.claim.id, hold.key.number
+        with self.mutex:
+            hold.state = "ended"
+            hold.in_main = False
+            self.outside.pop(id, None)
+            others = self._by_number.get(number)
+            if others is not None:
+                others.pop(id, None)
+                if not others:
+                    del self._by_number[number]
+            self.by_id.pop(id, None)
+        hold.wake()
+
+    def of(self, number: int) -> list[Hold]:
+        with self.mutex:
+            return list(self._by_number.get(number, {}).values())
+
+    def in_line(self, line: Any) -> list[Hold]:
+        """What belongs to that session."""
+        with self.mutex:
+            return [hold for hold in self.by_id.values() if hold.line is line]
+
+    def is_next(self, hold: Hold, *, alone: bool) -> bool:
+        """Whether it is the first that waits for a session to wait in; `alone`: the first for that number."""
+        number = hold.key.number
+        with self.mutex:
+            self.outside.setdefault(hold.claim.id, hold)
+            return next(one for one in self.outside.values() if not alone or one.key.number == number) is hold
+
+    # The main session
+
+    def may_share(self, hold: Hold) -> bool:
+        """Whether the main session may share the number already, and so be granted it past whoever waits."""
+        return any(other.in_main for other in self.of(hold.key.number))
+
+    def into_main(self, hold: Hold, line: Any) -> bool:
+        """True if the main session may be asked for it; from then on it counts as asked."""
+        with self.mutex:
+            there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
+            if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
+                return False
+            if hold.key in self.ghosts or any(other.state == "doubt" for other in there):
+                return False  # until it is known how often the session shares it
+            hold.state, hold.line, hold.in_main = "asked", line, True
+            return True
+
+    def haunts(self, hold: Hold) -> bool:
+        """Whether others share it in the main session, and nobody can tell if it does; it counts as a ghost then."""
+        with self.mutex:
+            others = [other for other in self._by_number.get(hold.key.number, {}).values() if other is not hold]
+            shared = any(other.in_main for other in others)
+            if shared:
+                self.ghosts[hold.key] = hold.line
+            return shared
+
+    def call_ghost(self, key: Key) -> Any:
+        """The session in which it can be laid now, because nobody of ours is there: by whoever called it, alone."""
+        with self.mutex:
+            line = self.ghosts.get(key)
+            if line is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
+                return None
+            self.ghosts[key] = None
+            return line
+
+    def leave_ghost(self, key: Key, line: Any) -> None:
+        """It is laid, or is still in that session."""
+        with self.mutex:
+            self.ghosts.pop(key, None)
+            if line is not None:
+                self.ghosts[key] = line
+
+    def session_is_gone(self, line: Any) -> None:
+        with self.mutex:
+            self.ghosts = {key: there for key, there in self.ghosts.items() if there is not line}
+
+
+def refuse_twins(name: str, other: str) -> None:
+    raise Unsupported(
+        f"lock {name!r} has the same 64-bit number as {other}, which is in use: PostgreSQL could not tell them apart; "
+        "one of them needs another name, or postgresql:// (the lock table)",
+        name=name,
+    )

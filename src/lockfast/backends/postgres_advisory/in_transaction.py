@@ -1,0 +1,223 @@
+"""Advisory locks that end with a transaction of the user's own.
+
+Decides: the statements; that a wait which fails leaves the transaction as it was; who is refused. Whatever is taken
+after a savepoint goes when it is rolled back to, granted in the last moment or not.
+
+A statement takes a lock only where the locks of this `Locks` are: each tells the server which server and database are
+meant, as one number (`Home`). And only if the transaction does not have the number by another name: it remembers what
+it took in a setting of its own, which ends with it, and goes back with its savepoints, as the locks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.one_query import ask_once
+from lockfast.backends.postgres.io.wire import unavailable
+from lockfast.backends.postgres_advisory.holds import refuse_twins
+from lockfast.backends.postgres_advisory.io.user_connection import (
+    Transaction,
+    has_no_transaction,
+    is_timeout,
+    no_transaction,
+)
+from lockfast.backends.postgres_advisory.keys import Key, key_of, whole
+
+_ELSEWHERE, _TWIN, _TAKEN = -2, -1, 0  # what is said in place of a fence
+_HOME: Final = (
+    "hashtextextended(current_database(), CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint))"
+)
+_CLOCK: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+_HAS: Final = "coalesce(current_setting('lockfast.has', true), '')"
+_TAG: Final = "pg_advisory_xact_lock_shared({tag}, CAST(mod(CASE WHEN f > 0 THEN f END / 1000000, 2147483648) AS int))"
+_TAKE: Final = f"""SELECT f, now(), current_setting('lock_timeout'), {_TAG},
+CASE WHEN f > 0 AND strpos({_HAS}, '/{{number}}={{tag}}/') = 0
+     THEN set_config('lockfast.has', {_HAS} || '/{{number}}={{tag}}/', true) END
+FROM (SELECT CASE
+    WHEN {_HOME} <> {{home}} THEN {_ELSEWHERE}
+    WHEN strpos({_HAS}, '/{{number}}=') > 0 AND strpos({_HAS}, '/{{number}}={{tag}}/') = 0 THEN {_TWIN}
+    {{steps}} THEN {_TAKEN}
+    ELSE {_CLOCK} END AS f OFFSET 0) AS taken"""
+_TRY: Final = "WHEN NOT pg_try_advisory_xact_lock({number})"
+_WAIT: Final = """WHEN set_config('lock_timeout', '{limit}', true) IS NULL THEN 0
+    WHEN pg_advisory_xact_lock({number}) IS NULL THEN 0
+    WHEN set_config('lock_timeout', '{before}', true) IS NULL"""
+_LOOK: Final = """SELECT l.pid, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, a.application_name
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted
+AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & 255 = {byte}
+     OR l.objsubid = 2 AND l.mode = 'ShareLock' AND CAST(l.classid AS bigint) >> 24 = {byte})"""
+_LONGEST = 2**31 - 1  # milliseconds that lock_timeout can be
+_QUICK = 10.0  # seconds in which our own server says who it is, and at least _DIAL
+_DIAL = 1.0
+
+
+class Taken(NamedTuple):
+    fence: int  # as the server's clock has it
+    missing: str | None = None  # the key that was not to be had
+    holder: str | None = None  # who has that
+
+
+class Home:
+    """The server and database that the locks of one `Locks` are in, as a number. It is another after a restart."""
+
+    def __init__(self, place: Place, *, blocking: bool) -> None:
+        self._place = place
+        self._blocking = blocking
+        self.number: int | None = None
+
+    async def ask(self, within: float) -> int:
+        """Raises BackendUnavailable."""
+        sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_HOME} END"
+        self.number = int(await ask_once(self._place, sql, within, blocking=self._blocking)) or None
+        if self.number is None:
+            raise unavailable(self._place.name, "is a replica: a lock there would exclude nobody at the primary")
+        return self.number
+
+    def elsewhere(self) -> ValueError:
+        return ValueError(
+            f"in_transaction() was given a connection to another server or database than {self._place.name}: a lock "
+            "there would exclude nobody here. Nothing was taken"
+        )
+
+
+async def take(transaction: Transaction, home: Home, names: Mapping[str, str], wait: float | None) -> Taken:
+    """All of the keys, in the order in which they are given, or none; `names` says what each is called."""
+    _must_differ(names)
+    until = None if wait is None else boot_now() + wait
+    await transaction.must_last()
+    taking = _Taking(transaction, home, names, until)
+    try:
+        if len(names) > 1:
+            return await taking.all_of(list(names))
+        (key,) = names
+        taken = await taking.tried(key)
+        return taken if taken.missing is None or wait == 0 else await taking.all_of([key], taken)
+    except Exception as error:
+        if has_no_transaction(error):
+            raise no_transaction() from error
+        raise
+
+
+def _must_differ(names: Mapping[str, str]) -> None:
+    numbers: dict[int, str] = {}
+    for key, name in names.items():
+        other = numbers.setdefault(key_of(key).number, name)
+        if other != name:
+            refuse_twins(name, repr(other))
+
+
+class _Taking:
+    """One call, on one transaction."""
+
+    def __init__(self, transaction: Transaction, home: Home, names: Mapping[str, str], until: float | None) -> None:
+        self._ask = transaction.ask
+        self._unsure = transaction.unsure
+        self._home = home
+        self._names = names
+        self._until = until
+        self._before = "0"  # the user's own lock_timeout
+
+    async def tried(self, key: str) -> Taken:
+        """Without waiting."""
+        fence, began, self._before = await self._take(key, _TRY)
+        if fence == _TAKEN:
+            return await self._missed(key)
+        if self._unsure:
+            ((now,),) = await self._ask("SELECT now()")
+            if now != began:
+                raise no_transaction()
+        return Taken(fence)
+
+    async def all_of(self, keys: list[str], first: Taken | None = None) -> Taken:
+        """`first` is what came of trying the first of them."""
+        await self._ask("SAVEPOINT lockfast")
+        key = ""
+        try:
+            for key in keys:
+                taken, first = first or await self.tried(key), None
+                if taken.missing is not None:
+                    if self._until is not None and boot_now() >= self._until:
+                        await self._go_back()
+                        return taken
+                    taken = await self._waited(key)
+        except BaseException as error:  # the transaction goes on if it can, whatever it was
+            with suppress(Exception):
+                await self._go_back()
+            if not is_timeout(error):
+                raise
+        else:
+            await self._ask("RELEASE SAVEPOINT lockfast")
+            return taken
+        return await self._missed(key)
+
+    async def _waited(self, key: str) -> Taken:
+        left = 0.0 if self._until is None else self._until - boot_now()
+        limit = 0 if self._until is None else max(1, min(_LONGEST, ceil(left * 1000)))
+        fence, *_ = await self._take(key, _WAIT.format(limit=limit, number="{number}", before=self._before))
+        return Taken(fence)
+
+    async def _go_back(self) -> None:
+        await self._ask("ROLLBACK TO SAVEPOINT lockfast")  # settings go back too
+        await self._ask("RELEASE SAVEPOINT lockfast")
+
+    async def _take(self, key: str, steps: str) -> tuple[int, Any, str]:
+        """The fence, when the transaction began, and the lock_timeout. Raises if it must not be taken here."""
+        number, tag = key_of(key)
+        steps = steps.format(number=number)
+        known = self._home.number
+        home = await self._home.ask(self._patience()) if known is None else known
+        while True:
+            ((said, began, before, *_),) = await self._ask(_TAKE.format(home=home, number=number, tag=tag, steps=steps))
+            fence = int(said)
+            if fence == _TWIN:
+                refuse_twins(self._names[key], "another lock of this transaction")
+            if fence != _ELSEWHERE:
+                return fence, began, before
+            if known is None:
+                raise self._home.elsewhere()
+            known, home = None, await self._home.ask(self._patience())  # ours may have been restarted
+
+    def _patience(self) -> float:
+        return _QUICK if self._until is None else min(_QUICK, max(_DIAL, self._until - boot_now()))
+
+    async def _missed(self, key: str) -> Taken:
+        """Who has it. Raises Unsupported if that is another name with the same number."""
+        number = key_of(key).number
+        rows = await self._ask(_LOOK.format(byte=number & 255))
+        seen = [_Seen(int(pid), int(high), int(low), int(kind), name) for pid, high, low, kind, name in rows]
+        holders = [one for one in seen if one.kind == 1 and whole(one.high, one.low) == number]
+        for one in holders:
+            if _means_another(key_of(key), [other for other in seen if other.pid == one.pid]):
+                refuse_twins(self._names[key], f"another lock, held by {one.name!r}")
+        return Taken(0, key, holders[0].name if holders else None)
+
+
+class _Seen(NamedTuple):
+    """An advisory lock that a session has."""
+
+    pid: int
+    high: int
+    low: int
+    kind: int  # 1: a number; 2: a tag
+    application: str | None
+
+    @property
+    def name(self) -> str:
+        return self.application or f"pid {self.pid}"
+
+
+def _means_another(key: Key, seen: list[_Seen]) -> bool:
+    """Whether a session that holds the number has tags for all of that kind, and ours is not among them.
+
+    If it has fewer, it may have been granted one a moment ago and its tag not yet; then nothing can be said.
+    """
+    tags = {one.high - 2**32 if one.high >= 2**31 else one.high for one in seen if one.kind == 2}
+    numbers = {(one.high, one.low) for one in seen if one.kind == 1}
+    return key.tag not in tags and len(tags) >= len(numbers)

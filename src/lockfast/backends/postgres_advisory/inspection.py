@@ -1,0 +1,72 @@
+"""What an operator sees of advisory locks, from `pg_locks` and `pg_stat_activity`.
+
+Decides: how a session's part in a lock is told as a holder or a waiter. What this process has itself it tells in full;
+of other sessions it tells what the server knows: pid, application_name, client, since when, state. That is not a fence,
+and there is no time at which such a hold expires.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+
+from lockfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
+from lockfast.backends.postgres_advisory.holds import Hold
+from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of
+from lockfast.backends.postgres_advisory.statements import Seen
+
+Ours = Callable[[int, int], Sequence[Hold]]  # from pid and number to what this process has there
+
+
+def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
+    holders: list[HolderInfo] = []
+    queue: list[str] = []
+    for one in seen:
+        mine = ours(one.pid, one.number)
+        held = [hold for hold in mine if hold.state == "held"]
+        if held and one.granted:
+            holders += [_of_ours(hold, one) for hold in held]
+        elif one.granted and not mine:
+            holders.append(_of_other(name, one))
+        else:  # or it is granted, and its waiter does not know yet
+            queue.append(mine[0].claim.terms.holder if mine else _called(one))
+    return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
+
+
+def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
+    terms = hold.claim.terms
+    return HolderInfo(
+        holder=terms.holder,
+        claim_id=hold.claim.id,
+        fence=hold.fence,
+        mode=hold.mode,
+        acquired_at=hold.granted_at,
+        expires_at=time.time() + hold.remaining(),
+        session=one.session,
+    )
+
+
+def _of_other(name: str, one: Seen) -> HolderInfo:
+    tag = key_of(name).tag
+    since = [second for other, second in one.tags if other == tag]
+    since = since or [second for other, second in one.tags if is_tag_of(other, one.number)]
+    return HolderInfo(
+        holder=_called(one),
+        claim_id=f"pid:{one.pid}",
+        fence=None,
+        mode=SHARED if one.shared else EXCLUSIVE,
+        acquired_at=max(float(max(since)), one.connected) if since else one.began or one.connected,  # or later
+        expires_at=inf,
+        session=one.session,
+    )
+
+
+def _called(one: Seen) -> str:
+    return one.application or f"pid {one.pid}"
+
+
+def nameless(number: int, prefix: str) -> str:
+    """What a number is called whose name nobody here knows. It may be in any namespace, and begin with anything."""
+    namespace, separator, _ = prefix.rpartition("\x1f")
+    return f"{namespace}{separator}key {number}"

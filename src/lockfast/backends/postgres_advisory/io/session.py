@@ -1,0 +1,286 @@
+"""One connection to PostgreSQL, as both worlds use it: a statement at a time, never read by two.
+
+Decides: what a session is set up with, who is refused, and what the server's errors mean.
+Leaves to the two drivers: how to wait for the socket. Leaves to the backend: what the statements say.
+
+A statement whose answer is late stays under way: the session may hold locks, so it is not thrown away. Whoever uses
+the session next hears that answer first, and `Statement.done` is called with it, whether anybody still waits or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from psycopg import pq
+
+from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.resolver import Names, each_address
+from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import Broken, complaint, connect, no_connection, passes, talk, unavailable
+from lockfast.errors import BackendUnavailable, Unsupported
+
+_PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
+KEPT = 120  # seconds for which the server keeps a session whose client's host is silent; more if a ttl needs it
+SLACK = 10  # seconds more than a ttl, so that the wait for a lock can be so long and needs no proof after it
+RATES: Final = 1.02  # how far the server's timers may differ from our clock, and more
+_IDLE = _PROBES = 60  # seconds before the server asks whether the host is there, and how often it asks
+_SETTINGS: Final = {
+    **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
+    "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
+}
+_OF_CLIENT: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+_SETUP: Final = """
+SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names});
+SELECT pg_backend_pid(), pg_is_in_recovery();
+"""
+_ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
+_ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+_LAST: Final = (b"FATAL", b"PANIC")  # errors after which the server ends the session
+_CUT_SHORT: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
+Params = Sequence[int | bytes]
+Rows = list[list[bytes | None]]
+
+
+def kept_for(ttl: float) -> int:
+    """Seconds for which the server must keep a silent session, so that its holder has stopped believing before.
+
+    The holder counts from before its last request, the server from when it heard that; only their rates can differ.
+    """
+    return max(KEPT, ceil(ttl * RATES + SLACK))
+
+
+def keeping(seconds: int) -> dict[str, int]:
+    """The settings that make the server keep a silent session for so long, and no longer."""
+    return {
+        "tcp_user_timeout": seconds * 1000,  # where there is such a thing it decides, also if an answer is on its way
+        "tcp_keepalives_idle": _IDLE,
+        "tcp_keepalives_interval": ceil((seconds - _IDLE) / _PROBES),
+        "tcp_keepalives_count": _PROBES,
+    }
+
+
+class Statement:
+    """Something asked of a session, and what came of it."""
+
+    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
+
+    def __init__(self, name: bytes, params: Params = (), done: Callable[[Statement], None] | None = None) -> None:
+        self.name = name
+        self.params = params
+        self.done = done  # called once, when it is known what came of it
+        self.urgent = False  # it goes before those that are not: somebody may lose a lock, or wait for one
+        self.answer: Rows = []
+        self.error: BackendUnavailable | None = None
+        self.finished = False
+        self.sent_at = 0.0
+
+    def finish(self, error: BackendUnavailable | None = None) -> None:
+        if not self.finished:
+            self.finished, self.error = True, error
+            if self.done is not None:
+                self.done(self)
+
+    def rows(self) -> Rows:
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+
+class Cancelled(BackendUnavailable):
+    """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
+
+
+class _Farewell:
+    """Hears what the server says while nothing is under way; libpq passes even its last error on as a notice.
+
+    Not a method of the session: libpq would keep that alive.
+    """
+
+    def __init__(self) -> None:
+        self.error = ""  # with which the server ended the session
+
+    def __call__(self, result: Any) -> None:
+        if _is_last(result):
+            self.error = complaint(result)[1]
+
+
+class Dialled(NamedTuple):
+    pgconn: pq.abc.PGconn
+    pid: int  # the server's own number for the session; by way of a pooler libpq knows only an invented one
+
+
+class Line:
+    """A session."""
+
+    def __init__(self, dialled: Dialled, name: str) -> None:
+        self.pgconn = pgconn = dialled.pgconn
+        self.name = name
+        self.socket = pgconn.socket
+        self.pid = dialled.pid
+        self.alive = True
+        self.cut_short = False  # an interrupt ended it here, and not the server
+        self.flight: Statement | None = None
+        self.idle_since = 0.0
+        self.holds = False  # what was waited for there; changed by `Sessions` alone
+        self.keeps(KEPT)
+        self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
+        self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
+        pgconn.nonblocking = 1
+        self._farewell = pgconn.notice_handler = _Farewell()
+
+    def keeps(self, seconds: int) -> None:
+        """For so long the server keeps it, should it hear nothing."""
+        self.kept = seconds
+        self.longest_ttl = (seconds - SLACK) / RATES
+
+    def begin(self, statement: Statement) -> None:
+        """Send it. Whatever was asked before has been answered."""
+        try:
+            self.flight = statement
+            statement.sent_at = boot_now()
+            params = [value if isinstance(value, bytes) else b"%d" % value for value in statement.params]
+            self.pgconn.send_query_prepared(statement.name, params)
+        except Exception as error:
+            self.broken(error)
+        except BaseException:
+            self.broken(_CUT_SHORT)  # nobody knows whether it was sent
+            raise
+
+    def heed(self) -> bool:
+        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement.
+
+        An interrupt ends the session: what it cut short may be an answer, and nobody would hear that again.
+        """
+        try:
+            return self._heed()
+        except Exception:  # of somebody who was told
+            raise
+        except BaseException:
+            self.broken(_CUT_SHORT)
+            raise
+
+    def _heed(self) -> bool:
+        pgconn, flight = self.pgconn, self.flight
+        try:
+            pgconn.consume_input()
+            if flight is None:
+                pgconn.is_busy()  # parses what nobody asked for: notices, and the server's farewell
+                if self._farewell.error:
+                    raise ConnectionAbortedError(self._farewell.error)
+                return True
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                self._take(flight, result)
+            else:
+                pgconn.flush()  # a part of it may not have been sent
+                return False
+        except Exception as error:
+            self.broken(error)
+            return True
+        self.flight = None
+        self.proven_at = flight.sent_at
+        flight.finish(flight.error)
+        return True
+
+    def _take(self, flight: Statement, result: Any) -> None:
+        status = result.status
+        if status == _ROWS:
+            value, fields = result.get_value, range(result.nfields)
+            flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
+        elif status == _ERROR and _is_last(result):  # its socket may stay open for a while, but it holds nothing
+            raise ConnectionAbortedError(complaint(result)[1])
+        elif status == _ERROR:
+            flight.error = refusal(self.name, result)
+
+    def broken(self, error: BaseException) -> None:
+        """The session is over, and with it everything that it held."""
+        if self.alive:
+            self.alive = False
+            self.cut_short = error is _CUT_SHORT
+            said = _first_line(self.pgconn.error_message) or str(error)
+            try:
+                self.let_go()
+            finally:  # whoever is told of the end may raise
+                flight, self.flight = self.flight, None
+                if flight is not None:
+                    flight.finish(unavailable(self.name, f"ended the session: {said}"))
+
+    def let_go(self) -> None:
+        """Overridden: stop watching the socket, and close it."""
+        self.pgconn.finish()
+
+
+def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
+    """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
+    until = boot_now() + within
+    called = {}
+    if holder and "fallback_application_name" not in place.params:
+        called = {"fallback_application_name": short(holder)}
+    reasons: list[Exception] = []
+    for params, end in each_address(Names(), place.hosts, until, reasons):
+        try:
+            return _dial(place, conninfo({**_OF_CLIENT, **params, **called}), prepare, end)
+        except (Late, Broken, BackendUnavailable) as reason:
+            reasons.append(reason)
+    if isinstance(reasons[-1], BackendUnavailable):
+        raise reasons[-1]
+    raise no_connection(place, reasons)
+
+
+def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:
+    """Raises Late, Broken, BackendUnavailable or Unsupported."""
+    pgconn = run(connect(params), until)
+    try:
+        settings = {**_SETTINGS, **keeping(KEPT)}
+        names = ", ".join(f"'{name}'" for name in settings)
+        cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
+        sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
+        result = run(talk(pgconn, lambda: pgconn.send_query(sql)), until)
+        if result is None:
+            raise Broken("no answer")
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise refusal(place.name, result)
+        dialled = Dialled(pgconn, int(result.get_value(0, 0)))
+        _must_be_ours(dialled, place, result.get_value(0, 1))
+    except BaseException:
+        pgconn.finish()
+        raise
+    return dialled
+
+
+def _must_be_ours(dialled: Dialled, place: Place, replica: bytes | None) -> None:
+    if replica == b"t":
+        raise unavailable(place.name, "is a replica: a lock there would exclude nobody at the primary")
+    if dialled.pid != dialled.pgconn.backend_pid and place.pooler != "session":
+        raise Unsupported(
+            f"{place.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
+            "session's advisory locks would be granted twice or never be freed. Connect to PostgreSQL itself, use "
+            "postgresql:// (the lock table), or add ?pooler=session if its pool_mode is `session`"
+        )
+
+
+def refusal(name: str, result: Any) -> BackendUnavailable:
+    state, said = complaint(result)
+    if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
+        return Cancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
+    if state == "53200":
+        said += "; it has room for too few locks: raise max_locks_per_transaction"
+    return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))
+
+
+def _is_last(result: Any) -> bool:
+    return result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) in _LAST
+
+
+def _first_line(message: bytes | None) -> str:
+    return (message or b"").decode(errors="replace").strip().partition("\n")[0]
+
+
+def short(holder: str) -> str:
+    """What fits into `application_name`: 63 bytes, and ASCII only, or the server would show question marks."""
+    return holder.encode("ascii", "replace")[:63].decode()

@@ -1,0 +1,139 @@
+"""What is said to PostgreSQL about advisory locks, and what its answers mean.
+
+Decides: the statements. Each is prepared once in each session. None needs a table, a function or a right of its own.
+
+A grant takes its fence from the server's clock after the lock was granted, in microseconds. Those who hold a name alone
+cannot have read the clock in one microsecond: between two of them lies an unlock. Those who share it might, so they
+read the clock one at a time. Positions in the log and numbers of transactions would not do: after a crash they come
+again, which `tests/backends/postgres_advisory/test_server_facts.py` shows.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from lockfast.backends.postgres_advisory.io.session import Rows
+from lockfast.backends.postgres_advisory.keys import whole
+
+_MINT: Final = 1751543142  # "hfmf" as a number: one lock for each tag, held while a sharer reads the clock
+_CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
+_ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
+_SECOND: Final = "(f / 1000000 % 2147483648)::int4"
+
+
+def _granted(condition: str, clock: str, otherwise: str = "NULL") -> str:
+    """The fence, or nothing; with the tag if there is a fence, for a function of NULL is not called."""
+    asked = f"SELECT CASE WHEN {condition} THEN {clock} ELSE {otherwise} END AS f OFFSET 0"
+    return f"SELECT f, pg_advisory_lock_shared($2, {_SECOND}) FROM ({asked}) AS granted"
+
+
+_UNTAG: Final = """
+(SELECT count(pg_advisory_unlock_shared($2, objid::int8::int4)) FROM pg_locks
+ WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 2 AND classid::int8 = $2::int8 & 4294967295)
+"""
+_LOOK: Final = """
+SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
+       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
+       extract(epoch FROM a.xact_start), a.client_port
+FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_OF_KEY: Final = """
+AND (l.objsubid = 1 AND l.classid::int8 = $1 AND l.objid::int8 = $2
+     OR l.objsubid = 2 AND l.classid::int8 >> 24 = $2 & 255)
+"""
+_IN_ORDER: Final = " ORDER BY l.granted DESC, l.waitstart, l.pid"
+
+
+def _at_least(setting: str, param: str) -> str:
+    """Several may raise it at the same time, and none lowers it. The server shows such a setting as a plain number."""
+    return f"set_config('{setting}', greatest({param}, current_setting('{setting}')::int4)::text, false)"
+
+
+STATEMENTS: Final = {
+    b"hf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
+    b"hf_try_shared": ("int8, int4", _granted("pg_try_advisory_lock_shared($1)", _ONE_AT_A_TIME)),
+    b"hf_lock_exclusive": ("int8, int4", _granted("pg_advisory_lock($1) IS NULL", "0", _CLOCK)),
+    b"hf_lock_shared": ("int8, int4", _granted("pg_advisory_lock_shared($1) IS NULL", "0", _ONE_AT_A_TIME)),
+    b"hf_free_exclusive": ("int8, int4, int4", "SELECT pg_advisory_unlock($1), pg_advisory_unlock_shared($2, $3)"),
+    b"hf_free_shared": ("int8, int4, int4", "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)"),
+    b"hf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
+    b"hf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
+    b"hf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
+    b"hf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
+    b"hf_undo": (
+        "int8, int4",
+        f"SELECT CASE WHEN pg_advisory_unlock($1) THEN true ELSE pg_advisory_unlock_shared($1) END, {_UNTAG}",
+    ),
+    b"hf_ping": ("", "SELECT 1"),
+    b"hf_keep": (
+        "int4, int4",
+        f"SELECT {_at_least('tcp_user_timeout', '$1')}, {_at_least('tcp_keepalives_interval', '$2')}",
+    ),
+    b"hf_name": ("text", "SELECT set_config('application_name', $1, false)"),
+    b"hf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
+    b"hf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
+    b"hf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
+    b"hf_list": ("", _LOOK + _IN_ORDER),
+}
+
+
+def _prepare(name: bytes, types: str, sql: str) -> str:
+    return f"PREPARE {name.decode()}{f'({types})' if types else ''} AS {sql};"
+
+
+PREPARE: Final = "\n".join(_prepare(name, *statement) for name, statement in STATEMENTS.items())
+
+
+class Seen(NamedTuple):
+    """One session's part in one lock, as the server shows it."""
+
+    pid: int
+    number: int
+    shared: bool
+    granted: bool
+    application: str
+    client: str
+    connected: float  # seconds since the epoch
+    state: str
+    waits_since: float  # 0 if it does not wait
+    began: float  # when its transaction did; 0 if it has none, or that is not shown to us
+    tags: tuple[tuple[int, int], ...]  # of all that the session holds: tag and second
+
+    @property
+    def session(self) -> dict[str, object]:
+        """What an operator wants to know; None for what is not shown to us."""
+        return {
+            "pid": self.pid,
+            "application_name": self.application,
+            "client": self.client or None,
+            "connected_at": self.connected or None,
+            "state": self.state or None,
+        }
+
+
+def read(rows: Rows) -> list[Seen]:
+    """Holders first, then those who wait, in order; each with the tags of its session."""
+    tags: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        pid, classid, objid, kind = (int(value or 0) for value in row[:4])
+        if kind == 2:
+            tags.setdefault(pid, []).append((classid - 2**32 if classid >= 2**31 else classid, objid))
+    return [_seen(row, tuple(tags.get(int(row[0] or 0), ()))) for row in rows if row[3] == b"1"]
+
+
+def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> Seen:
+    text = [(value or b"").decode(errors="replace") for value in row]
+    return Seen(
+        pid=int(text[0]),
+        number=whole(int(text[1]), int(text[2])),
+        shared=text[4] == "ShareLock",
+        granted=text[5] == "t",
+        application=text[6],
+        client=text[7] or ("local" if text[12] == "-1" else ""),
+        connected=float(text[8] or 0),
+        state=text[9],
+        waits_since=float(text[10] or 0),
+        began=float(text[11] or 0),
+        tags=tags,
+    )

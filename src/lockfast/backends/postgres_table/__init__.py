@@ -1,0 +1,1 @@
+"""In a table of PostgreSQL that other languages can share."""

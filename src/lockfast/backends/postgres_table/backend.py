@@ -1,0 +1,273 @@
+"""PostgreSQL's lock table: each verb is one function of the server, on the server's clock.
+
+Decides: which function answers a verb, and which claims may still be under way when they are given up.
+Leaves to `requests`: what is said. Leaves to the functions (`sql/`): each step. Leaves to the
+driver: connections, errors, what travels together, where the waiters sleep.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from lockfast._records import NO_HOLD, damaged_lock
+from lockfast._time import boot_now
+from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
+from lockfast.backends.postgres.io.one_query import identify
+from lockfast.backends.postgres.io.wire import NameInUse
+from lockfast.backends.postgres_table import requests
+from lockfast.backends.postgres_table.io.batching import array
+from lockfast.backends.postgres_table.io.blocking import PostgresDriver
+from lockfast.backends.postgres_table.requests import AT_ONCE, LONG, Catalogue, columns_of, split
+from lockfast.errors import BackendUnavailable, LimitMismatch
+
+CROWDED: Final = 4096  # names that are remembered to be in demand
+DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
+IN_USE: Final = Busy(0, requests.POLLED, unsettled=True)  # somebody's transaction is at the name, and does not end
+
+
+class PostgresTableBackend:
+    capabilities = Capabilities(drift=0.005)
+
+    def __init__(self, driver: PostgresDriver, catalogue: Catalogue) -> None:
+        self._driver = driver
+        self._catalogue = catalogue
+        self._reset()
+
+    def _reset(self) -> None:
+        self._crowded: set[str] = set()  # keys that others lately wanted too
+        self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._queued: set[str] = set()  # claims that wait, and have a place in the queue
+        self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
+        self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
+        self._gone: set[str] = set()  # claims that were given up, and of which nothing was asked since
+
+    def _now(self) -> str | None:
+        """Nothing, so that the server reads its own clock; a test's clock is told to it."""
+        now = self._driver.now
+        return None if now is None else repr(now())
+
+    async def _ask(self, name: str, *params: str | None, within: float) -> Any:
+        return await self._driver.ask(self._catalogue.job(name, *params), within)
+
+    async def _question(self, name: str, *params: str | None, within: float) -> Any:
+        """One that changes nothing, so it can be asked again if a connection has ended since it was last used."""
+        until = boot_now() + within
+        try:
+            return await self._ask(name, *params, within=within)
+        except BackendUnavailable as error:
+            left = until - boot_now()
+            if not error.transient or left < within / 2:
+                raise
+            return await self._ask(name, *params, within=left)
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        driver, terms = self._driver, claim.terms
+        if claim.id in self._handed:
+            return self._taken_over(claim)
+        try:
+            if enqueue:
+                answer = await self._acquire_or_wait(claim, within)
+            else:
+                answer = await self._acquire(claim, None, within, AT_ONCE)
+        except NameInUse:
+            if enqueue:
+                await self._sit_down(claim, within / 2)  # it had half of the time at most
+            return IN_USE
+        except BaseException as error:
+            if getattr(error, "sent", True):
+                self._doubt(claim.id)
+            raise
+        finally:
+            self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
+        if "fence" in answer:
+            driver.wakes.forget(claim)
+            self._forget(claim.id)
+            return requests.granted(answer)
+        if "damaged" in answer:
+            raise damaged_lock(terms.name, self, NO_HOLD)
+        if "limit" in answer:
+            LimitMismatch.tell(terms.name, answer["limit"], terms.limit)
+        return requests.busy(answer, deaf=driver.deaf)
+
+    async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:
+        """Only one that has to wait, or is likely to, needs a seat, and a connection that it is woken by."""
+        wakes, key = self._driver.wakes, claim.terms.key
+        until = boot_now() + within
+        crowded = key in self._crowded
+        known = None
+        if not crowded and not wakes.expects(claim):
+            known = await self._acquire(claim, None, within)
+            if "position" not in known:
+                return known
+            self._remember(key)
+        try:
+            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+            answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+        except BackendUnavailable:
+            if known is None or until - boot_now() > 0.01:
+                raise
+            self._doubt(claim.id)
+            return known  # there was no time left to connect, or to be answered, and nothing more to be learned
+        if "position" in answer:
+            self._remember(key)
+            self._queued.add(claim.id)
+        elif crowded:
+            self._crowded.discard(key)  # as long as it is wanted, some of those who ask have to wait
+        return answer
+
+    async def _sit_down(self, claim: Claim, within: float) -> None:
+        """So that it can sleep until it looks again: there is no place in the queue for it yet."""
+        if len(self._kept_out) < DOUBTFUL:
+            self._kept_out.add(claim.id)
+        with suppress(BackendUnavailable):
+            await self._driver.expect(claim, within)
+
+    def _forget(self, id: str) -> None:
+        self._queued.discard(id)
+        self._kept_out.discard(id)
+        self._handed.pop(id, None)
+
+    def _hand_on(self, id: str, grant: Grant) -> None:
+        """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
+        if len(self._handed) >= DOUBTFUL:
+            self._handed.clear()  # left by those who gave up just then
+        self._handed[id] = grant
+        self._driver.wakes.wake(id)
+
+    def _taken_over(self, claim: Claim) -> Grant:
+        grant = self._handed[claim.id]
+        self._driver.wakes.forget(claim)
+        self._forget(claim.id)
+        return grant
+
+    async def _acquire(self, claim: Claim, address: str | None, within: float, most: int | None = None) -> Any:
+        columns = columns_of(claim.id, claim.terms, address)
+        job = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
+        return await self._driver.ask(job, within)
+
+    def _remember(self, key: str) -> None:
+        if len(self._crowded) >= CROWDED:
+            self._crowded.pop()
+        self._crowded.add(key)
+
+    def _doubt(self, id: str) -> None:
+        """A request of this claim was cut short: it may still arrive, after whatever is asked next elsewhere."""
+        if len(self._doubtful) >= DOUBTFUL:
+            self._doubtful.pop()
+        self._doubtful.add(id)
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return await self._driver.wakes.wait(claim, seconds)
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+        keys = [split(renewal.claim.terms.key) for renewal in batch]
+        kept: builtins.list[bool] = await self._ask(
+            "renew",
+            array([namespace for namespace, _ in keys]),
+            array([name for _, name in keys]),
+            array([renewal.claim.id for renewal in batch]),
+            array([str(renewal.fence) for renewal in batch]),
+            array([repr(renewal.ttl) for renewal in batch]),
+            self._now(),
+            within=within,
+        )
+        return kept
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        wakes, asked_at = self._driver.wakes, (self._driver.now or boot_now)()
+        columns = (*split(claim.terms.key), claim.id, repr(linger), heir, wakes.address)
+        job = self._catalogue.joined("release", columns, requests.patience(within), self._now())
+        freed = await self._driver.ask(job, within)
+        if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
+            for id in freed:
+                wakes.wake(id)
+        elif freed.__class__ is dict:
+            self._hand_on(freed["claim"], requests.granted(freed["grant"], asked_at))
+        if claim.id in self._doubtful:
+            await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
+        return bool(freed)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        unanswered = claim.id in self._doubtful
+        late = "true" if unanswered else "false"
+        if claim.id in self._gone:
+            return
+        try:
+            if claim.id in self._kept_out and claim.id not in self._queued and not unanswered:
+                return  # nothing is there, and to look would have to wait
+            params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
+            await self._ask("abandon", *params, within=within)
+            self._doubtful.discard(claim.id)
+            self._gone = self._gone if len(self._gone) < DOUBTFUL else set()
+            self._gone.add(claim.id)
+        finally:
+            self._driver.wakes.forget(claim)
+            self._forget(claim.id)
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        address = await self._driver.expect(claim, within)
+        params = (*split(claim.terms.key), claim.id, str(after), address, requests.patience(within), self._now())
+        answer = await self._ask("observe", *params, within=within)
+        if "damaged" in answer:
+            raise damaged_lock(claim.terms.name, self, NO_HOLD)
+        return requests.sight(answer, deaf=self._driver.deaf)
+
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        namespace, name = split(key)
+        return requests.info(namespace, await self._question("inspect", namespace, name, self._now(), within=within))
+
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        namespace, name = split(prefix)
+        found = await self._question("list", namespace, name, self._now(), within=within)
+        return [requests.info(namespace, one) for one in found]
+
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        namespace, name = split(key)
+        before = await self._ask("break", namespace, name, requests.patience(within, LONG), self._now(), within=within)
+        return requests.info(namespace, before)
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        now = self._driver.now
+        moment = None if now is None else str(round(now() * NANO))
+        wait = str(round(min(patience, 1e9) * NANO))
+        allowed, left, early, until = await self._ask(
+            "throttle", key, str(rate.interval), str(rate.burst), str(cost), wait, moment, within=within
+        )
+        return Booked(Allowance(allowed, int(left), float(early) / NANO), int(until))
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        await self._ask("unthrottle", key, str(rate.interval * cost), str(until), within=within)
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        found = await self._question("read", key, within=within)
+        return NOTHING if found is None else as_stored(*found)
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        only = None if write.if_version is None else str(write.if_version)
+        fence = None if write.fence is None else str(write.fence)
+        return Written(*await self._ask("write", key, write.id, write.value, only, fence, within=within))
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def before_fork(self) -> None:
+        """Connections are forgotten in the child; the parent goes on using them."""
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._reset()
+            self._driver.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._driver.place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await identify(self._driver.place, within, blocking=self._driver.blocking)
+
+    def __repr__(self) -> str:
+        return repr(self._driver)

@@ -1,0 +1,406 @@
+"""PostgreSQL for asyncio: a few connections for all requests of an `AsyncLocks`, and one for its wake-ups.
+
+Decides: how requests share a connection. What is asked for in one turn of the loop, or while a statement is under way,
+becomes one statement, so that two hundred tasks cost little more than one.
+Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from lockfast._model import Claim
+from lockfast._worlds import Clock
+from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
+from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.resolver import Names, not_found, shares
+from lockfast.backends.postgres.io.stepping_asyncio import run
+from lockfast.backends.postgres.io.wire import (
+    ECHO_WITHIN_S,
+    Broken,
+    Speaker,
+    TryAgain,
+    Waiting,
+    connect,
+    echo,
+    for_one,
+    no_connection,
+    present,
+    tell_deaf,
+    tell_deaf_for_now,
+    unavailable,
+)
+from lockfast.backends.postgres_table.io.batching import (
+    LANES,
+    LAST,
+    LISTENS,
+    LISTENS_AGAIN,
+    MOST,
+    SPARE,
+    SPLIT,
+    STUCK,
+    TRIES,
+    Again,
+    Job,
+    Many,
+    as_answers,
+    as_failures,
+    may_join,
+)
+from lockfast.backends.postgres_table.io.connections_asyncio import AsyncioPostgresWakes, Line, Ticket
+from lockfast.errors import BackendUnavailable
+
+_NEVER = float("inf")
+_SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if nobody waits
+_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
+
+
+class AsyncioPostgres:
+    blocking = False
+
+    def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
+        self.place = place
+        self.now = clock.now if clock is not None else None
+        self.wakes = AsyncioPostgresWakes(clock)
+        self._many = many
+        self._version = version
+        self._reset()
+
+    def _reset(self) -> None:
+        self._names = Names()
+        self._idle: list[Line] = []
+        self._busy: list[Line] = []
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._waiting: deque[Ticket] = deque()
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._pumps = False  # the next turn of the loop sends what waits
+        self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
+        self._timer: asyncio.TimerHandle | None = None
+        self._late_at = _NEVER  # when the first of the unanswered may be late
+        self._listening: asyncio.Task[None] | None = None
+        self._checked = False  # that the schema is there
+        self._closed = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
+
+    def _begin(self, *, cleans: bool = False) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self.wakes.is_new(loop):
+            for line in (*self._idle, *self._busy):
+                line.close()
+            closed = self._closed
+            self._reset()
+            self._closed = closed
+            self.wakes.begin_again()
+        if self._closed and not cleans:
+            raise self._let_go()
+        return loop
+
+    def _let_go(self) -> BackendUnavailable:
+        return unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+
+    async def ask(self, job: Job, within: float) -> Any:
+        loop = self._begin(cleans=job.cleans)
+        until = loop.time() + (min(within, LAST) if self._closed else within)
+        for _ in range(TRIES):
+            answer = await self._carried(loop, job, until)
+            if isinstance(answer, Again):
+                answer.prepare(job)
+            elif not isinstance(answer, TryAgain):
+                if isinstance(answer, BackendUnavailable):
+                    raise for_one(answer, last=self._closed)
+                return answer
+            if loop.time() >= until:
+                break
+        raise unavailable(self.place.name, "rolled it back again and again, because of others at the same rows")
+
+    def _carried(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> asyncio.Future[Any]:
+        """What becomes of it, later: an answer, or an error."""
+        answer = loop.create_future()
+        self._waiting.append(Ticket(job, answer, until))
+        if not self._pumps:
+            self._pumps = True
+            loop.call_soon(self._pump)
+        if until < self._late_at:
+            self._watch(loop, until)
+        return answer
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._late_at = moment
+        self._timer = loop.call_at(moment, self._look)
+
+    def _late(self) -> BackendUnavailable:
+        if self._busy or self._idle:
+            return unavailable(self.place.name, "did not answer in time")
+        return no_connection(self.place, sent=False)
+
+    def _look(self) -> None:
+        """One timer for all requests: few of them ever wait for long."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._timer, self._late_at = None, _NEVER
+        soonest = _NEVER
+        for ticket in (*self._waiting, *(ticket for line in self._busy for ticket in line.tickets)):
+            if ticket.answer.done():
+                continue
+            if ticket.until <= now:
+                ticket.answer.set_result(self._late())
+            else:
+                soonest = min(soonest, ticket.until)
+        if soonest < _NEVER:
+            self._watch(loop, soonest)
+
+    # Who uses which connection
+
+    def _pump(self) -> None:
+        """Give what waits to whichever connection is free; or see to it that there is one soon."""
+        self._pumps = False
+        self._give_up_the_silent()
+        while self._waiting and self._waiting[0].answer.done():
+            self._waiting.popleft()  # cancelled, or too late
+        several = len(self._waiting) > SPLIT
+        while self._waiting and self._idle:
+            line = self._idle.pop()
+            self._busy.append(line)
+            line.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
+        if not (self._waiting or several):
+            self._let_go_of_idle()
+            return
+        loop = asyncio.get_running_loop()
+        stuck = sum(line.since + STUCK <= loop.time() for line in self._busy)
+        if len(self._busy) + len(self._idle) + len(self._dialling) < LANES + min(SPARE, stuck):
+            until = self._waiting[-1].until if self._waiting else 0.0
+            task = background_task(loop, self._dial(until - loop.time()), "lockfast-dial")
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        if self._looks is None and self._busy:
+            self._looks = loop.call_later(STUCK, self._look_again)
+
+    def _give_up_the_silent(self) -> None:
+        """A line that leads nowhere is not answered for ever; but whoever still waits there may wait."""
+        now = asyncio.get_running_loop().time() if self._busy else 0.0
+        for line in list(self._busy):
+            if line.since + _SILENT <= now and all(ticket.answer.done() for ticket in line.tickets):
+                self._busy.remove(line)
+                line.close()
+
+    def _look_again(self) -> None:
+        self._looks = None
+        self._pump()
+
+    def _next_batch(self, lines: int) -> list[Ticket]:
+        """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
+        most = min(MOST, -(-len(self._waiting) // lines))
+        first = self._waiting[0]
+        if self._others_first and first.job.met:
+            first = next((one for one in self._waiting if not one.job.met and not one.answer.done()), first)
+        self._waiting.remove(first)
+        self._others_first = first.job.met
+        if first.job.alone:
+            return [first]
+        batch, left = [first], deque[Ticket]()
+        for ticket in self._waiting:
+            if ticket.answer.done():
+                continue
+            if len(batch) >= most or not may_join(ticket.job, first.job):
+                left.append(ticket)
+            else:
+                batch.append(ticket)
+        self._waiting = left
+        return batch
+
+    def _done(self, line: Line, answer: Any) -> None:
+        """A statement has ended, or the connection has."""
+        tickets, line.tickets = line.tickets, []
+        if line in self._busy:
+            self._busy.remove(line)
+        elif line in self._idle:
+            self._idle.remove(line)
+        if line.alive and (self._waiting or not self._closed):
+            self._idle.append(line)
+        else:
+            line.close()
+        jobs = [ticket.job for ticket in tickets]
+        if isinstance(answer, Broken):
+            answers = [unavailable(self.place.name, answer.told)] * len(jobs)
+        elif isinstance(answer, TryAgain | BackendUnavailable):
+            answers = as_failures(jobs, answer)
+        else:
+            answers = as_answers(jobs, answer, self._many)
+        for ticket, one in zip(tickets, answers, strict=True):
+            if not ticket.answer.done():
+                ticket.answer.set_result(one)
+        if self._waiting and not self._pumps:
+            self._pumps = True  # in a turn of its own: those who were answered may ask for more
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    # Connecting
+
+    async def _dial(self, within: float) -> None:
+        try:
+            async with asyncio.timeout(max(within, _DIAL)):
+                speaker = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
+        except TimeoutError:
+            self._fail(no_connection(self.place, sent=False))
+        except BackendUnavailable as error:
+            self._fail(error)
+        else:
+            self._checked = True
+            self._idle.append(Line(speaker, asyncio.get_running_loop(), self._done))
+            self._pump()
+
+    def _fail(self, error: BackendUnavailable) -> None:
+        """Those who wait for a connection are told why there is none, unless there still are others."""
+        if self._busy or self._idle:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        self._answer(waiting, error)
+
+    def _answer(self, tickets: Iterable[Ticket], error: BackendUnavailable) -> None:
+        for ticket in tickets:
+            if not ticket.answer.done():
+                ticket.answer.set_result(error)
+
+    async def _connect(self, within: float, version: int) -> Speaker:
+        now = asyncio.get_running_loop().time
+        reasons: list[Exception] = []
+        for params, last in shares(self.place.hosts, now() + within, now):
+            try:
+                async with asyncio.timeout_at(last):
+                    found = await asyncio.wrap_future(self._names.addresses(params))
+            except TimeoutError:
+                reasons.append(TimeoutError(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, now):
+                try:
+                    async with asyncio.timeout_at(end):
+                        return await self._connect_to(conninfo(one), version)
+                except (TimeoutError, Broken, TryAgain) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.place, reasons, sent=False)
+
+    async def _connect_to(self, where: bytes, version: int) -> Speaker:
+        speaker = Speaker(await run(connect(where)), self.place)
+        try:
+            await run(speaker.greet(version))
+        except BaseException:
+            speaker.close()
+            raise
+        return speaker
+
+    # Wake-ups
+
+    @property
+    def deaf(self) -> bool:
+        return not self.wakes.address
+
+    async def expect(self, claim: Claim, within: float) -> str:
+        loop = self._begin()
+        if not self.wakes.address and loop.time() >= self._listens_at:
+            if self._listening is None or self._listening.done():
+                self._listening = background_task(loop, self._listen(max(within, _DIAL)), "lockfast-listen")
+                self._listening.add_done_callback(seen)
+            try:
+                await self._listens(self._listening, min(LISTENS, within / 2))
+            except BackendUnavailable as error:
+                if not error.transient or not (self._busy or self._idle):
+                    raise
+                self._look_for_ourselves(error)
+        return self.wakes.expect(claim)
+
+    async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
+        await asyncio.wait({listening}, timeout=within)
+        if not listening.done():
+            raise no_connection(self.place, sent=False)
+        if listening.cancelled():
+            raise self._let_go()
+        error = listening.exception()
+        if error is not None:
+            raise for_one(error) if isinstance(error, BackendUnavailable) else error
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTENS_AGAIN
+        if first:
+            tell_deaf_for_now(reason)
+
+    async def _listen(self, within: float) -> None:
+        hears = True
+        try:
+            async with asyncio.timeout(within):
+                speaker = await self._connect(within, 0)
+                try:
+                    await run(speaker.say_plainly(f"LISTEN {self.wakes.channel}".encode()))
+                    if speaker.pooled and not await self._hears(speaker, within):
+                        hears = False
+                    else:
+                        await run(speaker.say_plainly(present(self.place, self.wakes.channel)))
+                except BaseException:
+                    speaker.close()
+                    raise
+        except TimeoutError as error:
+            raise unavailable(self.place.name, "did not answer in time") from error
+        except Broken as broken:
+            raise unavailable(self.place.name, broken.told) from broken
+        if hears and not self._closed:
+            self.wakes.move_in(speaker)
+            self._listens_at = 0.0
+            return
+        speaker.close()
+        if not hears:
+            self._listens_at = _NEVER
+            tell_deaf(self.place)
+
+    async def _hears(self, speaker: Speaker, within: float) -> bool:
+        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
+        await self.ask(Job(*echo(self.wakes.channel)), within)
+        try:
+            async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
+                await run(_readable(speaker.pg.socket))
+        except TimeoutError:
+            return False
+        return bool(speaker.heard())
+
+    # The end
+
+    async def close(self) -> None:
+        self._closed = True
+        self.wakes.close()
+        for timer in (self._looks, self._timer):
+            if timer is not None:
+                timer.cancel()
+        dialling, self._dialling = self._dialling, set()
+        await end_tasks([*dialling, self._listening])
+        busy, self._busy = self._busy, [line for line in self._busy if any(one.job.cleans for one in line.tickets)]
+        for line in busy:
+            if line not in self._busy:
+                line.close()
+                self._answer(line.tickets, self._let_go())
+        self._answer([ticket for ticket in self._waiting if not ticket.job.cleans], self._let_go())
+        self._pump()
+        if self._waiting or self._busy:
+            self._look()  # until all is cleaned up
+
+    def _let_go_of_idle(self) -> None:
+        if self._closed:
+            for line in self._idle:
+                line.close()
+            self._idle = []
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; `wire` has closed our copies of them."""
+        self.wakes.after_fork()
+        self._reset()
+
+    def __repr__(self) -> str:
+        return self.place.name
+
+
+def _readable(number: int) -> Waiting:
+    yield number, "r"

@@ -1,0 +1,395 @@
+"""PostgreSQL, blocking: threads share a few connections, and one asks for those that came meanwhile.
+
+Decides: which thread uses which connection, whom it takes along, and when a connection is thrown away.
+Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+from uuid import uuid4
+
+from lockfast._model import Claim
+from lockfast._time import boot_now
+from lockfast._worlds import Clock, World
+from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.resolver import Names, each_address
+from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import (
+    ECHO_WITHIN_S,
+    Broken,
+    Speaker,
+    TryAgain,
+    connect,
+    echo,
+    for_one,
+    no_connection,
+    present,
+    tell_deaf,
+    tell_deaf_for_now,
+    unavailable,
+)
+from lockfast.backends.postgres_table.io.batching import (
+    LANES,
+    LAST,
+    LISTENS,
+    LISTENS_AGAIN,
+    MOST,
+    SPARE,
+    STUCK,
+    TRIES,
+    Again,
+    Job,
+    Many,
+    as_answers,
+    as_failures,
+    as_statement,
+    may_join,
+)
+from lockfast.backends.postgres_table.io.connections import Line, LineWakes, WakeLine
+from lockfast.backends.wakeups import Wakes
+from lockfast.backends.wakeups.turns import in_turn
+from lockfast.errors import BackendUnavailable
+
+
+class PostgresDriver(Protocol):
+    """What the backend asks of either world's driver."""
+
+    place: Place
+    now: Callable[[], float] | None  # a test's clock, which the server is told
+
+    @property
+    def wakes(self) -> Wakes: ...
+
+    @property
+    def deaf(self) -> bool:
+        """No wake-up arrives here, so whoever waits has to look for itself."""
+        ...
+
+    async def ask(self, job: Job, within: float) -> Any:
+        """The answer, from JSON. Raises BackendUnavailable."""
+        ...
+
+    async def expect(self, claim: Claim, within: float) -> str:
+        """As `wakes.expect`, but makes the connection that wake-ups arrive by, if there is none."""
+        ...
+
+    @property
+    def blocking(self) -> bool: ...
+
+    async def close(self) -> None: ...
+    def after_fork(self) -> None: ...
+
+
+class _Ticket:
+    """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
+
+    __slots__ = ("answer", "gate", "home", "job", "line", "until")
+
+    def __init__(self, job: Job, until: float) -> None:
+        self.job = job
+        self.until = until
+        self.home: list[Line | None] | None = None  # whose connection it has: then it is up to this thread to ask
+        self.line: Line | None = None  # that connection, once it is made
+        self.answer: Any = None  # a list of one, once it is known
+        self.gate: threading.Lock | None = None  # closed while it waits
+
+
+class BlockingPostgres:
+    blocking = True
+
+    def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
+        self.place = place
+        self.now = clock.now if clock is not None else None
+        self._many = many
+        self._version = version
+        self._wakes = LineWakes(clock, None)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = threading.Lock()
+        self._opening = threading.RLock()
+        self._names = Names()
+        self._channel = f"lockfast_{uuid4().hex}"
+        # A connection, or None for one that may be made; the used ones are at the end.
+        self._free: list[Line | None] = [None] * LANES
+        self._spare: list[Line | None] = [None] * SPARE
+        self._waiting: list[_Ticket] = []  # non-empty only while no connection is free
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._checked = False  # that the schema is there
+        self._closed = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
+
+    @property
+    def wakes(self) -> LineWakes:
+        return self._wakes
+
+    async def ask(self, job: Job, within: float) -> Any:
+        return self._ask(job, within)
+
+    def _ask(self, job: Job, within: float) -> Any:
+        until = boot_now() + (min(within, LAST) if self._closed else within)
+        for _ in range(TRIES):
+            answer = self._carry(_Ticket(job, until))
+            if isinstance(answer, Again):
+                answer.prepare(job)
+            elif not isinstance(answer, TryAgain):
+                if isinstance(answer, BackendUnavailable):
+                    raise for_one(answer, last=self._closed)
+                return answer
+            if boot_now() >= until:
+                break
+        raise unavailable(self.place.name, "rolled it back again and again, because of others at the same rows")
+
+    # Who uses which connection
+
+    def _carry(self, ticket: _Ticket) -> Any:
+        """What became of it: an answer, or an error."""
+        try:
+            self._queue_up(ticket)
+            while ticket.home is None and ticket.answer is None:
+                self._sleep(ticket)
+            if ticket.answer is None:
+                self._lead(ticket)
+            return ticket.answer[0]
+        finally:
+            self._leave(ticket)
+
+    def _queue_up(self, ticket: _Ticket) -> None:
+        with self._mutex:
+            if self._closed and not ticket.job.cleans:
+                raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+            if self._free:
+                ticket.line, ticket.home = self._free[-1], self._free
+                del self._free[-1]
+            else:
+                ticket.gate = threading.Lock()
+                ticket.gate.acquire()
+                self._waiting.append(ticket)
+
+    def _sleep(self, ticket: _Ticket) -> None:
+        assert ticket.gate is not None
+        left = ticket.until - boot_now()
+        if ticket.gate.acquire(timeout=max(0.0, min(left, STUCK))):
+            return
+        with self._mutex:
+            if ticket in self._waiting and self._spare:
+                self._waiting.remove(ticket)
+                ticket.line, ticket.home = self._spare[-1], self._spare
+                del self._spare[-1]
+        if left <= STUCK and ticket.home is None and ticket.answer is None:
+            raise unavailable(self.place.name, "did not answer in time")
+
+    def _leave(self, ticket: _Ticket) -> None:
+        with self._mutex:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+            home, ticket.home = ticket.home, None
+            if home is None:
+                return
+            needed = not self._closed or (self._waiting and home is self._free)
+            if ticket.line is not None and needed:
+                home.append(ticket.line)
+            else:
+                home.insert(0, None)
+                if ticket.line is not None:
+                    ticket.line.speaker.close()
+            if self._waiting and home is self._free:
+                self._hand_on(self._first_to_lead())
+
+    def _first_to_lead(self) -> _Ticket:
+        """The first in line; or whoever has most time among those that can travel with it: it waits for them all."""
+        first = self._waiting[0]
+        if self._others_first and first.job.met:
+            first = next((one for one in self._waiting if not one.job.met), first)
+        self._others_first = first.job.met
+        if first.job.alone:
+            return first
+        return max((one for one in self._waiting if may_join(one.job, first.job)), key=lambda one: one.until)
+
+    def _hand_on(self, ticket: _Ticket) -> None:
+        ticket.line, ticket.home = self._free[-1], self._free
+        del self._free[-1]
+        self._waiting.remove(ticket)
+        if ticket.gate is not None:
+            ticket.gate.release()
+
+    def _taken_along(self, ticket: _Ticket) -> list[_Ticket]:
+        if ticket.job.alone or not self._waiting:
+            return []
+        with self._mutex:
+            others = [one for one in self._waiting if may_join(one.job, ticket.job)][: MOST - 1]
+            self._waiting = [one for one in self._waiting if one not in others]
+            return others
+
+    # How it is asked
+
+    def _lead(self, ticket: _Ticket) -> None:
+        tickets = [ticket, *self._taken_along(ticket)]
+        jobs = [one.job for one in tickets]
+        answers: list[Any] | None = None
+        try:
+            answers = self._converse(ticket, jobs)
+        finally:
+            if answers is None:
+                answers = [unavailable(self.place.name, "was asked by a thread that was interrupted")] * len(jobs)
+            for one, answer in zip(tickets, answers, strict=True):
+                one.answer = [answer]
+                if one is not ticket and one.gate is not None:
+                    one.gate.release()
+
+    def _converse(self, ticket: _Ticket, jobs: list[Job]) -> list[Any]:
+        line, ticket.line = ticket.line, None  # thrown away, unless it turns out well
+        try:
+            if line is not None and line.stale:
+                line.speaker.close()
+                line = None
+            line = line or self._dial(ticket.until)
+            statement, params = as_statement(jobs, self._many)
+            answer = line.run(line.speaker.say(statement, params), ticket.until)
+            ticket.line = line
+            return as_answers(jobs, answer, self._many)
+        except (TryAgain, BackendUnavailable) as error:
+            ticket.line = line
+            return as_failures(jobs, error)
+        except Late:
+            return [unavailable(self.place.name, "did not answer in time")] * len(jobs)
+        except Broken as broken:
+            return [unavailable(self.place.name, broken.told)] * len(jobs)
+        finally:
+            if ticket.line is None and line is not None:
+                line.speaker.close()
+
+    def _dial(self, until: float) -> Line:
+        """Raises BackendUnavailable."""
+        line = Line(self._connect(until, 0 if self._checked else self._version))
+        self._checked = True
+        return line
+
+    def _connect(self, until: float, version: int) -> Speaker:
+        reasons: list[Exception] = []
+        for params, end in each_address(self._names, self.place.hosts, until, reasons):
+            try:
+                return self._connect_to(conninfo(params), end, version)
+            except (Late, Broken, TryAgain) as reason:
+                reasons.append(reason)
+        raise no_connection(self.place, reasons, sent=False)
+
+    def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
+        speaker = Speaker(run(connect(where), until), self.place)
+        try:
+            run(speaker.greet(version), until)
+        except BaseException:
+            speaker.close()
+            raise
+        return speaker
+
+    # Wake-ups
+
+    @property
+    def deaf(self) -> bool:
+        return not self._wakes.address
+
+    async def expect(self, claim: Claim, within: float) -> str:
+        if self._shall_listen():
+            until = boot_now() + min(LISTENS, within / 2)
+            try:
+                self._see_to_listening(until)
+            except BackendUnavailable as error:
+                if not error.transient or not self._works():
+                    raise
+                self._look_for_ourselves(error)
+        return self._wakes.expect(claim)
+
+    def _shall_listen(self) -> bool:
+        return not self._wakes.address and boot_now() >= self._listens_at
+
+    def _see_to_listening(self, until: float) -> None:
+        """One thread does it, and the others wait for that."""
+
+        def listen() -> bool:
+            if self._shall_listen():
+                self._listen(until)
+            return True
+
+        if not in_turn(self._opening, max(0.0, until - boot_now()), listen):
+            raise no_connection(self.place, sent=False)
+
+    def _works(self) -> bool:
+        """Whether there is a connection to ask on."""
+        with self._mutex:
+            idle = [line for line in (*self._free, *self._spare) if line is not None]
+            used = LANES + SPARE - len(self._free) - len(self._spare)
+            return used > 0 or any(not line.stale for line in idle)
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, boot_now() + LISTENS_AGAIN
+        if first:
+            tell_deaf_for_now(reason)
+
+    def _listen(self, until: float) -> None:
+        if self._closed:
+            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+        speaker = self._connect(until, 0)
+        try:
+            run(speaker.say_plainly(f"LISTEN {self._channel}".encode()), until)
+            if speaker.pooled and not self._hears(speaker, until):
+                speaker.close()
+                self._listens_at = math.inf
+                tell_deaf(self.place)
+            else:
+                run(speaker.say_plainly(present(self.place, self._channel)), until)
+                self._wakes.move_in(WakeLine(speaker, self._channel))
+                self._listens_at = 0.0
+                if self._closed:  # meanwhile
+                    self._wakes.close()
+        except Late:
+            speaker.close()
+            raise unavailable(self.place.name, "did not answer in time") from None
+        except Broken as broken:
+            speaker.close()
+            raise unavailable(self.place.name, broken.told) from broken
+        except BaseException:
+            speaker.close()
+            raise
+
+    def _hears(self, speaker: Speaker, until: float) -> bool:
+        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
+        self._ask(Job(*echo(self._channel)), until - boot_now())
+        poll = select.poll()
+        poll.register(speaker.pg.socket, select.POLLIN)
+        seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))
+        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(speaker.heard())
+
+    # The end
+
+    async def close(self) -> None:
+        with self._mutex:
+            self._closed = True
+            lines = [line for line in (*self._free, *self._spare) if line is not None]
+            self._free[:] = [None] * len(self._free)
+            self._spare[:] = [None] * len(self._spare)
+        for line in lines:
+            line.speaker.close()
+        self._wakes.close()
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; `wire` has closed our copies of them."""
+        self._wakes.after_fork()
+        self._reset()
+
+    def __repr__(self) -> str:
+        return self.place.name
+
+
+def open_driver(place: Place, world: World, clock: Clock | None, many: Many, version: int) -> PostgresDriver:
+    """The driver for that world. Nothing is opened yet."""
+    if world.blocking:
+        return BlockingPostgres(place, clock, many, version)
+    from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
+
+    return AsyncioPostgres(place, clock, many, version)

@@ -1,0 +1,70 @@
+"""PostgreSQL, blocking: one connection that a thread asks on, and one that hears wake-ups.
+
+Decides: how a thread goes through the steps of `wire`.
+Leaves to `postgres`: which thread uses which connection.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Sequence
+from typing import Any
+
+from lockfast.backends.postgres.io.stepping import run
+from lockfast.backends.postgres.io.wire import Broken, Speaker, Waiting
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.self_pipe import Bell
+
+
+class Line:
+    def __init__(self, speaker: Speaker) -> None:
+        self.speaker = speaker
+        self._poll = select.poll()
+        self._poll.register(speaker.pg.socket, select.POLLIN)
+
+    def run(self, steps: Waiting, until: float) -> Any:
+        return run(steps, until, self._poll)
+
+    @property
+    def stale(self) -> bool:
+        """Nothing is to be heard on a connection that nobody uses, unless it has ended."""
+        return bool(self._poll.poll(0))
+
+
+class WakeLine:
+    """The mailbox of the waiters: a connection that listens, and a pair of sockets to ring our own bell with."""
+
+    def __init__(self, speaker: Speaker, channel: str) -> None:
+        self.address = channel
+        self.broken = False
+        self._speaker = speaker
+        self._bell = Bell(speaker.pg.socket)
+        self.poll = self._bell.poll
+        self.ring = self._bell.ring
+
+    def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
+        if not self._bell.heard_besides(ready):
+            return []
+        try:
+            return self._speaker.heard()
+        except Broken:
+            self.broken = True
+            return [LOOK_ALL]  # what was told meanwhile is lost
+
+    def abandon(self) -> None:
+        """It is the parent's. `wire` has closed our copy of the connection."""
+        self._bell.close()
+
+    def close(self) -> None:
+        self._speaker.close()
+        self._bell.close()
+
+
+class LineWakes(BlockingWakes):
+    def wake(self, claim: str) -> None:
+        """Most are woken by our own releases, and are not the one who sleeps at the mailbox."""
+        with self._mutex:
+            self._mark(claim)
+            if self._leader == claim:
+                self._ring()

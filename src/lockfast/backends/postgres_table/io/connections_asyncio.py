@@ -1,0 +1,144 @@
+"""PostgreSQL for asyncio: one connection with the statement that is under way on it, and one that hears wake-ups.
+
+Decides: how the loop drives the steps of `wire`.
+Leaves to `asyncio_`: which request goes where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from lockfast._model import Claim
+from lockfast._worlds import Clock
+from lockfast.backends.postgres.io.wire import Broken, Speaker, TryAgain, Waiting
+from lockfast.backends.postgres_table.io.batching import Job, Many, as_statement
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.errors import BackendUnavailable
+
+
+class Ticket:
+    """A task's request on its way."""
+
+    __slots__ = ("answer", "job", "until")
+
+    def __init__(self, job: Job, answer: asyncio.Future[Any], until: float) -> None:
+        self.job = job
+        self.answer = answer
+        self.until = until
+
+
+class Line:
+    """One connection, and the statement that is under way on it."""
+
+    def __init__(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, done: Callable[[Line, Any], None]) -> None:
+        self.speaker = speaker
+        self.tickets: list[Ticket] = []  # those that wait for the statement that is under way
+        self.since = 0.0  # when it was sent
+        self.alive = True
+        self._loop = loop
+        self._done = done
+        self._steps: Waiting | None = None
+        self._writing = False
+        self._number = speaker.pg.socket
+        loop.add_reader(self._number, self._go_on)
+
+    def start(self, tickets: list[Ticket], many: Many) -> None:
+        self.tickets = tickets
+        self.since = self._loop.time()
+        self._steps = self.speaker.say(*as_statement([ticket.job for ticket in tickets], many))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._steps is None:
+            self._end(Broken("it ended while nobody used it"))  # nothing else is to be heard on one
+            return
+        try:
+            _, what = next(self._steps)
+            self._write(what == "w")
+        except StopIteration as end:
+            self._finish(end.value)
+        except Broken as broken:
+            self._end(broken)
+        except (TryAgain, BackendUnavailable) as error:
+            self._finish(error)
+
+    def _write(self, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._loop.add_writer(self._number, self._go_on)
+        elif self._writing and not wanted:
+            self._loop.remove_writer(self._number)
+        self._writing = wanted
+
+    def _finish(self, answer: Any) -> None:
+        self._steps = None
+        self._done(self, answer)
+
+    def _end(self, broken: Broken) -> None:
+        self.close()
+        self._done(self, broken)
+
+    def close(self) -> None:
+        if self.alive and not self._loop.is_closed():
+            self._write(False)
+            self._loop.remove_reader(self._number)
+        self.alive = False
+        self.speaker.close()
+
+
+class AsyncioPostgresWakes(AsyncioSeats):
+    """The loop itself hears what is notified."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        super().__init__(clock)
+        self.channel = f"lockfast_{uuid4().hex}"
+        self._speaker: Speaker | None = None
+        self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
+        self._ears: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def address(self) -> str:
+        return self.channel if self._speaker is not None else ""
+
+    def expect(self, claim: Claim) -> str:
+        self.seat(claim)
+        return self.address
+
+    def move_in(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+        self._number = speaker.pg.socket
+        self._ears = asyncio.get_running_loop()
+        self._ears.add_reader(self._number, self._hear)
+
+    def _hear(self) -> None:
+        assert self._speaker is not None
+        try:
+            for claim in self._speaker.heard():
+                self.wake(claim)
+        except Broken:
+            self._move_out()
+            self.wake(LOOK_ALL)  # what was told meanwhile is lost
+
+    def _move_out(self) -> None:
+        speaker, self._speaker = self._speaker, None
+        if speaker is not None and self._ears is not None and not self._ears.is_closed():
+            self._ears.remove_reader(self._number)
+            speaker.close()
+
+    def begin_again(self) -> None:
+        """In another loop."""
+        speaker, self._speaker = self._speaker, None
+        if speaker is not None:
+            speaker.close()
+
+    def close(self) -> None:
+        self._move_out()
+        self.wake(LOOK_ALL)
+
+    def after_fork(self) -> None:
+        self.channel = f"lockfast_{uuid4().hex}"
+        self._speaker = None
+        self.get_up()

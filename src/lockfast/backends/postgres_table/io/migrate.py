@@ -1,0 +1,150 @@
+"""Run a script on a PostgreSQL server, once and by whoever may: migrations.
+
+Decides: how long that may take, how it ends early, what to advise a role that may not, and which messages are reported.
+Leaves to the script: its transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq
+
+from lockfast._reentry import NoThread, start_thread
+from lockfast._time import boot_now
+from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import (
+    NO_RIGHTS,
+    Broken,
+    NoRights,
+    Refused,
+    Speaker,
+    TryAgain,
+    Waiting,
+    connect,
+    no_connection,
+    passes,
+    unavailable,
+)
+
+_CONNECTS = 10.0  # seconds, for each host
+_RUNS = 60.0
+_CANCELS = 5.0
+_INFO: Final = b"INFO"  # the severity of messages that the script means for its user
+Report = Callable[[str], None]
+
+
+class _Script(Speaker):
+    """A connection on which a refusal is about the script itself: no other command would mend it."""
+
+    unreported: Exception | None = None  # why the first message that could not be reported was not
+
+    def prepare(self) -> Waiting:
+        """The server stops if this process is killed. A pooler would keep that setting for its next client."""
+        self.must_keep_every_name()
+        ((pid,),) = yield from self.say_plainly(b"SELECT pg_backend_pid()")
+        if int(pid) == self.pg.backend_pid:
+            yield from self._settle([])
+
+    def _refusal(self, code: str, text: str) -> Refused:
+        at = f"PostgreSQL at {self._place.name} refuses: {text}"
+        if code == NO_RIGHTS:
+            return NoRights(at, transient=False)
+        return Refused(f"{at} ({code})", transient=passes(code))
+
+    def report_to(self, report: Report) -> None:
+        """Pass on the messages of the script while it runs."""
+
+        def on_notice(notice: Any) -> None:
+            if notice.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) == _INFO:
+                text = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY).decode(errors="replace")
+                try:
+                    report(text)
+                except Exception as error:  # which psycopg would drop
+                    self.unreported = self.unreported or error
+
+        self.pg.notice_handler = on_notice
+
+    def close(self) -> None:
+        """A script that is not at its end is cancelled: the server would go on with it."""
+        try:
+            if self.pg.transaction_status == pq.TransactionStatus.ACTIVE:
+                done = Event()
+                start_thread("lockfast-cancel", _cancel, self.pg.get_cancel(), done)  # which cannot be interrupted
+                done.wait(_CANCELS)
+        except (psycopg.Error, NoThread):
+            pass  # it notices that the connection is closed
+        finally:
+            super().close()
+
+
+def _cancel(request: pq.abc.PGcancel, done: Event) -> None:
+    with suppress(psycopg.Error):
+        request.cancel()
+    done.set()
+
+
+def run_script(place: Place, text: str, report: Report) -> None:
+    """Raises BackendUnavailable. Messages are reported while the script runs; an error in that is raised afterwards."""
+    reasons: list[Exception] = []
+    for params in place.hosts:
+        try:
+            speaker = _Script(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
+        except (Late, Broken) as reason:
+            reasons.append(reason)
+        else:
+            speaker.report_to(report)
+            _run(speaker, place, text)
+            if speaker.unreported is not None:
+                raise speaker.unreported
+            return
+    raise no_connection(place, reasons)
+
+
+def _run(speaker: _Script, place: Place, text: str) -> None:
+    try:
+        run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
+    except Late:
+        raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
+    except TryAgain as again:
+        raise unavailable(
+            place.name, f"has rolled it back, because of others: {again}; another try may succeed"
+        ) from again
+    except Broken as broken:
+        raise unavailable(place.name, f"{broken.told}; what was begun is rolled back") from broken
+    finally:
+        speaker.close()
+
+
+def _say(speaker: _Script, place: Place, script: bytes) -> Waiting:
+    yield from speaker.prepare()
+    try:
+        yield from speaker.say_plainly(script)
+    except NoRights as error:
+        yield from speaker.say_plainly(b"ROLLBACK")
+        ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
+        raise NoRights(f"{error}; {advice.decode()}. Nothing was changed", transient=False) from error
+
+
+def _advice(schema: str) -> bytes:
+    """A question: what has to be done for whoever asks before the script can be run."""
+    return f"""SELECT CASE
+        WHEN it.home IS NULL THEN format(
+            'the schema is to be made, and whoever owns the database can allow that: GRANT CREATE ON DATABASE %I TO %I',
+            current_database(), current_user)
+        WHEN NOT has_schema_privilege(it.home, 'CREATE') OR NOT has_schema_privilege(it.home, 'USAGE') THEN format(
+            'whoever owns the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
+        ELSE format(
+            'what is there belongs to %s: run it as that role', coalesce((
+                SELECT quote_ident(pg_get_userbyid(owner)) FROM (
+                    SELECT relowner FROM pg_class
+                        WHERE relnamespace = it.home AND relname IN ('lockfast_schema', 'distributed_locks')
+                    UNION ALL SELECT proowner FROM pg_proc
+                        WHERE pronamespace = it.home AND proname IN ('acquire_lock', 'release_lock', 'extend_lock')
+                ) AS made (owner) WHERE NOT pg_has_role(owner, 'USAGE') LIMIT 1), 'another one'))
+        END FROM (SELECT to_regnamespace('"{schema}"')::oid AS home) AS it""".encode()

@@ -1,0 +1,156 @@
+"""What is said to PostgreSQL for each verb, and what its answers mean.
+
+Decides: the statement behind each verb, how a key is kept there, and that metadata survives a jsonb column.
+Leaves to `backend`: when to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from functools import lru_cache
+from math import inf
+from typing import Any, Final
+
+from lockfast._model import PATROL, Busy, Change, Grant, LockInfo, Sight, Terms, patrol
+from lockfast._records import Held, cut_id, lock_info
+from lockfast.backends.postgres.io.wire import Statement
+from lockfast.backends.postgres_table.io.batching import Job, Many
+from lockfast.backends.postgres_table.schema import WRAPPED
+
+PATIENCE: Final = 250  # milliseconds that a step may wait for a transaction of somebody else's at the same name
+AT_ONCE: Final = 50  # for one that asks only once: the usual step of somebody else's takes less
+LONG: Final = 1000  # for an operator's
+POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
+_SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
+_BEGINS: Final = f'{{"{WRAPPED}": "'
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
+_EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
+
+_ARGUMENTS: Final = {  # of each function, in number
+    "acquire": 11,
+    "release": 8,
+    "abandon": 6,
+    "renew": 6,
+    "observe": 7,
+    "inspect": 3,
+    "list": 3,
+    "break": 4,
+    "throttle": 6,
+    "unthrottle": 3,
+    "read": 1,
+    "write": 5,
+    "many": 17,
+}
+_JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
+
+
+class Catalogue:
+    """The statements, for one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self._statements = {name: _statement(schema, name, number) for name, number in _ARGUMENTS.items()}
+        self.many = Many(self._statements["many"], _JOINED)
+
+    def job(self, name: str, *params: str | None) -> Job:
+        job = Job(self._statements[name], params)
+        job.cleans = name == "abandon"
+        return job
+
+    def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> Job:
+        """One that can travel with others."""
+        return Job(self._statements[name], columns, (patience, now), name)
+
+
+def _statement(schema: str, name: str, number: int) -> Statement:
+    params = ", ".join(f"${place}" for place in range(1, number + 1))
+    return Statement(f"lockfast_{name}".encode(), f'SELECT "{schema}".lockfast_{name}({params})'.encode())
+
+
+def patience(within: float, most: int | None = None) -> str:
+    """It is answered before nobody listens any more, whoever is at the name."""
+    return str(min(PATIENCE if most is None else most, max(1, int(within * 500))))
+
+
+def split(key: str) -> tuple[str, str]:
+    """What qualifies it, and the plain name, which has a column of its own."""
+    namespace, _, name = key.rpartition(_SEPARATOR)
+    return namespace, name
+
+
+def join(namespace: str, name: str) -> str:
+    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+
+def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, ...]:
+    before, after = _around(terms)
+    return (*before, id, *after, address)
+
+
+@lru_cache(maxsize=1024)
+def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
+    """What comes before and after the claim: the same for every claim on the same terms, so it is written once."""
+    key, _, holder, ttl, mode, limit, metadata = terms
+    number = None if limit is None else str(limit)
+    return split(key), (holder, repr(ttl), mode, number, keepable(metadata))
+
+
+def keepable(metadata: str | None) -> str | None:
+    """JSON that a jsonb column gives back as it was."""
+    return metadata if metadata is None or _survives(metadata) else json.dumps({WRAPPED: metadata})
+
+
+def _survives(metadata: str) -> bool:
+    """Whether jsonb keeps it as it is. To say no too often harms nobody."""
+    if WRAPPED in metadata or (_EXPONENT.search(metadata) and _EXPONENT.search(_STRING.sub("", metadata))):
+        return False
+    if "\\u" not in metadata:
+        return True
+    text = json.dumps(json.loads(metadata), ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a pair of surrogates
+        return False
+    return "\\u0000" not in text
+
+
+def kept(text: Any) -> Any:
+    """The JSON that was asked for, from what the column gives back."""
+    if not isinstance(text, str) or not text.startswith(_BEGINS):
+        return text
+    with suppress(ValueError, RecursionError):  # another client's, with something else in it
+        found = json.loads(text)
+        if list(found) == [WRAPPED]:
+            json.loads(inner := str(found[WRAPPED]))
+            return inner
+    return text
+
+
+def granted(answer: Any, since: float | None = None) -> Grant:
+    return Grant(answer["fence"], float(answer["acquired_at"]), since)
+
+
+def busy(answer: Any, *, deaf: bool) -> Busy:
+    position, retry = answer["position"], answer["retry_after"]
+    retry_after = patrol(position, inf if retry is None else float(retry))
+    if deaf:
+        retry_after = min(retry_after, POLLED * (1 + position))
+    holder = answer["holder"]
+    return Busy(position, retry_after, holder if holder is None else cut_id(holder))
+
+
+def sight(answer: Any, *, deaf: bool) -> Sight:
+    retry = answer["retry_after"]
+    retry_after = PATROL if retry is None else max(0.0, min(PATROL, float(retry)))
+    changes = tuple(Change(number, fence, holder) for number, fence, holder in answer["changes"])
+    return Sight(changes, min(retry_after, POLLED * 5) if deaf else retry_after)
+
+
+def info(namespace: str, answer: Any) -> LockInfo:
+    wall = float(answer["now"])
+    holds = (
+        Held(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
+        for holder, claim, fence, mode, acquired, left, metadata in answer["holders"]
+    )
+    return lock_info(join(namespace, answer["name"]), holds, answer["queue"])

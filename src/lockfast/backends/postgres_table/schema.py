@@ -1,0 +1,126 @@
+"""What the lock table's schema consists of: one script that makes it, or brings it up to date.
+
+Decides: the order of its parts, its version, and what the constants in them mean.
+Leaves to the files in `sql/`: the tables, and each step as a function. Leaves to the driver: to run it.
+
+The script can be run again at any time: what is there stays, functions are put in place of older ones. It looks by
+itself whether there is a lock table of the user's own to adopt, so that it is the same text everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from lockfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
+from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
+from lockfast._text import shown
+from lockfast._values import FAR_VERSION, FURTHEST
+
+VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
+LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
+CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
+WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
+LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
+
+_THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
+_TABLES: Final = ("tables",)  # what each version brought, in order
+_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable", "theirs_called")
+_CONSTANTS: Final = {
+    # Whether a row of pg_locks is about a lock table of the user's own, or a lock of ours that stands for it.
+    "IS_AT_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
+        relation = to_regclass('@.distributed_locks')
+        OR (locktype = 'advisory' AND classid = LOCKFAST AND objid IN (MIGRATION, GATE) AND objsubid = 2)))""",
+    # Whether a hold is one that `_records` can show. The types of the other columns see to the rest.
+    "SOUND": "(fence BETWEEN 0 AND LARGEST_NUMBER AND isfinite(acquired_at))",
+    "LOCKFAST": str(CLASS),
+    "MIGRATION": "0",  # of that class: one at a time
+    "GATE": "1",  # of that class: shared by the callers of functions that are replaced
+    "LISTENER": str(LISTENER),
+    "GRACE": f"interval '{GRACE} seconds'",
+    "PRESENCE": f"interval '{PRESENCE} seconds'",
+    "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
+    "KEPT_CHANGES": str(KEPT_CHANGES),
+    "FURTHEST": str(FURTHEST),
+    "FAR_VERSION": str(FAR_VERSION),
+    "LARGEST_NUMBER": str(LARGEST_NUMBER),
+    "LONGEST_TTL": str(int(LONGEST_TTL)),
+    "LONGEST_NAME": str(LONGEST_NAME),
+    "LONGEST_KEY": str(LONGEST_KEY),
+    "LARGEST_METADATA": str(LARGEST_METADATA),
+    "MOST_READ": str(MOST_READ),
+    "DEEPEST": str(DEEPEST),
+    "PLAIN": str(PLAIN),
+    "WRAPPED": WRAPPED,
+    "FEW": "3",  # requests that are quicker one by one
+    # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
+    # looks as good, and leads past everybody who waits for that name.
+    "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
+    "HEAD": "50",  # of a line, as far as it matters how far back one stands
+    "LAST": "9223372036854775807",  # after every place in a line
+    # Whether there is a distributed_locks, and not ours; null if there is none.
+    "THEIRS": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
+        WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
+    "IS_GATE": "(prosrc ~ 'lockfast_theirs_')",
+    "IS_OURS": "(prosrc ~ 'lockfast_(?!theirs_)')",
+    # Roles that may execute a function, as GRANT names them; its owner if none may.
+    "CALLERS": """coalesce((
+        SELECT string_agg(GRANTEE, ', ') FROM aclexplode(coalesce(proacl, acldefault('f', proowner)))),
+        quote_ident(pg_get_userbyid(proowner)))""",
+    "GRANTEE": "CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END",
+    # No table of theirs may have these: they would mean something else.
+    "OUR_COLUMNS": "('namespace', 'slot', 'ttl', 'claim', 'mode', 'max_holders', 'fence', 'ended')",
+    "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
+    "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
+    "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
+}
+
+_HEADER: Final = "-- The schema of lockfast's lock table, version {version}. It can be run again at any time."
+_BEFORE: Final = """DO $$
+BEGIN
+    IF to_regnamespace('@') IS NULL THEN
+        CREATE SCHEMA @;
+    END IF;
+END $$;
+SET LOCAL client_min_messages = warning;
+CREATE TABLE IF NOT EXISTS @.lockfast_schema (
+    version     integer PRIMARY KEY,
+    migrated_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+DO $$
+BEGIN
+    IF (SELECT max(version) FROM @.lockfast_schema) > {version} THEN
+        RAISE 'a newer lockfast has been here: its schema has version %, this one is version {version}',
+            (SELECT max(version) FROM @.lockfast_schema);
+    END IF;
+END $$;
+"""
+_AFTER: Final = "INSERT INTO @.lockfast_schema (version) VALUES {versions} ON CONFLICT DO NOTHING;\nCOMMIT;\n"
+
+
+def valid_schema(name: Any) -> str:
+    """The name itself. Raises ValueError for one that could not stand in a script without care."""
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name) or len(name.encode()) > LONGEST_SCHEMA:
+        raise ValueError(
+            f"a schema is letters, digits, _ and -, at most {LONGEST_SCHEMA} bytes of them, not {shown(name)}"
+        )
+    if name.startswith("pg_") or name == "information_schema":
+        raise ValueError(f"the schema {shown(name)} is PostgreSQL's own; choose another one")
+    return name
+
+
+@cache
+def script(schema: str) -> str:
+    """All statements, in one transaction, after another one that prepares for it if the user has a lock table."""
+    folder = files("lockfast.backends.postgres_table") / "sql"
+    first, then = (
+        [(folder / f"{name}.sql").read_text() for name in names] for names in (_THEIRS, (*_TABLES, *_FUNCTIONS))
+    )
+    versions = ", ".join(f"({number})" for number in range(1, VERSION + 1))
+    header, before, after = (part.format(version=VERSION, versions=versions) for part in (_HEADER, _BEFORE, _AFTER))
+    text = "\n".join([header, *first, before, *then, after])
+    for constant, value in _CONSTANTS.items():
+        text = re.sub(rf"\b{constant}\b", value, text)
+    return re.sub(r"@(?=[.';])", f'"{schema}"', text)

@@ -1,0 +1,232 @@
+-- What the verbs are made of. Mirrors `store`; read that one first. Whoever calls these has the name to itself.
+--
+-- A name is one lock of the server's, held until the transaction ends: no row has to be there for it, nothing is written.
+-- It gives order. That nobody is let in twice does not rest on it but on the primary key, because a transaction at a
+-- higher isolation level sees the table as it was before it had the name to itself.
+
+CREATE OR REPLACE FUNCTION @.lockfast_hash(p_ns text, p_name text) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || E'\x1f' || p_name);
+
+CREATE OR REPLACE FUNCTION @.lockfast_is_name(p_name text) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN coalesce(p_name <> '' AND length(p_name) <= 255 AND p_name !~ '[\x01-\x1f\x7f]', false);
+
+-- Whoever connects calls this before anything else. If numbers may have been handed out that nobody here knows of any
+-- more, those that follow begin at the clock, so that none of them comes twice.
+CREATE OR REPLACE FUNCTION @.lockfast_arrive() RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_clock bigint;
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        IF EXISTS (SELECT FROM @.lockfast_life
+                   WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
+            RETURN true;
+        END IF;
+        LOCK TABLE @.lockfast_life IN EXCLUSIVE MODE;  -- those who come at the same time look again
+    END LOOP;
+    v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
+    IF v_clock > nextval('@.lockfast_fence') THEN
+        PERFORM setval('@.lockfast_fence', v_clock);
+    END IF;
+    DELETE FROM @.lockfast_life;
+    INSERT INTO @.lockfast_life VALUES (pg_postmaster_start_time(), '@.lockfast_life'::regclass);
+    RETURN true;
+END $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_tell(p_ns text, p_name text, p_fence bigint, p_holder text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_number bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o') THEN
+        RETURN;
+    END IF;
+    v_number := nextval('@.lockfast_fence');
+    INSERT INTO @.lockfast_changes VALUES (p_ns, p_name, v_number, p_fence, p_holder);
+    DELETE FROM @.lockfast_changes
+        WHERE lock_name = p_name AND namespace = p_ns AND number <= (
+            SELECT number FROM @.lockfast_changes WHERE lock_name = p_name AND namespace = p_ns
+            ORDER BY number DESC OFFSET KEPT_CHANGES LIMIT 1);
+    PERFORM pg_notify(address, claim) FROM @.lockfast_queue
+        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
+END $$;
+
+-- A connection that listens holds a lock of the server's on its channel, so that nobody is woken who is gone: a killed
+-- process must not cost those behind it a grace each.
+CREATE OR REPLACE FUNCTION @.lockfast_listens(p_address text) RETURNS void
+LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address)) $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_is_heard(p_address text, p_ours text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_address IN ('', p_ours) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
+        RETURN true;
+    END IF;
+    PERFORM pg_advisory_unlock(LISTENER, hashtext(p_address));
+    RETURN false;
+END $$;
+
+-- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
+-- server: their claims are the answer, for the process that asks to wake them itself.
+CREATE OR REPLACE FUNCTION @.lockfast_hand_over(
+    p_ns text, p_name text, p_now timestamptz, p_heir text DEFAULT '', p_ours text DEFAULT ''
+) RETURNS text[]
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_exclusive bigint;
+    v_shared bigint;
+    v_line refcursor;
+    v_next record;
+    v_ours text[] := '{}';
+BEGIN
+    SELECT count(*) FILTER (WHERE mode = 'exclusive'), count(*) FILTER (WHERE mode = 'shared')
+        INTO v_exclusive, v_shared
+        FROM (SELECT mode FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns
+              UNION ALL
+              SELECT mode FROM @.lockfast_queue
+              WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL) AS taken;
+    IF p_heir = '' THEN
+        OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
+              AND alive_until > p_now
+            ORDER BY place;
+    ELSE
+        OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
+              AND alive_until > p_now
+            ORDER BY holder_id <> p_heir, place;
+    END IF;
+    WHILE v_exclusive = 0 LOOP
+        FETCH v_line INTO v_next;
+        EXIT WHEN NOT FOUND;
+        IF NOT @.lockfast_is_heard(v_next.address, p_ours) THEN
+            UPDATE @.lockfast_queue SET lapsed = true
+                WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+            CONTINUE;
+        END IF;
+        IF v_next.mode = 'exclusive' THEN
+            EXIT WHEN v_shared > 0;
+            v_exclusive := 1;
+        ELSE
+            EXIT WHEN v_shared >= v_next.max_holders;
+            v_shared := v_shared + 1;
+        END IF;
+        UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
+            WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
+        IF v_next.address = p_ours AND p_ours <> '' THEN
+            v_ours := v_ours || v_next.claim;
+        ELSIF v_next.address <> '' THEN
+            PERFORM pg_notify(v_next.address, v_next.claim);
+        END IF;
+    END LOOP;
+    CLOSE v_line;
+    RETURN v_ours;
+END $$;
+
+-- If anybody holds, somebody has slot 0.
+CREATE OR REPLACE FUNCTION @.lockfast_move_up(p_ns text, p_name text) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE @.distributed_locks SET slot = 0
+        WHERE lock_name = p_name AND namespace = p_ns AND slot > 0
+          AND slot = (SELECT min(slot) FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns)
+$$;
+
+-- The ttl of a hold that was to last until p_until, and is now asked to last for p_asked.
+CREATE OR REPLACE FUNCTION @.lockfast_ttl(p_until timestamptz, p_ttl interval, p_asked interval, p_now timestamptz)
+RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN least(p_until - p_now, p_ttl) > p_asked THEN p_ttl ELSE p_asked END;
+
+-- The clock was set back: whatever was said at a moment that lies ahead is counted anew from here. So a dead holder's lock
+-- does not last for as much longer, and nobody is let in before its holder stops to believe, who counts from earlier.
+CREATE OR REPLACE FUNCTION @.lockfast_count_anew(p_ns text, p_name text, p_now timestamptz) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE @.distributed_locks SET expires_at = p_now + ttl
+        WHERE lock_name = p_name AND namespace = p_ns
+          AND CASE WHEN ttl > '0' THEN expires_at - ttl > p_now ELSE false END;  -- else it is damaged, and says nothing
+    UPDATE @.lockfast_queue SET
+            alive_until = least(alive_until, p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END),
+            reserved_until = CASE WHEN reserved_until > p_now + GRACE THEN p_now + GRACE ELSE reserved_until END
+        WHERE lock_name = p_name AND namespace = p_ns AND (
+            alive_until > p_now + CASE WHEN kind = 'g' THEN LATE ELSE PRESENCE END OR reserved_until > p_now + GRACE)
+$$;
+
+-- Forget what time has ended; true if that may have made room.
+CREATE OR REPLACE FUNCTION @.lockfast_expire(p_ns text, p_name text, p_now timestamptz) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_over record;
+    v_made_room boolean := false;
+    v_watched boolean := false;
+BEGIN
+    FOR v_over IN
+        WITH over AS (
+            DELETE FROM @.distributed_locks
+                WHERE lock_name = p_name AND namespace = p_ns AND expires_at <= p_now RETURNING fence)
+        SELECT fence FROM over ORDER BY fence
+    LOOP
+        v_made_room := true;
+        PERFORM @.lockfast_tell(p_ns, p_name, v_over.fence, NULL);
+    END LOOP;
+    IF v_made_room THEN
+        PERFORM @.lockfast_move_up(p_ns, p_name);
+    END IF;
+    FOR v_over IN
+        DELETE FROM @.lockfast_queue
+            WHERE lock_name = p_name AND namespace = p_ns AND alive_until <= p_now RETURNING kind
+    LOOP
+        v_made_room := v_made_room OR v_over.kind = 'w';
+        v_watched := v_watched OR v_over.kind = 'o';
+    END LOOP;
+    IF v_watched THEN
+        PERFORM @.lockfast_forget_changes(p_ns, p_name);
+    END IF;
+    UPDATE @.lockfast_queue SET reserved_until = NULL, lapsed = true
+        WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until <= p_now;
+    RETURN v_made_room OR FOUND;
+END $$;
+
+CREATE OR REPLACE FUNCTION @.lockfast_forget_changes(p_ns text, p_name text) RETURNS void
+LANGUAGE sql AS $$
+    DELETE FROM @.lockfast_changes WHERE lock_name = p_name AND namespace = p_ns AND NOT EXISTS (
+        SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o')
+$$;
+
+-- The name as it is now: what has expired is gone and handed over.
+CREATE OR REPLACE FUNCTION @.lockfast_look(p_ns text, p_name text, p_now timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_made_room boolean := @.lockfast_expire(p_ns, p_name, p_now);  -- first: its ttl may be anything
+BEGIN
+    PERFORM @.lockfast_count_anew(p_ns, p_name, p_now);
+    IF v_made_room THEN
+        PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
+    END IF;
+END $$;
+
+-- Names that nobody asks for any more: a few at a time, and none that somebody is at just now.
+CREATE OR REPLACE FUNCTION @.lockfast_sweep(p_now timestamptz) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_old record;
+BEGIN
+    FOR v_old IN
+        SELECT namespace, lock_name FROM (
+            (SELECT namespace, lock_name FROM @.distributed_locks WHERE expires_at <= p_now ORDER BY expires_at LIMIT 16)
+            UNION
+            (SELECT namespace, lock_name FROM @.lockfast_queue WHERE alive_until <= p_now ORDER BY alive_until LIMIT 16)
+        ) AS old
+    LOOP
+        -- Nor one with a row that somebody is at without the name: to delete that would have to wait.
+        IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(v_old.namespace, v_old.lock_name)) AND (
+            SELECT count(*) FROM @.distributed_locks
+                WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace
+        ) = (
+            SELECT count(*) FROM (
+                SELECT FROM @.distributed_locks
+                    WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
+        ) THEN
+            PERFORM @.lockfast_look(v_old.namespace, v_old.lock_name, p_now);
+        END IF;
+    END LOOP;
+END $$;

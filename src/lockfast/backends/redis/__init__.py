@@ -1,0 +1,1 @@
+"""In a Redis or Valkey server, a Sentinel group or a cluster."""

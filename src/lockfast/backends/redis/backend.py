@@ -1,0 +1,344 @@
+"""Redis and Valkey: each verb is one script, on the server's clock.
+
+Decides: which script answers a verb, and what its answer means.
+Leaves to `requests`: keys and requests. Leaves to the scripts (`scripts/`): each step. Leaves to the driver:
+connections, errors, where the waiters sleep.
+
+Every key but a cell's expires by itself: whatever crashes, what is left is gone after a while.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, Final
+from urllib.parse import unquote
+
+from lockfast._model import (
+    PATROL,
+    Busy,
+    Capabilities,
+    Change,
+    Claim,
+    Grant,
+    LockInfo,
+    Renewal,
+    Sight,
+    patrol,
+)
+from lockfast._records import NO_HOLD, Held, cut_id, damaged_lock, lock_info
+from lockfast._time import boot_now
+from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
+from lockfast.backends.redis import requests
+from lockfast.backends.redis.io.resp import ReplyError, call, command, words
+from lockfast.backends.redis.io.router import Call, RedisDriver
+from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
+from lockfast.errors import BackendUnavailable, LimitMismatch
+
+DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
+CROWDED: Final = 4096  # names that are remembered to be in demand
+LOOKS: Final = 500  # names that are looked at in one go
+
+
+class RedisBackend:
+    capabilities = Capabilities(drift=0.005, renew_batch=200)
+
+    def __init__(self, driver: RedisDriver) -> None:
+        self._driver = driver
+        self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._crowded: set[str] = set()  # keys that others lately held or wanted too: quick scripts would be in vain
+
+    def _now(self) -> tuple[bytes, ...]:
+        """Nothing, so that the server reads its own clock; a test's clock is told to it."""
+        now = self._driver.now
+        return () if now is None else (b"%d" % requests.micros(now()),)
+
+    def _request(self, prepared: Prepared, id: str) -> bytes:
+        _, _, size, before, after = prepared
+        if self._driver.now is None:
+            return b"*%d\r\n%b$%d\r\n%b\r\n%b" % (size, before, len(id), id.encode(), after)
+        return b"*%d\r\n%b%b%b%b" % (size + 1, before, words(id), after, words(*self._now()))
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        started = boot_now()
+        id, terms = claim
+        try:
+            if terms.key not in self._crowded and not self._driver.replicas:
+                prepared = requests.quick_acquire(terms)
+                request = self._request(prepared, id)
+                answer = await self._driver.ask(prepared.key, request, within)
+                if answer.__class__ is ReplyError:
+                    answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+                if answer is not None:
+                    self._driver.wakes.forget(claim)  # it may have stood in line when it was asked for before
+                    return _granted(answer)
+            return await self._acquire_or_wait(claim, enqueue, started + within)
+        except BackendUnavailable as error:
+            if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
+                self._doubt(id)
+            raise
+
+    async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
+        """Where others want it too, or may."""
+        wakes, terms = self._driver.wakes, claim.terms
+        address = wakes.address if enqueue else ""
+        if enqueue and not (address and wakes.expects(claim)):
+            address = await self._driver.expect(claim, max(0.01, until - boot_now()))
+        answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
+        if answer.__class__ is not list:
+            wakes.forget(claim)
+            self._remember(terms.key, crowded=answer.endswith(b"+"))
+            return _granted(answer)
+        self._remember(terms.key, crowded=True)
+        if len(answer) == 1:
+            self._must_be_readable(terms.name, answer[0])
+            LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
+        return _busy(*answer)
+
+    async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
+        prepared = requests.acquire(claim.terms, address)
+        request = self._request(prepared, claim.id)
+        if self._driver.replicas:
+            answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
+            if answer.__class__ is not list and replicas < self._driver.replicas:
+                if b"=" in answer:  # it held before, and still does: that is not ours to undo
+                    raise self._driver.too_few(replicas)
+                with suppress(BackendUnavailable):  # the caller does that again
+                    await self.abandon(claim, within=within)
+                raise self._driver.too_few(replicas, transient=False)
+            return answer
+        answer = await self._driver.ask(prepared.key, request, within)
+        if answer.__class__ is ReplyError:
+            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+        return answer
+
+    async def _run(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
+        keys = keys_of(key)
+        return await self._driver.run(script(name), keys[0], call(script(name), keys, args), within)
+
+    async def _run_on_value(self, name: str, key: str, args: Sequence[str | bytes | int], within: float) -> Any:
+        return await self._driver.run(script(name), key, call(script(name), [key], args), within)
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return await self._driver.wakes.wait(claim, seconds)
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        calls, size = [], self._driver.names_in_one
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            calls.append(requests.renewal(part, self._now()))
+        answers = await self._driver.run_all(script("renew"), calls, within, replicated=True)
+        errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
+        if len(errors) == len(answers):
+            raise errors[0]
+        kept: builtins.list[bool | None] = []
+        for number, answer in enumerate(answers):
+            known = not isinstance(answer, BackendUnavailable)
+            names = len(batch[number * size : (number + 1) * size])
+            kept += [one == 1 for one in answer] if known else [None] * names
+        return kept
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        id, terms = claim
+        if id in self._doubtful:
+            freed = await self._release(claim, linger, within, heir)
+            await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
+            return freed
+        if not linger and terms.key not in self._crowded:
+            prepared = requests.quick_release(terms.key)
+            request = self._request(prepared, id)
+            answer = await self._driver.ask(prepared.key, request, within)
+            if answer.__class__ is ReplyError:
+                answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+            if answer is not None:
+                return bool(answer == 1)
+        return await self._release(claim, linger, within, heir)
+
+    async def _release(self, claim: Claim, linger: float, within: float, heir: str) -> bool:
+        id, terms = claim
+        prepared = requests.release(terms.key, requests.micros(linger), heir)
+        request = self._request(prepared, id)
+        answer = await self._driver.ask(prepared.key, request, within)
+        if answer.__class__ is ReplyError:
+            answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
+        self._must_be_readable(terms.name, answer)
+        self._remember(terms.key, crowded=answer == 2)
+        return bool(answer)
+
+    def _must_be_readable(self, name: str, answer: Any) -> None:
+        """Raises BackendUnavailable if a script says what of the record is damaged."""
+        if answer.__class__ is bytes:
+            raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
+
+    def _remember(self, key: str, *, crowded: bool) -> None:
+        if not crowded:
+            self._crowded.discard(key)
+        else:
+            if len(self._crowded) >= CROWDED:
+                self._crowded.pop()
+            self._crowded.add(key)
+
+    def _doubt(self, id: str) -> None:
+        """A request of this claim went unanswered, so it may still arrive, after whatever is asked next."""
+        if len(self._doubtful) > DOUBTFUL:
+            self._doubtful.pop()
+        self._doubtful.add(id)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        doubtful = int(claim.id in self._doubtful)
+        try:
+            await self._run("abandon", claim.terms.key, (claim.id, doubtful, *self._now()), within)
+            self._doubtful.discard(claim.id)
+        finally:
+            self._driver.wakes.forget(claim)
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        address = await self._driver.expect(claim, within)
+        args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
+        answer = await self._run("observe", claim.terms.key, args, within)
+        self._must_be_readable(claim.terms.name, answer[0])
+        retry, changes = answer
+        retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
+        return Sight(tuple(map(_change, changes)), retry_after)
+
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        keys = keys_of(key)
+        request = call(script("inspect"), keys, (0, *self._now()))
+        return _info(key, await self._driver.question(keys[0], request, within, script("inspect")))
+
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        keys = keys_of(key)
+        request = call(script("inspect"), keys, (1, *self._now()))
+        return _info(key, await self._driver.run(script("inspect"), keys[0], request, within))
+
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        found = await self._driver.scan(pattern_of(prefix), within)
+        records = map(name_in, (key for key in found if key.endswith((b":held", b":waits"))))
+        names = sorted({name for name in records if name is not None})
+        infos: builtins.list[LockInfo] = []
+        for start in range(0, len(names), LOOKS):
+            infos += await self._inspect_all(names[start : start + LOOKS], within)
+        return [info for info in infos if info.holders or info.waiters]
+
+    async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
+        keys = [keys_of(name) for name in names]
+        calls = [Call(each[0], call(script("inspect"), each, (0, *self._now()))) for each in keys]
+        answers = await self._driver.run_all(script("inspect"), calls, within)
+        for answer in answers:
+            if isinstance(answer, BackendUnavailable):
+                raise answer
+        return [_info(name, answer) for name, answer in zip(names, answers, strict=True)]
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        now = self._driver.now
+        moment = "" if now is None else _moment(round(now() * NANO))
+        wait = round(min(patience, 9e6) * NANO)
+        args = (moment, rate.interval, rate.burst, cost, wait)
+        allowed, left, early, until = await self._run_on_value("throttle", f"{tagged(key)}:limit", args, within)
+        seconds, nanos = map(int, until.split())
+        return Booked(Allowance(allowed == 1, left, early / NANO), seconds * NANO + nanos)
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        args = (_moment(until), _moment(until - rate.interval * cost))
+        await self._run_on_value("unthrottle", f"{tagged(key)}:limit", args, within)
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        cell = f"{tagged(key)}:cell"
+        request = command("HMGET", cell, "v", "n", "f", "w")
+        try:
+            value, version, fence, writer = await self._driver.question(cell, request, within)
+        except BackendUnavailable as error:
+            if error.kind != "WRONGTYPE":
+                raise
+            return Stored(damage="it is not a hash")
+        found = (value, fence, writer)
+        if found == (None, None, None):  # of a deleted cell the last version is kept
+            last = as_stored(None, 0 if version is None else _count(version), 0, "")
+            return last if last.damage else NOTHING
+        if None in found:
+            return Stored(damage="a part of it is gone")
+        try:
+            return as_stored(value.decode(), _count(version), _count(fence), _text(writer))
+        except UnicodeDecodeError:
+            return Stored(damage="its value is not text")
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        only = "" if write.if_version is None else write.if_version
+        fence = "" if write.fence is None else write.fence
+        args = (write.id, int(write.value is not None), write.value or "", only, fence)
+        outcome, version, last = await self._run_on_value("write", f"{tagged(key)}:cell", args, within)
+        return Written(outcome.decode(), version, last)
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def before_fork(self) -> None:
+        """Connections are forgotten in the child; the parent goes on using them."""
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._driver.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._driver.place.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        return await self._driver.identify(within)
+
+    def __repr__(self) -> str:
+        return repr(self._driver)
+
+
+_DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # what scripts say
+
+
+def _change(text: bytes) -> Change:
+    number, fence, holder = _text(text).split(" ", 2)
+    return Change(int(number), int(fence), unquote(holder[1:]) if holder.startswith("+") else None)
+
+
+def _info(key: str, answer: Any) -> LockInfo:
+    found, queue, wall, damage = answer
+    holds = [
+        Held(
+            holder=unquote(_text(holder)),
+            claim_id=_text(id),
+            fence=fence,
+            mode="shared" if mode == b"s" else "exclusive",
+            acquired_at=acquired / MICRO,
+            expires_at=(wall + left) / MICRO,
+            metadata=_text(metadata),
+        )
+        for id, holder, fence, mode, acquired, left, metadata in found
+    ]
+    return lock_info(key, holds, (unquote(_text(name)) for name in queue), _DAMAGES.get(damage, ""))
+
+
+def _text(value: Any) -> str:
+    """Whatever others have put there."""
+    return (value or b"").decode(errors="replace") if isinstance(value, bytes | None) else ""
+
+
+def _count(value: bytes | None) -> int | None:
+    """None for what is no number that a cell can have."""
+    return int(value) if value and len(value) <= 16 and value.isdigit() else None
+
+
+def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
+    retry_after = patrol(ahead, retry / MICRO if retry >= 0 else inf)
+    if holder is None:
+        return Busy(ahead, retry_after)
+    return Busy(ahead, retry_after, cut_id(unquote(_text(holder))), claim_id=_text(claim_id) if claim_id else None)
+
+
+def _granted(answer: bytes) -> Grant:
+    fence, _, acquired = answer.partition(b" ")
+    number = int(fence)
+    return Grant(number, (int(acquired.partition(b" ")[0]) if acquired else number) / MICRO)
+
+
+def _moment(nanoseconds: int) -> str:
+    return f"{nanoseconds // NANO} {nanoseconds % NANO}"

@@ -1,0 +1,417 @@
+"""Redis for asyncio: one connection to each server for all requests of an `AsyncLocks`, and one for its wake-ups.
+
+Decides: how requests share a connection. What is asked for in one turn of the loop is written at once, and answered in
+order, so that a thousand tasks cost little more than one. A cancelled request is still carried out before whatever is
+asked later, so what cleans up after it does.
+Leaves to `endpoints`: to connect. Leaves to `router`: which server is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import hiredis
+
+from lockfast._model import Claim
+from lockfast._worlds import Clock
+from lockfast._worlds.asyncio_ import background_task, end_tasks, seen, wait_for_task
+from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.resp import (
+    NOTHING,
+    PATIENT,
+    ReplyError,
+    command,
+    keep_alive,
+    new_channel,
+    no_connection,
+    refusal,
+    unavailable,
+)
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.errors import BackendUnavailable
+
+_NEVER = float("inf")
+_SILENT = 1.0  # seconds without a word on a line where answers are due, after which it is given up
+_GONE = 0.5  # seconds that closing a connection may take
+_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
+
+
+class _Several:
+    """As a future, for as many replies as are expected; the real one has all of them."""
+
+    __slots__ = ("_missing", "_replies", "answer")
+
+    def __init__(self, answer: asyncio.Future[list[Any]], replies: int) -> None:
+        self.answer = answer
+        self._missing = replies
+        self._replies: list[Any] = []
+
+    def done(self) -> bool:
+        return self.answer.done()
+
+    def set_result(self, reply: Any) -> None:
+        self._replies.append(reply)
+        self._missing -= 1
+        if not self._missing:
+            self.answer.set_result(self._replies)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.answer.set_exception(error)
+
+
+class _Line(asyncio.Protocol):
+    """One connection: what is written is answered in order; what nobody asked for is a message."""
+
+    def __init__(self, place: Place, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._place = place
+        self._address = address
+        self._name = str(address or place.name)
+        self.loop = loop
+        self._future = loop.create_future
+        self._time = loop.time
+        reader = hiredis.Reader(notEnoughData=NOTHING)
+        self._feed, self._gets = reader.feed, reader.gets
+        # With when it was asked, and when it is given up:
+        self._unanswered: deque[tuple[asyncio.Future[Any] | _Several, float, float]] = deque()
+        self._unsent: list[bytes] = []
+        self._heard_at = 0.0
+        self._look_at = _NEVER  # when the first of the unanswered may be late
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection: Any = None
+        self._transport: Any = None
+        self._gone = asyncio.Event()
+        self.alive = False
+
+    async def connect(self, within: float) -> None:
+        """redis-py shakes hands; from then on the connection is ours. Raises BackendUnavailable."""
+        connection = await self._place.dial_async(self._address, within)
+        self._transport = connection._writer.transport
+        self._transport.set_protocol(self)
+        self._connection = connection  # it would close what is ours now, were it dropped
+        self._heard_at = self._time()
+        self.alive = True
+        if self._transport.is_closing() or connection._reader.at_eof():  # of which redis-py was told, and not we
+            self.close()
+            raise unavailable(self._name, "closed the connection after the handshake")
+
+    @property
+    def socket(self) -> Any:
+        return self._transport.get_extra_info("socket")
+
+    def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
+        """The reply, later: an error of the server's too, or BackendUnavailable."""
+        answer = self._future()
+        now = self._time()
+        self._unanswered.append((answer, now, now + within))
+        self._send(request, now + (within if within < PATIENT else PATIENT))
+        if not self.alive:
+            self._fail("closed the connection")
+        return answer
+
+    def ask_several(self, request: bytes, replies: int, within: float) -> asyncio.Future[list[Any]]:
+        several = _Several(self._future(), replies)
+        now = self._time()
+        self._unanswered.extend([(several, now, now + within)] * replies)
+        self._send(request, now + (within if within < PATIENT else PATIENT))
+        if not self.alive:
+            self._fail("closed the connection")
+        return several.answer
+
+    def _send(self, request: bytes, look_at: float) -> None:
+        if look_at < self._look_at:
+            self._watch(look_at)
+        if not self._unsent:
+            self.loop.call_soon(self._flush)
+        self._unsent.append(request)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self.alive:
+            with suppress(RuntimeError):  # uvloop's: it is closed, and we are about to be told
+                self._transport.write(b"".join(unsent))
+
+    # Answers that do not come
+
+    def _watch(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = moment
+        self._timer = self.loop.call_at(moment, self._look)
+
+    def _look(self) -> None:
+        """One timer for all requests: few of them ever wait for long."""
+        now = self._time()
+        self._timer, self._look_at = None, _NEVER
+        next_look = _NEVER
+        for answer, _, late_at in list(self._unanswered):  # whoever is told may ask again at once
+            if late_at > now:
+                next_look = min(next_look, late_at)
+            elif not answer.done():
+                answer.set_exception(unavailable(self._name, "did not answer in time"))
+        if self._unanswered:
+            silent_since = max(self._heard_at, self._unanswered[0][1])
+            if now >= silent_since + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
+                self.close()
+                return
+            next_look = min(next_look, silent_since + _SILENT)
+        if next_look < self._look_at:
+            self._watch(next_look)
+
+    # What asyncio tells
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._time()
+        try:
+            self._feed(data)
+            gets, unanswered = self._gets, self._unanswered
+            while (answer := gets()) is not NOTHING:
+                if unanswered:
+                    waiting = unanswered.popleft()[0]
+                    if not waiting.done():
+                        waiting.set_result(answer)
+                else:
+                    self.message(answer)
+        except hiredis.HiredisError:
+            self._fail("speaks another language")
+            self.close()
+
+    def message(self, message: Any) -> None:
+        """Overridden where messages are expected."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._gone.set()
+        self._let_go()
+        self._fail(f"closed the connection: {error or 'end of stream'}")
+
+    def _fail(self, what: str) -> None:
+        """Nothing that was asked here is answered any more."""
+        unanswered, self._unanswered = self._unanswered, deque()
+        for waiting, *_ in unanswered:
+            if not waiting.done():
+                waiting.set_exception(unavailable(self._name, what))
+
+    def close(self) -> None:
+        ends = not self.loop.is_closed()
+        if ends and self._transport is not None:
+            self._transport.abort()
+        self._let_go()
+        if ends:
+            self._fail("was let go of")
+
+    async def gone(self) -> None:
+        """After `close`: until the loop has nothing left of it, since somebody may close the loop next."""
+        if self._transport is not None and self.loop is asyncio.get_running_loop():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GONE):
+                    await self._gone.wait()
+
+    def _let_go(self) -> None:
+        self.alive = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._look_at = _NEVER
+        if self._connection is not None:  # it has nothing to close any more
+            self._connection._reader = self._connection._writer = None
+            self._connection = None
+
+
+class _Shared:
+    """Something that several tasks need and one task makes: each waits for as long as it likes, and none cuts it short.
+
+    redis-py swallows cancellations, so what makes connections is a task of its own anyway.
+    """
+
+    def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], url: str) -> None:
+        self._make = make
+        self._url = url
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    async def made(self, within: float) -> None:
+        """Raises BackendUnavailable."""
+        if self.task is None or self.task.done():
+            self.task = background_task(asyncio.get_running_loop(), self._make(max(within, _DIAL)), "lockfast-connect")
+            self.task.add_done_callback(seen)
+        await wait_for_task(self.task, within, partial(no_connection, self._url))
+
+
+class _WakeLine(_Line):
+    def __init__(self, seats: AsyncioSeats, place: Place, address: Address | None) -> None:
+        super().__init__(place, address, asyncio.get_running_loop())
+        self._seats = seats
+
+    def message(self, message: Any) -> None:
+        if message[0] == b"message":
+            self._seats.wake(message[2].decode(errors="replace"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._seats.wake(LOOK_ALL)  # what was told meanwhile is lost
+
+
+class AsyncioRedisWakes(AsyncioSeats):
+    """The loop itself hears the subscription."""
+
+    def __init__(self, place: Place, clock: Clock | None) -> None:
+        super().__init__(clock)
+        self._place = place
+        self._channel = new_channel(clustered=self._place.clustered)
+        self.line: _WakeLine | None = None
+        self.opening: _Shared | None = None
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        return self._channel if self.line is not None and self.line.alive else ""
+
+    def begin_again(self) -> None:
+        """In another loop."""
+        self.line = self.opening = None
+
+    def expect(self, claim: Claim) -> str:
+        self.seat(claim)
+        return self.address
+
+    async def subscribe(self, address: Address | None, within: float) -> None:
+        if self.opening is None or not self.opening.under_way:  # else it would be the node of the first time for ever
+            self.opening = _Shared(partial(self._subscribe, address), self._place.url_of(address))
+        await self.opening.made(within)
+
+    async def _subscribe(self, address: Address | None, within: float) -> None:
+        if self.address:
+            return
+        line = _WakeLine(self, self._place, address)
+        await line.connect(within)
+        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        try:
+            answer = await line.ask(command("SUBSCRIBE", self._channel), within)
+            if answer.__class__ is ReplyError:
+                raise refusal(str(address or self._place.name), answer)
+        except BaseException:
+            line.close()
+            raise
+        if self._closed:
+            line.close()
+        self.line = line
+
+    def close(self) -> None:
+        self._closed = True
+        line, self.line = self.line, None
+        if line is not None:
+            line.close()
+        self.wake(LOOK_ALL)
+
+    def after_fork(self) -> None:
+        self._channel = new_channel(clustered=self._place.clustered)
+        self.line = self.opening = None
+        self.get_up()
+
+
+class AsyncioWires:
+    def __init__(self, place: Place, clock: Clock | None) -> None:
+        self.wakes = AsyncioRedisWakes(place, clock)
+        self._place = place
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lines: dict[Address | None, _Line] = {}
+        self._dialling: dict[Address | None, _Shared] = {}
+        self._closed = False
+
+    async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
+        if not self.wakes.address:
+            self._must_be_open()
+            self._belong_to(asyncio.get_running_loop())
+            await self.wakes.subscribe(address, within)
+        return self.wakes.expect(claim)
+
+    def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
+        line = self._lines.get(address)
+        if line is not None and line.alive and line.loop is asyncio.get_running_loop():
+            return line.ask(request, within)
+        return self._ask_first(address, request, within)
+
+    async def _ask_first(self, address: Address | None, request: bytes, within: float) -> Any:
+        started = asyncio.get_running_loop().time()
+        line = await self._line_to(address, within)
+        return await line.ask(request, max(0.001, within - (line.loop.time() - started)))
+
+    async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
+        started = asyncio.get_running_loop().time()
+        line = await self._line_to(address, within)
+        return await line.ask_several(request, replies, max(0.001, within - (line.loop.time() - started)))
+
+    async def ask_each(
+        self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
+    ) -> list[list[Any] | BackendUnavailable]:
+        async def hear(address: Address | None, request: bytes, replies: int) -> list[Any] | BackendUnavailable:
+            try:
+                return await self.ask(address, request, replies, within)
+            except BackendUnavailable as error:
+                return error
+
+        if len(requests) == 1:
+            return [await hear(*requests[0])]
+        return await asyncio.gather(*(hear(*request) for request in requests))
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise unavailable(self._place.name, "was let go of: this AsyncLocks is closed", transient=False)
+
+    async def _line_to(self, address: Address | None, within: float) -> _Line:
+        self._must_be_open()
+        loop = asyncio.get_running_loop()
+        self._belong_to(loop)
+        line = self._lines.get(address)
+        if line is None or not line.alive:
+            dialling = self._dialling.get(address)
+            if dialling is None:
+                dialling = self._dialling[address] = _Shared(partial(self._dial, address), self._place.url_of(address))
+            await dialling.made(within)
+            line = self._lines.get(address)
+            if line is None or not line.alive:
+                raise unavailable(str(address or self._place.name), "was connected to and is gone again")
+        return line
+
+    async def _dial(self, address: Address | None, within: float) -> None:
+        line = _Line(self._place, address, asyncio.get_running_loop())
+        await line.connect(within)
+        if self._closed:
+            line.close()
+        self._lines[address] = line
+
+    def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.wakes.is_new(loop):
+            self._lines = {}
+            self._dialling = {}
+            self.wakes.begin_again()
+
+    def drop(self, address: Address | None) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakes.opening) if shared])
+        lines = [*self._lines.values(), *filter(None, [self.wakes.line])]
+        self.wakes.close()
+        for address in list(self._lines):
+            self.drop(address)
+        for line in lines:
+            await line.gone()
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; they are forgotten."""
+        self.wakes.after_fork()
+        self._reset()

@@ -1,0 +1,105 @@
+"""Connections of redis-py's, as they are made here: of each kind, for threads and for asyncio.
+
+Decides: how long a handshake may take in all, that connections share what TLS needs, and how one is closed.
+Leaves to `endpoints`: where to, and with which settings. Leaves to redis-py: the handshake.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from lockfast._time import boot_now
+
+
+def is_of_a_closed_connection(error: RuntimeError) -> bool:
+    """What uvloop says to whoever writes between the end of a connection and being told of it."""
+    return "handler is closed" in str(error)
+
+
+def hang_up(connection: Any) -> None:
+    """Close it without a word; redis-py has nothing to close later."""
+    writer = connection._writer
+    connection._reader = connection._writer = None
+    if writer is not None:
+        writer.transport.abort()
+
+
+class _Timed:
+    """redis-py limits each answer of the handshake; this limits all of them together."""
+
+    until = 0.0
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        connection: Any = super()
+        self._sock: Any
+        self._sock.settimeout(max(0.001, self.until - boot_now()))
+        return connection.read_response(*args, **options)
+
+
+class _Tcp(_Timed, redis.Connection):
+    pass
+
+
+class _Tls(_Timed, redis.Connection):
+    def __init__(self, *, context: ssl.SSLContext, **settings: Any) -> None:
+        super().__init__(**settings)  # type: ignore[no-untyped-call]
+        self._context = context
+
+    def _connect(self) -> ssl.SSLSocket:
+        plain = super()._connect()  # type: ignore[no-untyped-call]
+        try:
+            return self._context.wrap_socket(plain, server_hostname=self.host)
+        except BaseException:
+            plain.close()
+            raise
+
+
+class _TlsOfRedisPy(_Timed, redis.SSLConnection):
+    pass
+
+
+class _Unix(_Timed, redis.UnixDomainSocketConnection):
+    pass
+
+
+KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "tls of redis-py": _TlsOfRedisPy, "unix": _Unix}
+
+
+class _Abrupt:
+    """redis-py takes its leave of a server that has refused it, which in TLS takes longer than some loop lives."""
+
+    async def disconnect(self, *args: Any, **options: Any) -> None:
+        hang_up(self)
+
+
+class _AsyncTcp(_Abrupt, redis.asyncio.Connection):
+    pass
+
+
+class _AsyncTls(_Abrupt, redis.asyncio.Connection):
+    def __init__(self, *, context: ssl.SSLContext, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._context = context
+
+    def _connection_arguments(self) -> Any:
+        return {**super()._connection_arguments(), "ssl": self._context}
+
+
+class _AsyncTlsOfRedisPy(_Abrupt, redis.asyncio.SSLConnection):
+    pass
+
+
+class _AsyncUnix(_Abrupt, redis.asyncio.UnixDomainSocketConnection):
+    pass
+
+
+ASYNC_KINDS: dict[str, Any] = {
+    "tcp": _AsyncTcp,
+    "tls": _AsyncTls,
+    "tls of redis-py": _AsyncTlsOfRedisPy,
+    "unix": _AsyncUnix,
+}

@@ -1,0 +1,167 @@
+"""What goes into each of Redis' scripts.
+
+Decides: under which keys a name is kept, the scripts' text and constants, and how a request is written.
+Leaves to `redis`: when to ask, and what comes out of each script.
+
+All keys of a name share one hash tag, so they live in one slot of a cluster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from lockfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE, SHARED, Renewal, Terms
+from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
+from lockfast._values import FAR_VERSION, FURTHEST
+from lockfast.backends.redis.io.resp import CLUSTERED, Script, words
+from lockfast.backends.redis.io.resp import script as pack_script
+from lockfast.backends.redis.io.router import Call
+
+MICRO: Final = 1_000_000
+DAY: Final = 86_400_000_000  # microseconds, as all times in scripts, unless their name says milliseconds
+_SAFE: Final = string.punctuation.replace("%", "")
+
+_REMEMBER_MS: Final = 2 * DAY // 1000  # that a name's last fence is kept after its last use, less at most a day
+_CONSTANTS: Final[dict[str, int | str]] = {
+    "DAY": DAY,
+    "REMEMBER_MS": _REMEMBER_MS,
+    "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
+    "SPARE_MS": 5000,  # that a limiter is kept when it means nothing any more
+    "LINGER_MS": int(2 * PRESENCE * 1000),
+    "PRESENCE": int(PRESENCE * MICRO),
+    "GRACE": int(GRACE * MICRO),
+    "KEPT_CHANGES": KEPT_CHANGES,
+    "CLUSTERED": f"'{CLUSTERED}'",
+    "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
+    "LONGEST": int(LONGEST_TTL * MICRO),
+    "FURTHEST": FURTHEST,
+    "FAR_VERSION": FAR_VERSION,
+    "PLAIN": PLAIN,
+    "LONGEST_NAME": LONGEST_NAME,
+    "LARGEST_METADATA": LARGEST_METADATA,
+    "DEEPEST": DEEPEST,
+}
+
+
+def _text(name: str) -> str:
+    """Of a script as it stands in its file: "acquire" is one of ours, "redlock/vote" is another package's."""
+    package, _, script = name.rpartition("/")
+    return (files(f"lockfast.backends.{package or 'redis'}") / "scripts" / f"{script}.lua").read_text()
+
+
+@cache
+def source(name: str) -> str:
+    """The text of a script with what it shares with others, and its constants, put in."""
+    text = re.sub(r"^--@(\w+)$", lambda part: _text(part[1]), _text(name), flags=re.MULTILINE)
+    for constant, value in _CONSTANTS.items():
+        text = re.sub(rf"\b{constant}\b", str(value), text)
+    return text
+
+
+@cache
+def script(name: str) -> Script:
+    text = source(name)
+    return pack_script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def tagged(key: str) -> str:
+    """A closing brace would end the hash tag early."""
+    if "%" in key or "}" in key:
+        key = key.replace("%", "%25").replace("}", "%7D")
+    return f"lockfast:{{{key}}}"
+
+
+def name_in(key: bytes) -> str | None:
+    """None for a key that no name leads to."""
+    try:
+        inside = key[len(b"lockfast:{") : key.rindex(b"}")].decode()
+    except UnicodeDecodeError:
+        return None
+    return inside.replace("%7D", "}").replace("%25", "%")
+
+
+def pattern_of(prefix: str) -> str:
+    """What SCAN finds all keys of such names by."""
+    return re.sub(r"([\\*?\[\]^-])", r"\\\1", tagged(prefix)[:-1]) + "*}:*"
+
+
+def keys_of(key: str) -> list[str]:
+    tag = tagged(key)
+    return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "eyes", "changes")]
+
+
+class Prepared(NamedTuple):
+    """A request but for the claim: the same for every claim on the same terms, so it is written once."""
+
+    script: Script
+    key: str  # the one that leads to the server
+    size: int  # in words
+    before: bytes  # the claim
+    after: bytes
+
+
+def prepared(name: str, keys: Sequence[str], before: Sequence[str | int], after: Sequence[str | int] = ()) -> Prepared:
+    size = 3 + len(keys) + len(before) + 1 + len(after)
+    return Prepared(script(name), keys[0], size, script(name).digest + words(len(keys), *keys, *before), words(*after))
+
+
+@lru_cache(maxsize=1024)
+def quick_acquire(terms: Terms) -> Prepared:
+    ttl = micros(terms.ttl)
+    record = f" {ttl} {_mode(terms)} {terms.limit or 0} {plain(terms.holder)} {terms.metadata or ''}"
+    lives = -(-ttl // 1000) + _REMEMBER_MS
+    return prepared("acquire_quick", keys_of(terms.key)[:1], (), (record, lives))
+
+
+@lru_cache(maxsize=1024)
+def quick_release(key: str) -> Prepared:
+    return prepared("release_quick", keys_of(key)[:1], ())
+
+
+@lru_cache(maxsize=256)
+def acquire(terms: Terms, address: str) -> Prepared:
+    args = (micros(terms.ttl), _mode(terms), terms.limit or 0, plain(terms.holder), terms.metadata or "")
+    return prepared("acquire", keys_of(terms.key), args, (address,))
+
+
+@lru_cache(maxsize=256)
+def release(key: str, linger: int, heir: str) -> Prepared:
+    return prepared("release", keys_of(key), (linger, plain(heir)))
+
+
+def renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
+    """One script for several names. Ten thousand leases are renewed this way, so every word counts."""
+    keys, args = [], []
+    for (id, terms), ttl, fence in part:
+        key = f"{tagged(terms.key)}:held".encode()
+        keys.append(b"$%d\r\n%b\r\n" % (len(key), key))
+        args.append(f"${len(id)}\r\n{id}\r\n{_length_and_value(ttl)}$16\r\n{fence:016d}\r\n")
+    head = b"*%d\r\n%b%b" % (4 + 4 * len(part), script("renew").digest, words(len(part)))
+    first = f"{tagged(part[0].claim.terms.key)}:held"
+    return Call(first, b"%b%b%b%b" % (head, b"".join(keys), words(*now or ("",)), "".join(args).encode()))
+
+
+@lru_cache(maxsize=64)
+def _length_and_value(ttl: float) -> str:
+    number = str(micros(ttl))
+    return f"${len(number)}\r\n{number}\r\n"
+
+
+def _mode(terms: Terms) -> str:
+    return "s" if terms.mode == SHARED else "x"
+
+
+def plain(holder: str) -> str:
+    """A holder's name with nothing in it that separates words in a record."""
+    return quote(holder, safe=_SAFE)
+
+
+def micros(seconds: float) -> int:
+    return round(seconds * MICRO)

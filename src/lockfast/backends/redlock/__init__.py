@@ -1,0 +1,1 @@
+"""At a majority of independent Redis or Valkey servers."""

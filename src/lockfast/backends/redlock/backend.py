@@ -1,0 +1,273 @@
+"""A quorum of independent servers: whoever holds at a majority of them, holds.
+
+Decides: what is given back and what is repaired, when a lease is still held, and what a majority says.
+Leaves to `votes`: when votes are a grant. Leaves to the nodes: each step at each server. Leaves to the crew: to
+ask all at once, and to wait for no more than are needed. `docs/concepts/redlock.md` has the argument.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
+from lockfast._time import boot_now, first_fence
+from lockfast._values import Booked, Rate, Stored, Write, Written
+from lockfast.backends.redlock.io.fanout import PENDING, Ask, Crew, has_answered
+from lockfast.backends.redlock.observing import Sights
+from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
+from lockfast.backends.redlock.votes import REMEMBERED, Node, Votes
+from lockfast.errors import BackendUnavailable, Unsupported
+
+PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
+REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
+USUAL_TTL: Final = 30.0  # seconds: what a lock has by default, for a client that asked for none yet
+
+
+class QuorumBackend(Votes):
+    capabilities = Capabilities(
+        drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
+    )
+    url = ""  # one that leads to all servers, without secrets, where there is one
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        crew: Crew,
+        *,
+        chance: Callable[[], float],
+        micros: Callable[[], int] = first_fence,
+        rejoin: float | None = None,
+    ) -> None:
+        """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
+        super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
+        self._sights: dict[str, Sights] = {}  # by claim that observes
+        self._renewing = 0  # renewals under way
+        self._renewals = 0  # that there were
+        self._ended: set[str] = set()  # claims that were let go of meanwhile
+
+    # What is held
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
+        self._renewals += 1
+        wanted = len(self._nodes) if self._renewals % PATIENTLY == 0 else self._majority
+
+        def enough(heard: Sequence[Any]) -> bool:
+            return answers(heard) >= wanted and None not in self._kept(heard, len(batch))
+
+        self._renewing += 1
+        try:
+            asks = [node.renew(batch, within=within) for node in self._nodes]
+            heard = await self._crew.ask(asks, enough, within=within)
+            if not any(map(has_answered, heard)):
+                raise self._too_few(heard, "leases cannot be renewed")
+            answered = self._kept(heard, len(batch))
+            lost: dict[int, builtins.list[Renewal]] = {}  # by node
+            for renewal, answer, votes in zip(batch, answered, by_lease(heard, len(batch)), strict=True):
+                for number, vote in enumerate(votes):
+                    if answer and vote is False:
+                        lost.setdefault(number, []).append(renewal)
+            if lost:
+                await self._repair(lost, within)
+            return answered
+        finally:
+            self._renewing -= 1
+            if not self._renewing:
+                self._ended.clear()
+
+    def _kept(self, heard: Sequence[Any], leases: int) -> builtins.list[bool | None]:
+        return [kept(votes, len(self._nodes)) for votes in by_lease(heard, leases)]
+
+    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> None:
+        """A node lost holds that a majority still has, or never had them: it may have them again, where it is free."""
+        until = boot_now() + REPAIR
+        asks = [
+            self._vote_again(node, lost[number], until, within) if number in lost else None
+            for number, node in enumerate(self._nodes)
+        ]
+        await self._crew.ask(asks, lambda heard: answers(heard) >= len(lost), within=within, finish=True)
+
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
+        """As often as there is time for; the rest comes with the next renewal."""
+        for number, (claim, ttl, fence) in enumerate(lost):
+            if number and boot_now() >= until:
+                return
+            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
+
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
+        if claim.id in self._ended:
+            return
+        try:
+            answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+        except BaseException:
+            node.doubt(claim.id)  # it may still arrive, after the release
+            raise
+        if isinstance(answer, Grant) and answer.fence != fence:
+            await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
+        if claim.id in self._ended:
+            await node.abandon(claim, within=within)
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        if self._renewing:
+            self._ended.add(claim.id)
+        heard: Sequence[Any] = ()
+        if not linger and self._is_plain(claim):
+            request = self._nodes[0].quick_release(claim)
+            heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
+            if heard.count(1) >= self._majority and all(map(_is_over, heard)) and not self._may_come_late(claim, heard):
+                self._clean_up_where_needed(claim, heard)
+                self._past.pop(claim.id, None)
+                return True
+        return await self._release(claim, heard, linger, within, heir)
+
+    def _may_come_late(self, claim: Claim, heard: Sequence[Any]) -> bool:
+        """Some server has nothing to release, and that may be because the vote is still on its way there."""
+        return 0 in heard and any(one == 0 and not self._nodes[node].is_plain(claim) for node, one in enumerate(heard))
+
+    async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, heir: str) -> bool:
+        """Of the nodes that are not free yet, by what they said when they were `first` told."""
+        freed = [node for node, one in enumerate(first) if one == 1]
+        unheard = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
+        stood = self._recall(claim).stood
+        asks: builtins.list[Ask | None] = [
+            None
+            if number in freed
+            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, heir=heir))
+            if stood is None or number in stood
+            else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
+            for number, node in enumerate(self._nodes)
+        ]
+
+        def yes(heard: Sequence[Any]) -> int:
+            return len(freed) + sum([one is True for one in heard])
+
+        heard = await self._crew.ask(
+            asks, lambda heard: yes(heard) >= self._majority, within=within, finish=True, claim=claim.id
+        )
+        self._clean_up_where_needed(claim, heard)
+        answered = len(freed) + answers(heard)
+        if answered < self._majority:
+            raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
+        self._past.pop(claim.id, None)
+        maybe = len(heard) - answered + sum([heard[node] is False for node in unheard])
+        return yes(heard) + maybe >= self._majority
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        if self._renewing:
+            self._ended.add(claim.id)
+        self._past.pop(claim.id, None)
+        self._sights.pop(claim.id, None)
+        try:
+            asks = [
+                self._or_later(number, claim, partial(node.abandon, within=within))
+                for number, node in enumerate(self._nodes)
+            ]
+            heard = await self._crew.ask(
+                asks, lambda heard: answers(heard) == len(heard), within=within, finish=True, claim=claim.id
+            )
+            self._clean_up_where_needed(claim, heard)
+            if answers(heard) < self._majority:
+                raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
+        finally:
+            self._crew.wakes.forget(claim)
+
+    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Ask]) -> Any:
+        """Also if it fails when nobody waits for it any more."""
+        try:
+            return await verb(claim)
+        except BackendUnavailable:
+            self._clean_up_later(claim, number)
+            raise
+
+    def _clean_up_where_needed(self, claim: Claim, heard: Sequence[Any]) -> None:
+        """Where it was not heard of, or where a request may have been overtaken."""
+        for number, node in enumerate(self._nodes):
+            if heard[number].__class__ is BackendUnavailable or node.doubts(claim.id):
+                self._clean_up_later(claim, number)
+
+    # What can be seen
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        sights = self._sights.get(claim.id)
+        if sights is None or not after:
+            sights = Sights(len(self._nodes), self._micros())
+            if len(self._sights) >= REMEMBERED:
+                del self._sights[next(iter(self._sights))]
+            self._sights[claim.id] = sights
+        asks = [
+            node.observe(claim, after=sights.after[number], within=within) for number, node in enumerate(self._nodes)
+        ]
+        heard = await self._crew.ask(asks, _all_answered, within=within, finish=True, claim=claim.id)
+        if answers(heard) < self._majority:
+            raise self._too_few(heard, f"{claim.terms.name!r} cannot be observed")
+        return sights.see(heard, after)
+
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        asks = [node.inspect(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(asks, f"{key!r}", within))
+
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        asks = [node.break_(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(asks, f"{key!r}", within))
+
+    def _merged(self, key: str, heard: Sequence[Any]) -> LockInfo:
+        return merged(key, heard, [node.name for node in self._nodes])
+
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        asks = [node.list(prefix, within=within) for node in self._nodes]
+        heard = await self._question(asks, f"names with {prefix!r}", within)
+        found = [{info.name: info for info in one} if has_answered(one) else one for one in heard]
+        keys = sorted({key for one in found if isinstance(one, dict) for key in one})
+        infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
+        return [info for info in infos if info.holders or info.waiters or info.damage]
+
+    async def check_up(self) -> builtins.list[Health]:
+        until = (self._longest or USUAL_TTL) if self._rejoin is None else self._rejoin
+        healths = zip(await self._crew.check_up(), self._nodes, strict=True)
+        return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
+
+    async def _question(self, asks: Sequence[Ask], what: str, within: float) -> builtins.list[Any]:
+        heard = await self._crew.ask(asks, _all_answered, within=within, finish=True)
+        if answers(heard) < self._majority:
+            raise self._too_few(heard, f"{what} cannot be asked about")
+        return heard
+
+    # What a quorum cannot do
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        raise Unsupported(f"{self!r} has no limiters")
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        raise Unsupported(f"{self!r} has no limiters")
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        raise Unsupported(f"{self!r} has no cells")
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        raise Unsupported(f"{self!r} has no cells")
+
+    async def close(self) -> None:
+        await self._crew.close()
+
+    def before_fork(self) -> None:
+        """Connections are forgotten in the child; the parent goes on using them."""
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._renewing, self._ended = 0, set()  # who renewed is not there any more
+            self._crew.after_fork()
+
+
+def _is_over(answer: Any) -> bool:
+    """Nothing is left to be said to that server, or it cannot be said now."""
+    return answer in (0, 1) or answer.__class__ is BackendUnavailable
+
+
+def _all_answered(heard: Sequence[Any]) -> bool:
+    return PENDING not in heard
+
+
+def _info(found: Any, key: str) -> Any:
+    return found.get(key, LockInfo(key)) if isinstance(found, dict) else found

@@ -1,0 +1,384 @@
+"""A quorum of Redis servers for asyncio: one connection to each for all requests, and one for its wake-ups.
+
+Decides: how the verbs of the nodes go on as answers arrive, with no task for any of them, and when a server that is
+gone is connected to again.
+Leaves to `asyncio_`: how requests share a connection. Leaves to `fanout`: what a server must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from lockfast._model import Claim, Health
+from lockfast._time import boot_now
+from lockfast._worlds import Clock
+from lockfast._worlds.asyncio_ import background_task, end_tasks
+from lockfast.backends.redis.io.asyncio_ import _Line, _WakeLine
+from lockfast.backends.redis.io.resp import (
+    ReplyError,
+    command,
+    keep_alive,
+    new_channel,
+    no_connection,
+    refusal,
+    unavailable,
+)
+from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeWires, Turn
+from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
+from lockfast.backends.redlock.io.rounds import Round, Shout
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.errors import BackendUnavailable
+
+_CLEAN_UPS = 1000  # that are kept for a server that is gone
+
+
+class _Reply:
+    """As a future: what it is given, the verb that asked goes on with."""
+
+    __slots__ = ("_answers", "_crew", "_done", "_node", "_replies", "_round")
+
+    def __init__(self, crew: AsyncioCrew, round: Round | Shout, node: int, replies: int) -> None:
+        self._crew, self._round, self._node, self._replies = crew, round, node, replies
+        self._answers: list[Any] = []
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, reply: Any) -> None:
+        if self._replies:
+            self._answers.append(reply)
+            if len(self._answers) < self._replies:
+                return
+            reply = self._answers
+        self._done = True
+        self._crew.members[self._node].answered()
+        self._round.answer(self._node, reply)
+
+    def set_exception(self, error: BackendUnavailable) -> None:
+        self._done = True
+        self._crew.members[self._node].failed()
+        if self._round.claim:
+            self._crew.doubt(self._node, self._round.claim)
+        self._round.fail(self._node, error)
+
+
+class _NodeLine(_Line):
+    def put(self, reply: _Reply, turn: Turn, within: float) -> None:
+        now = self._time()
+        waiting: Any = reply  # it has all of a future that a line asks for
+        self._unanswered.extend([(waiting, now, now + within)] * (turn.replies or 1))
+        self._send(turn.request, now + within)
+        if not self.alive:
+            self._fail("closed the connection")
+
+
+class _NodeWakeLine(_WakeLine):
+    def __init__(self, seats: AsyncioSeats, member: Member, ended: Callable[[], None]) -> None:
+        super().__init__(seats, member, None)
+        self._ended = ended
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended()
+        super().connection_lost(error)
+
+
+class QuorumSeats(AsyncioSeats):
+    """Where the waiting tasks sleep: any server wakes them, by one channel."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        super().__init__(clock)
+        self.address = new_channel(clustered=False)
+
+    def expect(self, claim: Claim) -> str:
+        self.seat(claim)
+        return self.address
+
+    def close(self) -> None:
+        self.wake(LOOK_ALL)
+
+    def after_fork(self) -> None:
+        self.address = new_channel(clustered=False)
+        self.get_up()
+
+
+class AsyncioCrew:
+    def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
+        self.members = tuple(members)
+        self.node_timeout = node_timeout
+        self.doubt: Callable[[int, str], None] = lambda node, claim: None  # a request of the claim may come late
+        self.wakes = QuorumSeats(clock)
+        self.wires = tuple(NodeWires(self.wakes, member) for member in members)
+        self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lines: list[_NodeLine | None] = [None] * len(self.members)
+        self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
+        self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
+        self._strangers = True  # nobody has been connected to yet
+        for wires in self.wires:
+            wires.node_wakes.subscribed = False
+
+    def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            raise unavailable(self.members[0].name, "was let go of: this AsyncLocks is closed", transient=False)
+        if self.wakes.is_new(loop):
+            self._forget()
+        self._loop = loop
+
+    # All at once
+
+    async def shout(
+        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
+    ) -> list[Any]:
+        shout = Shout(wanted, self.members, claim, every)
+        await self._ask(shout, within, lambda within: self._say(shout, request, within), False, not every)
+        return shout.heard
+
+    async def ask(
+        self,
+        asks: Asks,
+        enough: Enough,
+        *,
+        within: float,
+        finish: bool = False,
+        claim: str = "",
+        settled: Enough | None = None,
+    ) -> list[Any]:
+        round = Round(asks, enough, self.members, min(within, self.node_timeout), claim, settled)
+        round.begin = self._begin
+        await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
+        return list(round.heard)
+
+    async def _ask(
+        self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool, new: bool
+    ) -> None:
+        timeout = min(within, self.node_timeout)
+        try:
+            self._belong_to(asyncio.get_running_loop())
+            if self._strangers:
+                await self._meet(timeout)
+            if new:  # what was granted before is renewed and let go of all the same
+                refuse_wrong(self.members)
+            start(timeout)
+            if not round.decided():
+                await self._decision(round)
+        except BaseException:
+            round.drop()
+            raise
+        if not finish:
+            round.drop()
+
+    def _say(self, shout: Shout, request: bytes, within: float) -> None:
+        turn = Turn(request, 0)
+        for node, line in enumerate(self._lines):
+            if line is not None and line.alive:
+                line.put(_Reply(self, shout, node, 0), turn, within)
+            else:  # nobody who is asked in the same words as all others waits for a connection
+                self._dialling(node)
+                shout.fail(node, self.members[node].out_of_reach())
+
+    async def _meet(self, within: float) -> None:
+        """Before the first question, so that nobody is asked for a vote who turns out to have none."""
+        self._strangers = False
+        tasks = [task for node in range(len(self.members)) if (task := self._dialling(node)) is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within)
+
+    async def _decision(self, round: Round | Shout) -> None:
+        assert self._loop is not None
+        loop, decision = self._loop, self._loop.create_future()
+
+        late: asyncio.TimerHandle | None = None
+
+        def told() -> None:
+            nonlocal late
+            if decision.done():
+                return
+            if round.decided():
+                decision.set_result(None)
+            elif late is None and round.over_at < math.inf:
+                late = loop.call_later(round.over_at - boot_now(), not_yet)
+
+        def not_yet() -> None:
+            nonlocal late
+            late = None
+            told()
+
+        round.told = told
+        try:
+            await decision
+        finally:
+            if late is not None:
+                late.cancel()
+
+    def _begin(self, round: Round, node: int, turn: Turn) -> None:
+        """A verb has stopped: send what it asks, as soon as there is a connection."""
+        if not turn.request:
+            self._make("subscription", node, self._subscribe, round, turn)
+            return
+        line = self._lines[node]
+        if line is not None and line.alive:
+            line.put(_Reply(self, round, node, turn.replies), turn, round.node_timeout)
+        else:
+            self._make("line", node, self._dial, round, turn)
+
+    # Connections
+
+    def _make(
+        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]], round: Round, turn: Turn
+    ) -> None:
+        """Let the round go on when it is made, or has failed; not at all if the server is known to be gone."""
+        member, task = self.members[node], self._task(what, node, make)
+        assert self._loop is not None
+        if task is None or member.absent:
+            round.fail(node, member.out_of_reach())
+            return
+        late = self._loop.call_later(round.node_timeout, self._too_late, round, node)
+
+        def go_on(task: asyncio.Task[None]) -> None:
+            late.cancel()
+            error = None if task.cancelled() else task.exception()
+            if task.cancelled() or isinstance(error, BackendUnavailable):
+                round.fail(node, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
+            elif node in round.pending:
+                if turn.request:
+                    self._begin(round, node, turn)
+                else:
+                    round.answer(node, None)
+
+        task.add_done_callback(go_on)
+
+    def _task(
+        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None] | None:
+        """The task that makes it; none while it is in vain, or if all is closed: a round may go on for a while then."""
+        member, task = self.members[node], self._making.get((what, node))
+        if task is None and not self._closed and (not member.absent or member.is_due()):
+            task = self._making[what, node] = background_task(asyncio.get_running_loop(), make(node), "lockfast-node")
+            task.add_done_callback(partial(self._made, what, node))
+        return task
+
+    def _dialling(self, node: int) -> asyncio.Task[None] | None:
+        line = self._lines[node]
+        return None if line is not None and line.alive else self._task("line", node, self._dial)
+
+    def _too_late(self, round: Round, node: int) -> None:
+        if node in round.pending:
+            self.members[node].failed()
+            round.fail(node, no_connection(self.members[node].url, "no answer in time"))
+
+    def _made(self, what: str, node: int, task: asyncio.Task[None]) -> None:
+        self._making.pop((what, node), None)
+        if not task.cancelled():
+            (self.members[node].failed if task.exception() else self.members[node].answered)()
+
+    async def _dial(self, node: int) -> None:
+        line = _NodeLine(self.members[node], None, asyncio.get_running_loop())
+        await line.connect(max(1.0, self.node_timeout))
+        if self._closed:
+            line.close()
+        self._lines[node] = line
+        self._clean_up(node)
+
+    async def _subscribe(self, node: int) -> None:
+        wakes, within = self.wires[node].node_wakes, max(1.0, self.node_timeout)
+
+        def ended() -> None:
+            wakes.subscribed = False
+
+        line = _NodeWakeLine(self.wakes, self.members[node], ended)
+        await line.connect(within)
+        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        try:
+            answer = await line.ask(command("SUBSCRIBE", self.wakes.address), within)
+            if answer.__class__ is ReplyError:
+                raise refusal(self.members[node].name, answer)
+        except BaseException:
+            line.close()
+            raise
+        if self._closed:
+            line.close()
+        self._wake_lines[node] = line
+        wakes.subscribed = True
+
+    # What could not be said while a server was gone
+
+    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        if len(self._clean_ups[node]) >= _CLEAN_UPS:
+            del self._clean_ups[node][next(iter(self._clean_ups[node]))]
+        self._clean_ups[node][claim] = ask, until
+        self._look_later(node)
+
+    def _look_later(self, node: int) -> None:
+        """Though nobody else may ask it anything: others may want what it keeps."""
+        assert self._loop is not None
+        if node not in self._looks and not self._closed:
+            seconds = max(SOONEST, self.members[node].try_at - boot_now())
+            self._looks[node] = self._loop.call_later(seconds, self._look_for, node)
+
+    def _look_for(self, node: int) -> None:
+        del self._looks[node]
+        line, now = self._lines[node], boot_now()
+        self._clean_ups[node] = {claim: one for claim, one in self._clean_ups[node].items() if one[1] > now}
+        if not self._clean_ups[node] or self._closed:
+            return
+        if line is not None and line.alive:
+            self._clean_up(node)
+        else:
+            self._dialling(node)
+            self._look_later(node)
+
+    def _clean_up(self, node: int) -> None:
+        left, self._clean_ups[node] = self._clean_ups[node], {}
+        for claim, (ask, until) in left.items():
+            if until > boot_now():
+                asks = [ask() if each == node else None for each in range(len(self.members))]
+                round = Round(asks, lambda heard: False, self.members, max(1.0, self.node_timeout), "")
+                round.begin = self._begin
+                round.told = partial(self._said, round, node, claim, ask, until)
+                round.start()
+
+    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+        answer = round.heard[node]
+        if answer.__class__ is BackendUnavailable and answer.transient:
+            self.later(node, claim, ask, until)
+
+    # The end
+
+    async def check_up(self) -> list[Health]:
+        within = max(1.0, self.node_timeout)
+        return list(await asyncio.gather(*[member.check_up_async(within) for member in self.members]))
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        self._closed = True
+        self.wakes.close()
+        lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
+        making = list(self._making.values())
+        for look in self._looks.values():
+            look.cancel()
+        self._forget()
+        for line in lines:
+            line.close()
+        await end_tasks(making)
+        for line in lines:
+            await line.gone()
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; they are forgotten."""
+        self.wakes.after_fork()
+        self._loop = None
+        self._closed = False
+        self._forget()

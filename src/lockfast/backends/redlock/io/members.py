@@ -1,0 +1,268 @@
+"""One server of a quorum as one client sees it: where it is, and what is known of it.
+
+Decides: what is looked at when a server is connected to, and which ones are refused: replicas, one server under two
+names, and those that do not tell. When one that is gone is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+
+from lockfast._model import Health
+from lockfast._time import boot_now
+from lockfast.backends.redis.io.connections import hang_up, is_of_a_closed_connection
+from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.resp import command, facts_in, unavailable, version_and_role
+from lockfast.backends.redis.io.router import EVICTS
+from lockfast.errors import BackendUnavailable
+
+_logger = logging.getLogger("lockfast")
+
+FEWEST: Final = 3  # with two, either of them could stop everything
+SOONEST: Final = 0.1  # seconds after which a server that could not be reached is tried again, the first time
+LATEST: Final = 3.0  # and at most
+_QUESTIONS: Final = ("server", "replication", "persistence", "memory")
+_ANSWERS: Final = len(_QUESTIONS) + 1
+_ALWAYS: Final = -math.inf  # not 0: that is when this machine booted, and a server may be older
+
+
+class Member(Place):
+    """One server of the quorum: where it is, and what is known of it."""
+
+    def __init__(self, place: Place, members: list[Member], preload: Sequence[bytes]) -> None:
+        vars(self).update(vars(place))
+        self._members = members  # all of the quorum
+        self._preload = preload  # said with every connection
+        self.run_id = ""
+        self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
+        self.accepted = False  # it was right once: if it is not any more, it is one that is gone
+        self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
+        self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
+        self.failures = 0  # in a row, to connect or to answer in time
+        self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
+        self._failed_at = 0.0
+        self._born_at = _ALWAYS  # on the boot clock: since when it remembers everything
+        self._copied_at = _ALWAYS  # when it was last seen as a replica, which knows what another one was told
+
+    @property
+    def absent(self) -> bool:
+        """It failed to answer lately, so nobody waits for it."""
+        return self.failures > 0
+
+    def failed(self) -> None:
+        """All that fails before it is tried again has failed for the same reason, and counts once."""
+        now = boot_now()
+        if now >= self.try_at or not self.failures:
+            self.failures += 1
+            self._failed_at = now
+            self.try_at = now + min(LATEST, SOONEST * 2.0 ** min(self.failures - 1, 10))
+
+    def is_due(self) -> bool:
+        """Whether to connect to it again: later and later, but soon if there is no majority without it."""
+        present = sum([not member.failures for member in self._members])
+        needed = 2 * present <= len(self._members)
+        return boot_now() >= (min(self.try_at, self._failed_at + SOONEST) if needed else self.try_at)
+
+    def answered(self) -> None:
+        self.failures = 0
+
+    def age(self) -> float:
+        return boot_now() - self._born_at
+
+    def out_of_reach(self) -> BackendUnavailable:
+        """What whoever needs it is told while nobody tries to connect to it."""
+        if self._trouble is None:
+            return unavailable(self.name, "cannot be reached just now")
+        return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
+
+    def _has_trouble(self, error: BackendUnavailable) -> None:
+        if not error.transient and (self._trouble is None or self._trouble.transient):
+            _logger.warning("%s; for the quorum it is one that is gone", error)
+        self._trouble = error.with_traceback(None)
+
+    def dial(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = self._dial_and_greet(address, within)
+        except BackendUnavailable as error:
+            self._has_trouble(error)
+            raise
+        self._trouble = None
+        return connection
+
+    def _dial_and_greet(self, address: Address | None, within: float) -> Any:
+        connection = super().dial(address, within)
+        try:
+            connection.send_packed_command([_questions(), *self._preload])
+            self._greet([_reply(connection) for _ in range(_ANSWERS + len(self._preload))])
+        except (redis.RedisError, OSError) as error:
+            connection.disconnect()
+            raise self.unreachable(address, error) from self.cause(error)
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
+
+    async def dial_async(self, address: Address | None, within: float) -> Any:
+        try:
+            connection = await self._dial_and_greet_async(address, within)
+        except BackendUnavailable as error:
+            self._has_trouble(error)
+            raise
+        self._trouble = None
+        return connection
+
+    async def _dial_and_greet_async(self, address: Address | None, within: float) -> Any:
+        connection = await super().dial_async(address, within)
+        try:
+            await connection.send_packed_command([_questions(), *self._preload])
+            self._greet([await _reply_async(connection) for _ in range(_ANSWERS + len(self._preload))])
+        except (redis.RedisError, OSError, RuntimeError) as error:
+            hang_up(connection)
+            if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
+                raise
+            raise self.unreachable(address, error) from self.cause(error)
+        except BaseException:
+            hang_up(connection)
+            raise
+        return connection
+
+    def check_up(self, within: float) -> Health:
+        try:
+            connection = self.dial(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        try:
+            started = boot_now()
+            connection.send_packed_command([command("PING")])
+            connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            connection.disconnect()
+
+    async def check_up_async(self, within: float) -> Health:
+        try:
+            async with asyncio.timeout(within):
+                connection = await self.dial_async(None, within)
+        except BackendUnavailable as error:
+            return self._health(error)
+        except TimeoutError as error:
+            return self._health(self.unreachable(None, error))
+        try:
+            async with asyncio.timeout(within):
+                started = boot_now()
+                await connection.send_packed_command([command("PING")])
+                await connection.read_response()
+            return self._health(latency=boot_now() - started)
+        except (redis.RedisError, OSError) as error:
+            return self._health(self.unreachable(None, error))
+        finally:
+            hang_up(connection)
+
+    def _health(self, error: BackendUnavailable | None = None, latency: float | None = None) -> Health:
+        version, role = version_and_role(self.facts if error is None or error is self.wrong else {})
+        return Health(
+            self.name,
+            reachable=error is None or error is self.wrong,
+            latency=latency,
+            version=version,
+            role=role,
+            error="" if error is None else str(error),
+        )
+
+    def _greet(self, answers: Sequence[Any]) -> None:
+        """Raises BackendUnavailable if it cannot be one of a quorum."""
+        *told, fsync = answers[:_ANSWERS]
+        facts = facts_in(told)
+        if "run_id" not in facts:
+            raise self._untold(told[0])
+        if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
+            _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
+        self.facts = facts
+        same_run = self.run_id == facts["run_id"]
+        self.run_id = facts["run_id"]
+        keeps_all = facts.get("aof_enabled") == "1" and isinstance(fsync, list) and fsync[1:] == [b"always"]
+        # It counts how often the second has changed since it started, which may be one more than have passed.
+        age = max(0.0, float(facts.get("uptime_in_seconds", 0)) - 1.0)
+        if facts.get("role") == "slave":
+            self._copied_at = boot_now()
+        born_at = _ALWAYS if keeps_all else boot_now() - age
+        if same_run:
+            born_at = min(born_at, self._born_at)  # whole seconds: of two estimates the older one is the better one
+        self._born_at = max(self._copied_at, born_at)
+        flaw = self._flaw(facts)
+        self.wrong = unavailable(self.name, flaw, transient=False) if flaw else None
+        if self.wrong is not None:
+            raise self.wrong
+        self.accepted = True
+
+    def _flaw(self, facts: dict[str, str]) -> str:
+        """Why it cannot be one of a quorum; empty if it can."""
+        for other in self._members:
+            if other is not self and other.run_id == self.run_id:
+                return f"is the same server as {other.name}: its vote would count twice"
+        if facts.get("role") == "slave":
+            return "is a replica: a quorum is of servers that know nothing of each other"
+        if "cluster" in (facts.get("redis_mode"), facts.get("server_mode")):
+            return "is a node of a cluster, which keeps a part of all names only"
+        return ""
+
+    def _untold(self, error: object) -> BackendUnavailable:
+        """Of a server that does not say what it is nobody knows whether its vote may count."""
+        if not isinstance(error, redis.exceptions.NoPermissionError):
+            return unavailable(self.name, f"does not say what it is: {error}")
+        self.wrong = unavailable(
+            self.name, f"does not tell this user what it is: {error}; a quorum needs +info", transient=False
+        )
+        return self.wrong
+
+
+def _questions() -> bytes:
+    return b"".join(command("INFO", section) for section in _QUESTIONS) + command("CONFIG", "GET", "appendfsync")
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:  # not everybody may ask for everything
+        return error
+
+
+async def _reply_async(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except redis.ResponseError as error:
+        return error
+
+
+def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[Member]:
+    """Each is told the requests `preload` with every connection.
+
+    Raises ValueError for too few of them, and for one that is named twice.
+    """
+    if len(places) < FEWEST:
+        raise ValueError(f"a quorum is of {FEWEST} lock servers at least, and not {len(places)}")
+    names = [place.name for place in places]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is named twice: its vote would count twice")
+    for place in places:
+        if type(place) is not Place:
+            raise ValueError(f"a quorum is of single servers, and {place.name} is more than one")
+    members: list[Member] = []
+    members.extend(Member(place, members, preload) for place in places)
+    return members
+
+
+def refuse_wrong(members: Sequence[Member]) -> None:
+    """Raises BackendUnavailable if one of them could never be one of a quorum."""
+    for member in members:
+        if member.wrong is not None and not member.accepted:
+            raise member.wrong

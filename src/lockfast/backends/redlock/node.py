@@ -1,0 +1,159 @@
+"""One Redis server as a member of a quorum: all that the single server can, and votes.
+
+Decides: how a vote is asked for, with a fence that the client proposes, and how a fence is written back.
+Leaves to `redis`: everything else that one server is asked. Leaves to `quorum`: what the votes of all mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast._time import boot_now
+from lockfast._worlds import Clock, World
+from lockfast.backends.redis import requests
+from lockfast.backends.redis.backend import RedisBackend, _granted
+from lockfast.backends.redis.io.endpoints import Place
+from lockfast.backends.redis.io.resp import ReplyError, command, words
+from lockfast.backends.redis.io.router import RedisDriver, Wires
+from lockfast.backends.redis.requests import Prepared, script, source
+from lockfast.backends.redlock.backend import QuorumBackend
+from lockfast.backends.redlock.io.fanout import open_crew
+from lockfast.backends.redlock.io.members import Member, members_of
+from lockfast.errors import BackendUnavailable
+
+# Known to a server from the first moment: a vote that comes after the others is not asked for again.
+_AT_ONCE: Final = ("redlock/vote", "release_quick")
+
+
+@lru_cache(maxsize=1024)
+def _quick_vote(terms: Terms) -> Prepared:
+    """As `acquire_quick`, with another script; the proposal is its last word."""
+    quick, mine = requests.quick_acquire(terms), script("redlock/vote")
+    before = quick.before.replace(quick.script.digest, mine.digest)
+    return quick._replace(script=mine, before=before, size=quick.size + 1)
+
+
+class NodeDriver(RedisDriver):
+    def __init__(self, member: Member, wires: Wires, now: Callable[[], float] | None) -> None:
+        super().__init__(member, wires, now)
+        self._greeted = self._direct = True  # a member is looked at with every connection
+
+
+class RedisNode(RedisBackend):
+    def __init__(self, driver: RedisDriver, member: Member) -> None:
+        super().__init__(driver)
+        self._member = member
+        self._asked: dict[str, tuple[int, int]] = {}  # by claim whose vote is being asked for: the proposal, its place
+
+    @property
+    def name(self) -> str:
+        return self._member.name
+
+    def age(self) -> float:
+        """Seconds for which it has known all that it was told, as far as that can be known."""
+        return self._member.age()
+
+    def doubt(self, id: str) -> None:
+        """A request of this claim may still arrive, after whatever is asked next."""
+        self._doubt(id)
+
+    def doubts(self, id: str) -> bool:
+        return id in self._doubtful
+
+    def is_crowded(self, key: str) -> bool:
+        """Whether a vote would put the claim in line at once."""
+        return key in self._crowded
+
+    def is_plain(self, claim: Claim) -> bool:
+        """Whether nothing is known that the quick scripts could not deal with."""
+        return claim.terms.key not in self._crowded and claim.id not in self._doubtful
+
+    def quick_vote(self, claim: Claim, fence: int) -> bytes:
+        """What every server can be asked in the same words: it votes if the name is free. Answers a fence or None."""
+        _, _, size, before, after = _quick_vote(claim.terms)
+        now = self._now()
+        return b"*%d\r\n%b$%d\r\n%b\r\n%b$16\r\n%016d\r\n%b" % (
+            size + len(now),
+            before,
+            len(claim.id),
+            claim.id.encode(),
+            after,
+            fence,
+            words(*now) if now else b"",
+        )
+
+    def quick_release(self, claim: Claim) -> bytes:
+        """Answers 1 if it held and nobody waits, 0 if it did not hold, None if there is more to be looked at."""
+        return self._request(requests.quick_release(claim.terms.key), claim.id)
+
+    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+        """As `acquire`; what is granted has the fence that was proposed, or a higher one if that was given out here.
+
+        Who has to wait has that place in line, before all who have a higher one.
+        """
+        id, terms = claim
+        until = boot_now() + within
+        self._asked[id] = fence, place
+        try:
+            if terms.key not in self._crowded:
+                quick, request = _quick_vote(terms), self.quick_vote(claim, fence)
+                answer = await self._driver.ask(quick.key, request, within)
+                if answer.__class__ is ReplyError:
+                    answer = await self._driver.settle(quick.script, quick.key, request, answer, within)
+                if answer is not None:
+                    return _granted(answer)
+            return await self._acquire_or_wait(claim, enqueue, until)
+        except BackendUnavailable:
+            self._doubt(id)
+            raise
+        finally:
+            self._asked.pop(id, None)
+
+    async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
+        prepared = requests.acquire(claim.terms, address)
+        now = self._now() or (b"",)
+        request = b"*%d\r\n%b%b%b%b" % (
+            prepared.size + 3,
+            prepared.before,
+            words(claim.id),
+            prepared.after,
+            words(*now, *self._asked[claim.id]),
+        )
+        return await self._driver.run(prepared.script, prepared.key, request, within)
+
+    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+        """From now on the claim's hold goes by that fence, and later ones are higher. False if it has neither."""
+        args: tuple[str | bytes | int, ...] = (claim.id, fence, instead_of, *self._now())
+        return bool(await self._run("redlock/seal", claim.terms.key, args, within) == 1)
+
+    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+        """End what the claim was granted with a fence up to that one. It may be granted anew; or it waits."""
+        address = self._driver.wakes.address if enqueue else ""
+        args: tuple[str | bytes | int, ...] = (claim.id, up_to, place, address, *self._now())
+        await self._run("redlock/give_back", claim.terms.key, args, within)
+
+
+def open_quorum(
+    places: Sequence[Place],
+    world: World,
+    clock: Clock | None,
+    *,
+    node_timeout: float,
+    rejoin: float | None,
+    url: str = "",
+) -> QuorumBackend:
+    """The quorum of these servers, for that world. Nothing is connected yet. Raises ValueError for too few of them.
+
+    `url` leads to all of them, without secrets; empty if no URL does.
+    """
+    members = members_of(places, [command("SCRIPT", "LOAD", source(name)) for name in _AT_ONCE])
+    crew = open_crew(members, world, clock, node_timeout)
+    now = clock.now if clock is not None else None
+    drivers = [NodeDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
+    nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
+    quorum = QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
+    quorum.url = url
+    return quorum

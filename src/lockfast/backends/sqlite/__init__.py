@@ -1,0 +1,1 @@
+"""In a SQLite file, between the processes of one host."""

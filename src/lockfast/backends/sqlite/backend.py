@@ -1,0 +1,471 @@
+"""SQLite: the embedded default, safe between the processes of one host.
+
+Decides: the tables, and each verb as one short transaction on them.
+Leaves to `_model`: who fits and who is next in line. Leaves to the driver: the connection, contention and errors.
+
+Time is the host's boot clock, so a step of the wall clock changes nothing. A boot clock means nothing after a reboot
+or on another host, so the store knows which boot it counts by: a new boot voids all leases, a foreign host is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, takewhile
+from math import inf
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from lockfast._model import (
+    EXCLUSIVE,
+    LONGEST_TTL,
+    PATROL,
+    PRESENCE,
+    SHARED,
+    Busy,
+    Capabilities,
+    Change,
+    Claim,
+    Grant,
+    LockInfo,
+    Mode,
+    Occupancy,
+    Renewal,
+    Sight,
+    patrol,
+)
+from lockfast._records import MOST_READ, Held, cut_id, is_count, lock_info
+from lockfast._values import Booked, Rate, Stored, Write, Written
+from lockfast.backends.sqlite import values
+from lockfast.backends.sqlite.io.blocking import VERSION, SqliteDriver, Step, T, Transaction
+from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, Row, Scene, hand_over
+from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
+from lockfast.errors import LimitMismatch
+
+AT_A_TIME = 100  # keys that are listed in one transaction: half a millisecond, in which an event loop stands still
+_FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
+
+
+class _Own(NamedTuple):
+    """Where a claim stands in line, and who goes before it."""
+
+    place: int | None  # None if it does not wait, or was silent for so long that its place is void
+    ahead: int  # those that did not come when they were woken are not counted
+    unserved: int  # of these, the ones that it is not reserved for
+
+
+def _own(t: Transaction, claim: Claim, waits: bool) -> _Own:
+    place = None
+    if waits:
+        mine = f"SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND {SOUND_WAITER}"
+        (place,) = t.execute(mine, {"claim": claim.id, "now": t.now}).fetchone() or (None,)
+    ahead, unserved = t.execute(
+        "SELECT count(*), count(*) - count(reserved_until) FROM claims"
+        f" WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place",
+        {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place},
+    ).fetchone()
+    return _Own(place, ahead, unserved)
+
+
+# The verbs, each a step of one transaction
+
+
+def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
+    id, terms = claim
+    row = t.execute(
+        f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
+    ).fetchone()
+    boot, counter, taken = row or no_store()
+    if not is_count(counter):
+        no_store()
+    if boot != t.host.boot:
+        check_boot(t)
+        return _acquire(t, claim, enqueue)
+    if not taken:
+        return _grant(t, claim, counter, None)
+    waits = t.mailbox.expects(claim)  # only we ask for it, so if we do not know of it, it is not there
+    place = _reserved_place(t, claim) if waits else None
+    if place is not None:
+        return _grant(t, claim, counter, place)
+    scene = Scene(t, terms.key)
+    scene.settle()
+    mine = scene.find(id)
+    if mine is not None and not mine.waiting:  # asked before, and the answer was lost
+        return _grant_again(t, scene, mine, claim)
+    scene.must_be_readable(terms.name)
+    own = _own(t, claim, waits)
+    if terms.mode == SHARED and own.place is None:
+        _refuse_other_limits(t, claim)
+    if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
+        return _grant(t, claim, counter, mine.place, scene)
+    if waits and own.place is None:  # silent for so long that its place is void; what was reserved may be another's
+        t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
+    if not own.unserved and scene.occupancy().fits(terms.mode, terms.limit):
+        return _grant(t, claim, counter, own.place, scene)
+    if enqueue:
+        _enqueue(t, claim, counter, own.place, scene)
+    return _busy(t, own, scene.inside, terms.mode)
+
+
+def _reserved_place(t: Transaction, claim: Claim) -> int | None:
+    """Where the claim stands in line, if the resource is reserved for it: what one that was woken finds.
+
+    Then nothing else matters, which makes a hand-over a third faster; but observers want to be told.
+    """
+    row = t.execute(
+        "SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND reserved_until > :now"
+        f" AND typeof(reserved_until) = 'real' AND {SOUND_WAITER}"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = :key AND waiting > 1)",
+        {"claim": claim.id, "now": t.now, "key": claim.terms.key},
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _refuse_other_limits(t: Transaction, claim: Claim) -> None:
+    """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
+    terms = claim.terms
+    row = t.execute(
+        "SELECT nullif(lim, 0) FROM claims WHERE key = ? AND mode = ? AND claim != ? AND ends_at > ?"
+        " AND typeof(lim) = 'integer' LIMIT 1",
+        (terms.key, SHARED, claim.id, t.now),
+    ).fetchone()
+    if row is not None and row[0] != terms.limit:
+        LimitMismatch.tell(terms.name, row[0], terms.limit)
+
+
+def _grant_again(t: Transaction, scene: Scene, mine: Row, claim: Claim) -> Grant:
+    terms = claim.terms
+    longer = f"UPDATE claims SET ends_at = max(ends_at, ?), mode = ? {OF_HOLDER}"
+    shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # it no longer wants it for itself
+    t.execute(longer, (t.now + terms.ttl, SHARED if shares else mine.mode, terms.key, mine.place))
+    if shares:
+        scene.inside[scene.inside.index(mine)] = mine._replace(mode=SHARED)
+        scene.hand_over()
+    return Grant(mine.place, mine.acquired_at)
+
+
+def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene | None = None) -> Grant:
+    """The claim holds; `place` is where it stood in line until now."""
+    wall = time.time()
+    fence = count(t, counter, wall) if scene is None else scene.count(counter, wall)
+    ends_at = t.now + claim.terms.ttl
+    if place is None:
+        _insert(t, claim, 0, fence, wall, ends_at, "")
+    else:
+        t.execute(
+            "UPDATE claims SET waiting = 0, place = ?, acquired_at = ?, ends_at = ?, reserved_until = NULL, lapsed = 0,"
+            f" address = '' {OF_WAITER}",
+            (fence, wall, ends_at, claim.terms.key, place),
+        )
+    if scene is not None:
+        scene.tell(fence, claim.terms.holder)
+    return Grant(fence, wall)
+
+
+def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene) -> None:
+    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
+    if place is not None:
+        t.execute(
+            f"UPDATE claims SET ends_at = ?, lapsed = 0, address = ? {OF_WAITER}",
+            (alive_until, address, claim.terms.key, place),
+        )
+        return
+    _insert(t, claim, 1, scene.count(counter, time.time()), 0.0, alive_until, address)
+
+
+def _insert(
+    t: Transaction,
+    claim: Claim,
+    waiting: int,
+    place: int,
+    acquired_at: float,
+    ends_at: float,
+    address: str,
+) -> None:
+    id, (key, _, holder, ttl, mode, limit, metadata) = claim
+    t.execute(
+        "INSERT INTO claims"
+        " (key, waiting, place, claim, holder, mode, lim, metadata, acquired_at, ttl, ends_at, address)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (key, waiting, place, id, holder, mode, limit or 0, metadata or "", acquired_at, ttl, ends_at, address),
+    )
+
+
+def _busy(t: Transaction, own: _Own, inside: list[Row], mode: Mode) -> Busy:
+    holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
+    ends = (row.until for row in inside)
+    room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
+    return Busy(own.ahead, patrol(own.ahead, room_at - t.now), holder)
+
+
+def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
+    check_boot(t)
+    t.execute(f"UPDATE claims SET acquired_at = ? WHERE {STORE}", (time.time(),))
+    now = t.now
+    statement = (
+        "UPDATE claims SET ends_at = max(ends_at, ?)"
+        " WHERE key = ? AND waiting = 0 AND place = ? AND claim = ? AND ended = 0 AND ends_at > ? AND ends_at <= ?"
+        f" AND mode IN ('{EXCLUSIVE}', '{SHARED}') AND typeof(holder) = 'text' AND typeof(acquired_at) = 'real'"
+    )
+    return [
+        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now, now + LONGEST_TTL)).rowcount == 1
+        for claim, ttl, fence in batch
+    ]
+
+
+def _release_alone(t: Transaction, claim: Claim, linger: float, heir: str) -> bool | None:
+    """When nobody waits or watches the hold just ends, and one statement is a transaction by itself."""
+    if linger:
+        return None
+    ended = t.execute(
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ?"
+        f" AND ? = (SELECT holder FROM claims WHERE {STORE})"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting > 0)",
+        (claim.terms.key, claim.id, t.now, t.host.boot, claim.terms.key),
+    ).rowcount
+    return True if ended else None
+
+
+def _release_exclusive(t: Transaction, claim: Claim) -> bool:
+    key = claim.terms.key
+    ended = t.execute(
+        "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ? AND mode = ?"
+        " AND NOT EXISTS (SELECT 1 FROM claims WHERE key = ? AND waiting = 2)",
+        (key, claim.id, t.now, EXCLUSIVE, key),
+    ).rowcount
+    return ended == 1
+
+
+def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
+    check_boot(t)
+    if not linger and _release_exclusive(t, claim):
+        hand_over(t, claim.terms.key, Occupancy(), heir)  # it was alone, so now nobody is inside
+        return True
+    scene = Scene(t, claim.terms.key)
+    mine = scene.hold(claim.id)
+    if mine is None:
+        scene.must_be_readable(claim.terms.name)
+        return False
+    alive = mine.ends_at > t.now
+    if linger and alive:
+        ending = f"UPDATE claims SET ended = 1, ends_at = ? {OF_HOLDER}"
+        t.execute(ending, (t.now + linger, scene.key, mine.place))
+    else:
+        scene.end(mine)
+        scene.hand_over(heir if alive else "")
+    return alive
+
+
+def _abandon(t: Transaction, key: str, id: str) -> None:
+    check_boot(t)
+    scene = Scene(t, key)
+    scene.settle()
+    gone = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
+    if gone:
+        scene.inside = [row for row in scene.inside if row.claim != id or not row.waiting]
+    mine = scene.hold(id)
+    if mine is not None:
+        scene.end(mine)
+    if gone or mine is not None:
+        scene.hand_over()
+    if any(row.claim == id for row in scene.observers):
+        t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND claim = ?", (key, id))
+        if len(scene.observers) == 1:
+            t.execute("DELETE FROM changes WHERE key = ?", (key,))
+
+
+def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
+    check_boot(t)
+    key = claim.terms.key
+    scene = Scene(t, key)
+    scene.settle()
+    scene.must_be_readable(claim.terms.name)
+    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
+    known = t.execute(
+        "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
+        (alive_until, address, key, claim.id, t.now),
+    ).rowcount
+    changes: tuple[Change, ...] | None = None
+    if known and after:
+        rows = t.execute("SELECT number, fence, holder FROM changes WHERE key = ? AND number > ?", (key, after))
+        changes = _readable(map(Change._make, rows))
+    if changes is None:
+        t.execute("DELETE FROM changes WHERE key = ? AND typeof(number) != 'integer'", (key,))
+        number = count_on(t)
+        if not known:
+            t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
+            _insert(t, claim, 2, number, 0.0, alive_until, address)
+        held = [row for row in scene.inside if not row.waiting and not row.ended]
+        changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
+    next_end = min((row.ends_at for row in scene.inside if not row.waiting), default=t.now + PATROL)
+    return Sight(changes, max(0.0, min(PATROL, next_end - t.now)))
+
+
+def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
+    """All of them, or None if one cannot be read: then its observer begins again with what is true."""
+    found = tuple(changes)
+    sound = all(is_count(one.number) and is_count(one.fence) and isinstance(one.holder, str | None) for one in found)
+    return found if sound else None
+
+
+def _look(t: Transaction, key: str) -> LockInfo:
+    return next(_looks(t, "key = :key", key), LockInfo(key))
+
+
+def _looks(t: Transaction, which: str, key: str) -> Iterator[LockInfo]:
+    """Each of these keys that is held or waited for, in order, read as far as the caller goes."""
+    rows = t.execute(
+        "SELECT CAST(key AS BLOB), waiting, holder, claim, place, mode, acquired_at, ends_at,"
+        f" substr(metadata, 1, :most) FROM claims WHERE {which} AND ends_at > :now"
+        f" AND ({HOLDS} OR waiting = 1 AND {SOUND_WAITER}) ORDER BY key, waiting, place",
+        {"key": key, "now": t.now, "most": MOST_READ},
+    )
+    wall = time.time()
+    for stored, of_key in groupby(rows, itemgetter(0)):
+        holds, queue = [], []
+        for _, waiting, holder, claim, place, mode, acquired_at, ends_at, metadata in of_key:
+            if waiting == 1:
+                queue.append(holder)
+            else:
+                kind = mode if waiting == 0 else None
+                holds.append(Held(holder, claim, place, kind, acquired_at, _on(wall, ends_at, t.now), metadata))
+        name = _name_of(stored)
+        if name is not None:
+            yield lock_info(name, holds, queue)
+
+
+def _on(wall: float, ends_at: Any, now: float) -> float | None:
+    """The end of a hold on the wall clock; None for what cannot be one."""
+    return wall + ends_at - now if ends_at.__class__ is float and ends_at <= now + LONGEST_TTL else None
+
+
+def _name_of(key: bytes) -> str | None:
+    """None for what is no text, so that no caller can ask for it or go on listing behind it."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _inspect(t: Transaction, key: str) -> LockInfo:
+    return LockInfo(key) if is_void(t) else _look(t, key)
+
+
+def _list_some(t: Transaction, prefix: str, start: str) -> list[LockInfo]:
+    """The first keys with that prefix from `start` on; fewer than `AT_A_TIME` are the last."""
+    if is_void(t):
+        return []
+    names = _looks(t, "key >= :key AND key < x''", start)  # every blob is above all text
+    found = takewhile(lambda info: info.name.startswith(prefix), names)
+    return list(islice(found, AT_A_TIME))
+
+
+def _break(t: Transaction, key: str) -> LockInfo:
+    check_boot(t)
+    scene = Scene(t, key)
+    scene.settle()
+    before = _look(t, key)
+    scene.clear()
+    scene.hand_over()
+    return before
+
+
+def _nothing(t: Transaction) -> None:
+    """To see that a transaction can begin."""
+
+
+class SqliteBackend:
+    capabilities = Capabilities(renew_batch=200)  # see AT_A_TIME
+
+    def __init__(self, driver: SqliteDriver) -> None:
+        self._driver = driver
+        self._crowded: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
+
+    async def _run(
+        self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
+    ) -> T:
+        answer, unreached = await self._driver.transact(step, args, within, quick, reads)
+        while unreached:  # the process of a waiter is gone: the next in line need not wait for its grace
+            wake = unreached.pop()
+            _, more = await self._driver.transact(_abandon, (wake.key, wake.claim), within)
+            unreached += more
+        return answer
+
+    async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        answer = await self._run(_acquire, claim, enqueue, within=within)
+        if isinstance(answer, Grant):
+            self._driver.wakes.forget(claim)
+        elif enqueue:
+            self._crowded.add(claim.terms.key)
+        return answer
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        return await self._driver.wakes.wait(claim, seconds)
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
+        return await self._run(_renew, batch, within=within)
+
+    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+        quick = None if claim.terms.key in self._crowded else _release_alone
+        self._crowded.discard(claim.terms.key)
+        return await self._run(_release, claim, linger, heir, within=within, quick=quick)
+
+    async def abandon(self, claim: Claim, *, within: float) -> None:
+        self._crowded.discard(claim.terms.key)
+        try:
+            await self._run(_abandon, claim.terms.key, claim.id, within=within)
+        finally:
+            self._driver.wakes.forget(claim)  # only now: a request that was under way may have expected it again
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+        return await self._run(_observe, claim, after, within=within)
+
+    async def inspect(self, key: str, *, within: float) -> LockInfo:
+        return await self._run(_inspect, key, within=within, reads=True)
+
+    async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
+        """Read in pieces, each one atomic: between them this process renews and releases what it holds."""
+        found: builtins.list[LockInfo] = []
+        start = prefix or _FIRST
+        while True:
+            some = await self._run(_list_some, prefix, start, within=within, reads=True)
+            found += some
+            if len(some) < AT_A_TIME:
+                return found
+            start = some[-1].name + _FIRST
+
+    async def break_(self, key: str, *, within: float) -> LockInfo:
+        return await self._run(_break, key, within=within)
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        return await self._run(values.throttle, key, rate, cost, patience, within=within)
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        await self._run(values.unthrottle, key, rate, cost, until, within=within)
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        return await self._run(values.read, key, within=within, reads=True)
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        return await self._run(values.write, key, write, within=within)
+
+    async def close(self) -> None:
+        await self._driver.close()
+
+    def before_fork(self) -> None:
+        self._driver.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        self._driver.after_fork(child=child)
+
+    @property
+    def url(self) -> str:
+        return self._driver.url
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        await self._run(_nothing, within=within)  # a file that can only be read grants no locks
+        return VERSION, ""
+
+    def __repr__(self) -> str:
+        return repr(self._driver)

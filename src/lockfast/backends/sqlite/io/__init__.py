@@ -1,0 +1,1 @@
+"""The only files of this backend that import sqlite3 or open sockets."""

@@ -1,0 +1,344 @@
+"""SQLite for asyncio: a request is answered in the loop's own thread, since that takes some microseconds.
+
+Decides: which thread runs a request, in which order, and how long requests may stop the loop at a time.
+Leaves to `thread`: what may wait for the disk for long. Leaves to `stalls`: when requests must go there too.
+
+Python's sqlite3 gives up the GIL around each statement. In a thread of its own a transaction would wait for it a dozen
+times, each time for milliseconds beside a loop that computes, and keep the file from all other processes meanwhile.
+In the loop it does not wait: a commit writes to the log only, and a file that another process is writing is asked for
+again later. The disk has to confirm a commit only if it is the first one after the log was started again. The thread
+makes that one after its own checkpoints; after those of other processes it may fall to the loop.
+
+Requests run in the order in which they were asked for, one at a time. One whose caller was cancelled either does not
+run any more, or runs before all that come after it: what cleans up after a request runs after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from lockfast._model import Claim
+from lockfast._reentry import NoThread
+from lockfast._time import boot_now, say
+from lockfast._worlds import Clock
+from lockfast._worlds.asyncio_ import call_in
+from lockfast.backends.sqlite.io.blocking import AT_ONCE, OPENING, BlockingSqlite, Request, Step, Wake
+from lockfast.backends.sqlite.io.datagrams import Mailbox
+from lockfast.backends.sqlite.io.stalls import SLOW_S, Stalls, waits
+from lockfast.backends.sqlite.io.thread import SqliteThread
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.backends.wakeups.flood_guard import FloodGuard
+from lockfast.errors import BackendUnavailable
+
+T = TypeVar("T")
+Answer = tuple[Any, list[Wake]]
+
+SLICE_S: Final = 0.00025  # that requests may take before other callbacks of the loop have a turn
+PAUSE_S: Final = (0.0002, 0.001)  # between two tries for a file that is in use, after AT_ONCE turns of the loop
+LATE_S: Final = 0.05  # over the time that a request has: its own error, if there is one, says more than silence
+LOOKS: Final = 3  # in that time: a process that stood still finds its answer at one of them
+CLOSE_WITHIN_S: Final = 2.0
+
+
+class _Pending:
+    """A request in the queue. It is no longer run once it is answered, or its caller has left."""
+
+    __slots__ = ("_left", "answer", "request", "too_late", "until")
+
+    def __init__(self, answer: asyncio.Future[Any], request: Request | None, until: float) -> None:
+        self._left = False  # not by cancelling the future: its loop may be closed
+        self.answer = answer
+        self.request = request  # None is to close the file
+        self.until = until
+        self.too_late: asyncio.TimerHandle | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._left or self.answer.done()
+
+    def settle(self, answer: Answer | None, error: Exception | None) -> None:
+        if self.is_over:
+            return
+        if error is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(answer)
+
+    def leave(self) -> None:
+        self._left = True
+        if self.too_late is not None:
+            self.too_late.cancel()
+
+
+class AsyncioSqlite:
+    def __init__(self, blocking: BlockingSqlite, wakes: AsyncioWakes) -> None:
+        self.wakes = wakes
+        self._blocking = blocking
+        self._thread = SqliteThread(blocking.shut)
+        self._stalls = Stalls()
+        self._queue: deque[_Pending] = deque()  # the first of them may be in the thread
+        self._turn: asyncio.Handle | None = None  # when the queue goes on, if a callback is scheduled for it
+        self._refused = 0  # how often in a row, because another process had the file
+        self._spent_s = 0.0  # by requests since other callbacks had a turn
+        self._closed = False  # for good: a request that comes later must not start another thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def transact(
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
+    ) -> tuple[T, list[Wake]]:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._move_to(loop)
+        if self._closed:
+            raise self._blocking.is_closed()
+        request, now = (step, args, quick, reads), boot_now()
+        if not self._queue and self._spent_s < SLICE_S and self._may_run_here(now):
+            answer = self._attempt(request, now + within, now)
+            if answer is not None:
+                return answer
+        return await self._enqueue(loop, request, within, now + within)
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Raises RuntimeError while the loop before lives. When that is closed nobody waits in the queue any more."""
+        self.wakes.read_in(loop)
+        self._loop = loop
+        self._forget_queue()
+        self._thread.move_to(loop, self._take_turn)
+
+    def _forget_queue(self) -> None:
+        self._queue.clear()
+        self._turn = None
+        self._refused, self._spent_s = 0, 0.0
+
+    # In the loop's own thread
+
+    def _may_run_here(self, now: float) -> bool:
+        return not self._thread.has_work and not self._stalls.avoid_loop(now) and self._blocking.is_open(now)
+
+    def _attempt(self, request: Request, until: float, now: float) -> Answer | None:
+        """None if another process has the file."""
+        waited = waits()
+        try:
+            return self._blocking.attempt(request, until)
+        finally:
+            ended = boot_now()
+            if not self._spent_s and self._loop is not None:
+                self._loop.call_soon(self._end_slice)
+            self._spent_s += ended - now
+            if ended - now >= SLOW_S and waits() != waited:
+                self._stalls.took(ended - now, ended)
+            self._see_to_log(ended)
+
+    def _end_slice(self) -> None:
+        self._spent_s = 0.0
+
+    def _see_to_log(self, now: float) -> None:
+        if self._blocking.log_is_long(now) and self._loop is not None:
+            with suppress(NoThread):  # then the log grows until there is one
+                self._thread.do(self._loop, self._blocking.checkpoint, self._take_turn)
+
+    # In the queue
+
+    async def _enqueue(self, loop: asyncio.AbstractEventLoop, request: Request, within: float, until: float) -> Answer:
+        pending = _Pending(loop.create_future(), request, until)
+        pending.too_late = loop.call_later(within, self._give_up, loop, pending, within, LOOKS)
+        self._queue.append(pending)
+        try:
+            self._go_on()
+            answer: Answer = await pending.answer
+            return answer
+        finally:
+            pending.leave()
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop, pending: _Pending, within: float, looks: int) -> None:
+        if looks:
+            pending.too_late = loop.call_later(LATE_S / LOOKS, self._give_up, loop, pending, within, looks - 1)
+        else:
+            text = f"the lock store {str(self._blocking.path)!r} did not answer for {say(within)}"
+            pending.settle(None, BackendUnavailable(text))
+
+    def _go_on_in(self, seconds: float) -> None:
+        loop = self._loop
+        if self._turn is None and loop is not None:
+            self._turn = loop.call_later(seconds, self._take_turn) if seconds else loop.call_soon(self._take_turn)
+
+    def _take_turn(self, *_: object) -> None:
+        """Other callbacks have had theirs, or the thread has done its work."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        self._spent_s = 0.0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Run the requests in the queue, the first of them first, until other callbacks must have a turn."""
+        try:
+            while self._queue and self._turn is None and not self._thread.has_work:
+                first = self._queue[0]
+                if first.is_over:
+                    self._queue.popleft()
+                    self._refused = 0
+                elif self._spent_s >= SLICE_S:
+                    self._go_on_in(0.0)
+                else:
+                    self._serve(first)
+        except BaseException:  # an interrupt
+            self._go_on_in(0.0)
+            raise
+
+    def _serve(self, pending: _Pending) -> None:
+        """It is answered, or given to the thread; or another process has the file, and the next turn is scheduled."""
+        assert self._loop is not None
+        request, now = pending.request, boot_now()
+        try:
+            if request is None:
+                self._thread.end(self._loop, partial(self._served, pending))
+            elif self._may_run_here(now):
+                answer = self._attempt(request, pending.until, now)
+                if answer is not None:
+                    pending.settle(answer, None)
+                else:
+                    self._refused += 1
+                    self._go_on_in(0.0 if self._refused < AT_ONCE else random.uniform(*PAUSE_S))
+            elif self._stalls.avoid_loop(now):
+                work = partial(self._blocking.run, request, pending.until)
+                self._thread.do(self._loop, work, partial(self._served, pending))
+            else:
+                work = partial(self._blocking.run, OPENING, pending.until)
+                self._thread.do(self._loop, work, partial(self._opened, pending))
+        except Exception as error:
+            pending.settle(None, error)
+        except BaseException:  # an interrupt: it may have been done, and to do a release again would find no hold
+            text = f"the lock store {str(self._blocking.path)!r} was interrupted, and its answer is lost"
+            pending.settle(None, BackendUnavailable(text))
+            raise
+
+    def _served(self, pending: _Pending, answer: Answer | None, error: Exception | None) -> None:
+        pending.settle(answer, error)
+        if not self._closed:
+            self._see_to_log(boot_now())
+        self._take_turn()
+
+    def _opened(self, pending: _Pending, _: object, error: Exception | None) -> None:
+        if error is not None:
+            pending.settle(None, error)
+        self._take_turn()
+
+    # The end
+
+    async def close(self) -> None:
+        """Whatever was asked for before is done first, unless the disk hangs or the file stays in use."""
+        self._closed = True
+        self.wakes.close()
+        if not self._thread.runs:
+            self._blocking.shut()
+            return
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._move_to(loop)
+        closing = _Pending(loop.create_future(), None, 0.0)
+        self._queue.append(closing)
+        self._go_on_in(0.0)
+        await asyncio.wait([closing.answer], timeout=CLOSE_WITHIN_S)
+        if self._thread.runs:
+            closing.leave()
+            self._thread.end(loop, self._take_turn)
+            for pending in self._queue:
+                pending.settle(None, self._blocking.is_closed())
+
+    def before_fork(self) -> None:
+        self._blocking.before_fork()
+
+    def after_fork(self, *, child: bool) -> None:
+        self._blocking.after_fork(child=child)
+        if child:
+            self._loop = None
+            self._forget_queue()
+            self._thread.after_fork()
+
+    @property
+    def url(self) -> str:
+        return self._blocking.url
+
+    def __repr__(self) -> str:
+        return repr(self._blocking)
+
+
+class AsyncioWakes(AsyncioSeats):
+    """The loop itself reads the mailbox."""
+
+    def __init__(
+        self,
+        clock: Clock | None,
+        open_mailbox: Callable[[], Mailbox | None],
+        flood_guard: FloodGuard | None = None,
+    ) -> None:
+        super().__init__(clock)
+        self._open = open_mailbox
+        self._flood_guard = flood_guard
+        self._mailbox: Mailbox | None = None
+
+    @property
+    def address(self) -> str:
+        return self._mailbox.address if self._mailbox is not None else ""
+
+    def read_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+        if self.is_new(loop) and self._mailbox is not None:  # from an earlier loop, which is closed
+            loop.add_reader(self._mailbox.socket, self._read)
+        return loop
+
+    def expect(self, claim: Claim) -> str:
+        self.seat(claim)
+        if self._mailbox is None:
+            self._mailbox = self._open()
+            if self._mailbox is not None and self._loop is not None:
+                call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
+        return self.address
+
+    def _read(self) -> None:
+        mailbox, guard = self._mailbox, self._flood_guard
+        if mailbox is None:
+            return
+        claims = mailbox.read()
+        woken = [self._mark(claim) for claim in claims]
+        if guard is not None:
+            guard.has_read(claims, woken)
+            if guard.rest():
+                self._leave_unread(mailbox, guard.rest())
+
+    def _leave_unread(self, mailbox: Mailbox, seconds: float) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.remove_reader(mailbox.socket)
+            loop.call_later(seconds, self._read_on, loop, mailbox)
+
+    def _read_on(self, loop: asyncio.AbstractEventLoop, mailbox: Mailbox) -> None:
+        if self._mailbox is mailbox and self._loop is loop:  # neither closed nor forked meanwhile
+            loop.add_reader(mailbox.socket, self._read)
+
+    def close(self) -> None:
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(mailbox.socket)
+            mailbox.close()
+        self.wake(LOOK_ALL)
+
+    def after_fork(self) -> None:
+        """The mailbox is the parent's; only our copy of it is closed."""
+        if self._mailbox is not None:
+            self._mailbox.abandon()
+        self._mailbox = None
+        self.get_up()

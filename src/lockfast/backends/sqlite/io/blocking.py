@@ -1,0 +1,472 @@
+"""SQLite: one connection, one short transaction a verb, and errors in our own words.
+
+Decides: how a transaction is begun under contention, when the file is opened again, what SQLite's errors mean.
+Leaves to the backend: what is read and written. Leaves to the asyncio driver beside this one: in which thread it runs
+a request there, and when the log is copied into the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import cached_property
+from pathlib import Path
+from traceback import clear_frames
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from urllib.parse import quote
+
+from lockfast._reentry import Mutex, outside, section
+from lockfast._time import boot_now
+from lockfast._worlds import Clock, World
+from lockfast.backends.sqlite.io import file as sqlite_file
+from lockfast.backends.sqlite.io.datagrams import Mailbox, Sender, open_mailbox
+from lockfast.backends.sqlite.io.host import Host, this_host
+from lockfast.backends.wakeups import Wakes
+from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.flood_guard import FloodGuard
+from lockfast.errors import BackendUnavailable
+
+T = TypeVar("T")
+
+VERSION: Final = sqlite3.sqlite_version
+AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
+LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
+LOG_LIMIT_BYTES = 4 << 20  # to which the log is cut when all of it is in the file: it seldom needs more
+CHECKPOINT_EVERY_S = 0.1  # at most: a reader that keeps the log from being started again may stay for long
+
+_logger = logging.getLogger("lockfast")
+
+Execute = Callable[..., sqlite3.Cursor]
+
+
+class Wake(NamedTuple):
+    """Tell the process at `address` that its claim may look again."""
+
+    address: str
+    key: str
+    claim: str
+
+
+class Transaction:
+    """What a step of the backend may use, for the time of one transaction."""
+
+    __slots__ = ("execute", "host", "mailbox", "now", "wakes")
+
+    def __init__(self, execute: Execute, host: Host, mailbox: Wakes) -> None:
+        self.execute = execute
+        self.host = host
+        self.mailbox = mailbox  # where the waiters of this process are woken
+        self.now = host.now()
+        self.wakes: list[Wake] = []  # sent when the transaction is committed
+
+
+Step = Callable[..., T]
+
+# What is asked of the store: `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
+Request = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
+
+
+def _only_open(_: Transaction) -> None:
+    """What opens the file, and makes the tables of a new one."""
+
+
+def _write_nothing_new(t: Transaction) -> None:
+    """A commit that changes nothing, and is written to the log all the same."""
+    version = t.execute("PRAGMA user_version").fetchone()[0]
+    t.execute(f"PRAGMA user_version = {version}")
+
+
+OPENING: Final[Request] = (_only_open, (), None, True)
+
+
+class Schema(NamedTuple):
+    """What the backend does with a file that was just opened."""
+
+    is_current: Callable[[Transaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
+    prepare: Callable[[Transaction], None]  # before the first write through a connection
+
+
+class SqliteDriver(Protocol):
+    """What the backend asks of either driver."""
+
+    @property
+    def wakes(self) -> Wakes: ...
+    async def transact(
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
+    ) -> tuple[T, list[Wake]]:
+        """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody.
+
+        `quick`, a single statement, is tried first; if it has an answer other than None that is all.
+        A step that only `reads` sees one state of the file, keeps no writer waiting and waits for none.
+        """
+        ...
+
+    @property
+    def url(self) -> str: ...
+    async def close(self) -> None: ...
+    def before_fork(self) -> None: ...
+    def after_fork(self, *, child: bool) -> None: ...
+
+
+class BlockingSqlite:
+    """The one connection. Its methods run to their end in the caller's thread."""
+
+    def __init__(
+        self,
+        path: Path,
+        schema: Schema,
+        wakes: Wakes,
+        clock: Clock | None,
+        host: Host | None = None,
+        *,
+        checkpoints: bool = True,
+    ) -> None:
+        """Without `checkpoints` hardly any commit waits for the disk, and the caller sees to the log: `log_is_long`."""
+        self.path = path
+        self.wakes = wakes
+        self._name = str(path)  # a plain string is quicker to look up than a Path
+        self._schema = schema
+        self._clock = clock
+        self._checkpoints = checkpoints
+        if host is not None:
+            self.host = host
+        self._sender = Sender()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._mutex = Mutex()  # one transaction at a time on the one connection
+        self._closed = False  # for good: what was under way then opens nothing again
+        self._db: sqlite3.Connection | None = None
+        self._readable = False  # all tables are there
+        self._writable = False  # and the counter is above all fences that can have been given out
+        self._log = ""  # where SQLite keeps the log of the file that is open
+        self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
+        self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
+        self._log_bytes = 0  # how long the log was then
+        self._checkpoint_at = 0.0  # not before that
+        self._warning = ""  # to be logged as soon as the mutex is free
+
+    async def transact(
+        self,
+        step: Step[T],
+        args: tuple[Any, ...],
+        within: float,
+        quick: Step[T | None] | None = None,
+        reads: bool = False,
+    ) -> tuple[T, list[Wake]]:
+        return self.run((step, args, quick, reads), boot_now() + within)
+
+    def run(self, request: Request, until: float) -> tuple[Any, list[Wake]]:
+        """Ask again and again while another process has the file."""
+        tries = 0
+        while True:
+            answer = self.attempt(request, until)
+            if answer is not None:
+                return answer
+            tries += 1
+            _pause(tries)  # our own mutex is free meanwhile
+
+    def attempt(self, request: Request, until: float) -> tuple[Any, list[Wake]] | None:
+        """Ask once, and wait for nothing but the disk. None if another process has the file, and it is not `until`."""
+        try:
+            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
+            with section(self._mutex):
+                answer, wakes = self._answer(*request)
+        except sqlite3.Error as error:
+            if _is_busy(error) and boot_now() < until:
+                return None
+            raise self._translate(error) from error
+        except OSError as error:
+            raise self._unavailable(f"cannot be used: {_reason(error)}", transient=False) from error
+        if self._warning:
+            text, self._warning = self._warning, ""
+            with outside():
+                _logger.warning(text)
+        return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
+
+    def _answer(
+        self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None, reads: bool
+    ) -> tuple[T, list[Wake]]:
+        db = self._open()
+        try:
+            if not self._writable and not (reads and self._readable):
+                self._transact(db, self._schema.prepare, ())
+                self._readable = self._writable = True
+            if reads:
+                return self._transact(db, step, args, "BEGIN")
+            if quick is not None:
+                done = self._try(db, quick, args)
+                if done is not None:
+                    return done, []
+            return self._transact(db, step, args)
+        except BaseException as error:
+            # Code that keeps the error keeps the frames that it passed through, and with them a query that was not
+            # read to its end. That would hold on to an old state of the file, from which nothing can be written.
+            clear_frames(error.__traceback__)
+            raise
+
+    def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
+        try:
+            return quick(Transaction(db.execute, self.host, self.wakes), *args)
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                return None
+            raise
+
+    def _transact(
+        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str = "BEGIN IMMEDIATE"
+    ) -> tuple[T, list[Wake]]:
+        try:
+            return self._transact_once(db, step, args, begin)
+        except sqlite3.OperationalError as error:
+            if not _is_undecodable(error):
+                raise
+            db.text_factory = _decoded  # for the rest of this connection: it costs a call for each text
+        return self._transact_once(db, step, args, begin)
+
+    def _transact_once(
+        self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str
+    ) -> tuple[T, list[Wake]]:
+        execute = db.execute
+        try:
+            execute(begin)
+            transaction = Transaction(execute, self.host, self.wakes)
+            answer = step(transaction, *args)
+            execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                execute("ROLLBACK")
+            raise
+        return answer, transaction.wakes
+
+    def _deliver(self, wake: Wake) -> bool:
+        if wake.address == self.wakes.address:
+            self.wakes.wake(wake.claim)
+            return True
+        return self._sender.send(wake.address, wake.claim)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{quote(self._name)}"
+
+    # Opening
+
+    @cached_property
+    def host(self) -> Host:
+        host = this_host()
+        return host if self._clock is None else host._replace(now=self._clock.now)
+
+    def _open(self) -> sqlite3.Connection:
+        """The connection, opened again if the file was deleted or replaced under us."""
+        db, now = self._db, boot_now()
+        if db is not None:
+            if self._is_current(now):
+                if db.in_transaction:  # left over from a request that was interrupted more than once
+                    db.rollback()
+                return db
+            db.close()
+            self._db = None
+        if self._closed:
+            raise self.is_closed()
+        file = sqlite_file.follow(self.path)
+        why_not = sqlite_file.refusal(self.path, file)
+        if why_not:
+            raise self._unavailable(why_not, transient=False)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        sqlite_file.make(file)
+        self._refuse_foreign(file)
+        db = sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._set_up(db)
+            self._log = f"{file}-wal"
+            self._files = self._identify()
+            self._looked_at = now
+        except BaseException:
+            db.close()
+            raise
+        self._db = db
+        self._warning = sqlite_file.warning(file)
+        return db
+
+    def is_open(self, now: float) -> bool:
+        """Whether a request finds the file open. Else the next one opens it, or says why it cannot."""
+        with section(self._mutex), suppress(OSError):
+            return self._db is not None and self._is_current(now)
+        return False
+
+    def _is_current(self, now: float) -> bool:
+        return now - self._looked_at < LOOK_EVERY or self._is_same()
+
+    def _is_same(self) -> bool:
+        try:
+            same = self._identify() == self._files
+        except FileNotFoundError:
+            return False  # deleted: whoever comes next makes a new one, and so do we
+        self._looked_at = boot_now()
+        return same
+
+    def _identify(self) -> tuple[object, ...]:
+        file, log = os.stat(self._name), os.stat(self._log)
+        self._log_bytes = log.st_size
+        return file.st_dev, file.st_ino, log.st_ino
+
+    def _refuse_foreign(self, file: Path) -> None:
+        """A file of another program stays as it is: nothing is written, made beside it or rolled back.
+
+        What this way of opening cannot see, such as the log, is seen later. So nothing but a refusal counts here.
+        """
+        with suppress(sqlite3.Error):
+            uri = f"file:{quote(os.fsencode(file))}?immutable=1"
+            with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+                self._transact(db, self._schema.is_current, (), "BEGIN")
+
+    def _set_up(self, db: sqlite3.Connection) -> None:
+        mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise self._unavailable("is on a file system where SQLite has no write-ahead log", transient=False)
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
+        if not self._checkpoints:
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+        self._readable, _ = self._transact(db, self._schema.is_current, (), "BEGIN")
+        self._writable = False
+
+    def _translate(self, error: sqlite3.Error) -> BackendUnavailable:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        folder = sqlite_file.follow(self.path).parent
+        if code == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK):
+            code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
+        text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
+        return self._unavailable(text, transient=transient)
+
+    def is_closed(self) -> BackendUnavailable:
+        return self._unavailable("is closed", transient=False)
+
+    def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
+        return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)
+
+    # The log
+
+    def log_is_long(self, now: float) -> bool:
+        """Whether the log is to be copied into the file: it is longer than what it is cut to after that.
+
+        So it has grown since it was last started again, by whichever process. To be asked after a request: that may
+        have started it again, and cut it.
+        """
+        if self._log_bytes <= LOG_LIMIT_BYTES or now < self._checkpoint_at:
+            return False
+        with suppress(OSError):  # deleted: the next look sees that too
+            self._log_bytes = os.stat(self._log).st_size
+        return self._log_bytes > LOG_LIMIT_BYTES
+
+    def checkpoint(self) -> None:
+        """Copy the log into the file, as far as no reader needs it, and start it again.
+
+        Waits for the disk, and keeps no other process waiting. If it fails, the log goes on to grow.
+        """
+        with section(self._mutex):
+            if self._db is not None:
+                with suppress(sqlite3.Error):
+                    self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    self._transact(
+                        self._db, _write_nothing_new, ()
+                    )  # the next commit starts it, and waits for the disk
+            self._checkpoint_at = boot_now() + CHECKPOINT_EVERY_S
+
+    # Ending
+
+    async def close(self) -> None:
+        self.shut()
+
+    def shut(self) -> None:
+        with self._mutex:
+            self._closed = True
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+        self.wakes.close()
+        self._sender.close()
+
+    def before_fork(self) -> None:
+        """SQLite must not be carried through a fork, so the connection is closed, and closed it stays meanwhile."""
+        if self._mutex.acquire(timeout=1.0) and self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def after_fork(self, *, child: bool) -> None:
+        if child:
+            self._reset()
+            self.wakes.after_fork()
+            self._sender = Sender()
+        else:
+            with suppress(RuntimeError):  # it was not had
+                self._mutex.release()
+
+    def __repr__(self) -> str:
+        return f"sqlite:///{self.path}"
+
+
+def _pause(tries: int) -> None:
+    """Before asking for the file again: short, random, and never longer than the last time.
+
+    SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
+    """
+    if tries <= AT_ONCE:
+        os.sched_yield()
+    else:
+        time.sleep(random.uniform(0.00002, 0.0004))
+
+
+def _reason(error: OSError) -> str:
+    """In words: the number and the path, which is named already, help nobody."""
+    return error.strerror.lower() if error.strerror else str(error)
+
+
+def _is_undecodable(error: sqlite3.Error) -> bool:
+    """Some text in the file is no text. The module says so itself, so there is no code of SQLite's."""
+    return "decode to UTF-8" in str(error)
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+_MEANINGS = {
+    sqlite3.SQLITE_BUSY: ("stayed locked by another process", True),
+    sqlite3.SQLITE_LOCKED: ("stayed locked by another process", True),
+    sqlite3.SQLITE_READONLY: ("is read-only; locks need a file and a folder that can be written", False),
+    sqlite3.SQLITE_FULL: ("cannot be written: the disk is full", False),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written: the disk is full or failing", False),
+    sqlite3.SQLITE_CORRUPT: ("is corrupt; move it away, and a new one is made", False),
+    sqlite3.SQLITE_NOTADB: ("is not an SQLite file, or is corrupt; move it away, and a new one is made", False),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened; check that its folder exists and can be written", False),
+}
+
+
+def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -> SqliteDriver:
+    """The driver for that world. Nothing is opened yet."""
+
+    def mailbox() -> Mailbox | None:
+        return open_mailbox(sqlite_file.follow(path))
+
+    guard = FloodGuard() if clock is None else None  # a clock that a test moves may stand still
+    if world.blocking:
+        return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox, guard), clock)
+    from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqlite, AsyncioWakes
+
+    wakes = AsyncioWakes(clock, mailbox, guard)
+    return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock, checkpoints=False), wakes)

@@ -1,0 +1,209 @@
+"""A name in SQLite as one transaction sees it: who is in, who is in line, and who watches.
+
+Decides: how time ends things, who is next when there is room, what observers are told, and which rows are damaged.
+Leaves to `sqlite`: the verbs. Leaves to `_model`: who fits and who is next in line.
+
+A column keeps whatever is put into it, and any text is above every number. Beside a damaged hold no claim is granted. A
+waiter or an observer that is damaged counts as gone: it asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from lockfast._model import (
+    EXCLUSIVE,
+    GRACE,
+    KEPT_CHANGES,
+    LONGEST_TTL,
+    PRESENCE,
+    SHARED,
+    Mode,
+    Occupancy,
+    next_in_line,
+)
+from lockfast._records import NO_HOLD, damaged_lock, is_count
+from lockfast.backends.sqlite.io.blocking import Transaction, Wake
+from lockfast.backends.sqlite.schema import HOLDS, count, count_on
+
+OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"
+OF_WAITER: Final = "WHERE key = ? AND waiting = 1 AND place = ?"
+_PRESENT: Final = 2 * PRESENCE  # seconds: none that waits or watches is present for longer without asking again
+SOUND_WAITER: Final = (
+    f"ends_at > :now AND ends_at <= :now + {_PRESENT} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
+    " AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(address) = 'text'"
+)
+
+
+class Row(NamedTuple):
+    """Somebody who takes room, a holder or a waiter that the resource is reserved for; or an observer."""
+
+    waiting: int
+    place: int
+    claim: str
+    holder: str
+    mode: Mode
+    acquired_at: float
+    ends_at: float
+    ended: int
+    reserved_until: float | None
+    address: str
+
+    @property
+    def until(self) -> float:
+        """When time takes its room away."""
+        return self.ends_at if self.reserved_until is None else self.reserved_until
+
+    def is_sound(self, now: float) -> bool:
+        """Whether all of it can be what this program has written."""
+        return (
+            self.waiting in (0, 1, 2)
+            and is_count(self.place)
+            and self.mode in (EXCLUSIVE, SHARED)
+            and self.ended in (0, 1)
+            and self.claim.__class__ is self.holder.__class__ is self.address.__class__ is str
+            and self.acquired_at.__class__ is self.ends_at.__class__ is self.until.__class__ is float
+            and self.ends_at <= now + (_PRESENT if self.waiting else LONGEST_TTL)
+        )
+
+
+_COLUMNS: Final = "waiting, place, claim, holder, mode, acquired_at, ends_at, ended, reserved_until, address"
+_ROWS: Final = (
+    f"SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting < 1"
+    f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND waiting > 1"
+    f" UNION ALL SELECT {_COLUMNS} FROM claims WHERE key = ? AND reserved_until IS NOT NULL"
+)
+
+
+class Scene:
+    """A name as one transaction sees it, read in one statement; who only waits is not in it."""
+
+    __slots__ = ("_t", "damaged", "inside", "key", "observers")
+
+    def __init__(self, t: Transaction, key: str) -> None:
+        self._t = t
+        self.key = key
+        self.inside: list[Row] = []  # holders first, in order of their fences
+        self.observers: list[Row] = []
+        self.damaged: list[Row] = []  # holds that cannot be read
+        for row in map(Row._make, t.execute(_ROWS, (key, key, key))):
+            if row.is_sound(t.now):
+                (self.observers if row.waiting == 2 else self.inside).append(row)
+            elif row.waiting not in (1, 2):
+                self.damaged.append(row)
+
+    def settle(self) -> None:
+        """Forget what time has ended, and hand over the room that it took."""
+        over = [row for row in self.inside if row.until <= self._t.now]
+        for row in over:
+            if row.waiting:
+                self.inside.remove(row)
+                lapse = (
+                    "UPDATE claims SET reserved_until = NULL, lapsed = 1 WHERE key = ? AND waiting = 1 AND place = ?"
+                )
+                self._t.execute(lapse, (self.key, row.place))
+            else:
+                self.end(row)
+        lapsed = [row for row in self.damaged if row.ends_at.__class__ is float and row.ends_at <= self._t.now]
+        if lapsed:  # of a damaged hold too, as far as that can be read
+            self.damaged = [row for row in self.damaged if row not in lapsed]
+            ended = f"DELETE FROM claims WHERE key = ? AND {HOLDS} AND typeof(ends_at) = 'real' AND ends_at <= ?"
+            self._t.execute(ended, (self.key, self._t.now))
+            self.tell(0, None)
+        if over or lapsed:
+            self.hand_over()
+
+    def must_be_readable(self, name: str) -> None:
+        """Raises BackendUnavailable if it cannot be known who holds."""
+        if self.damaged:
+            raise damaged_lock(name, "the lock store", NO_HOLD)
+
+    def find(self, claim: str) -> Row | None:
+        """The claim's hold, or what is reserved for it."""
+        return next((row for row in self.inside if row.claim == claim and not row.ended), None)
+
+    def hold(self, claim: str) -> Row | None:
+        row = self.find(claim)
+        return None if row is None or row.waiting else row
+
+    def occupancy(self) -> Occupancy:
+        taken, now = Occupancy(), self._t.now
+        for row in self.inside:
+            if row.until > now and row.ends_at > now:
+                taken.add(row.mode)
+        for _ in self.damaged:
+            taken.add(EXCLUSIVE)
+        return taken
+
+    def end(self, row: Row) -> None:
+        """That one holds no longer."""
+        self.inside.remove(row)
+        self._t.execute(f"DELETE FROM claims {OF_HOLDER}", (self.key, row.place))
+        self.tell(row.place, None)
+
+    def count(self, last: int, wall: float) -> int:
+        """The next fence or place; `last` is the counter as read when the transaction began."""
+        return count_on(self._t) if self.observers else count(self._t, last, wall)  # telling them has counted too
+
+    def hand_over(self, heir: str = "") -> None:
+        """Whoever it is reserved for takes room from now on, also in the eyes of this transaction."""
+        until = self._t.now + GRACE
+        for waiter in hand_over(self._t, self.key, self.occupancy(), heir):
+            facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
+            self.inside.append(Row(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
+
+    def clear(self) -> None:
+        """End every hold, and forget everything that is damaged."""
+        t, key = self._t, self.key
+        fences = [row.place for row in self.inside if not row.waiting] + [0] * bool(self.damaged)
+        self.inside, self.damaged = [row for row in self.inside if row.waiting], []
+        t.execute(f"DELETE FROM claims WHERE key = ? AND {HOLDS}", (key,))
+        facts = {"key": key, "now": t.now}
+        t.execute(f"DELETE FROM claims WHERE key = :key AND waiting IN (1, 2) AND NOT ({SOUND_WAITER})", facts)
+        for fence in fences:
+            self.tell(fence, None)
+
+    def tell(self, fence: int, holder: str | None) -> None:
+        """Keep a change for the observers, and wake them."""
+        if self.observers:
+            t, key = self._t, self.key
+            t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count_on(t), fence, holder))
+            oldest = "SELECT number FROM changes WHERE key = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
+            t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, KEPT_CHANGES))
+            t.wakes += [Wake(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
+
+
+def hand_over(t: Transaction, key: str, inside: Occupancy, heir: str = "") -> list[Waiter]:
+    """Reserve for whoever is next beside those inside, and wake them and nobody else; the answer is who that is."""
+    chosen = next_in_line(line(t, key), inside, heir)
+    for waiter in chosen:
+        t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE, key, waiter.place))
+        t.wakes.append(Wake(waiter.address, key, waiter.claim))
+    return chosen
+
+
+class Waiter(NamedTuple):
+    place: int
+    claim: str
+    holder: str
+    mode: Mode
+    limit: int | None
+    reserved_until: float | None
+    lapsed: int
+    address: str
+    ends_at: float
+
+    @property
+    def reserved(self) -> bool:
+        return self.reserved_until is not None
+
+
+def line(t: Transaction, key: str) -> Iterator[Waiter]:
+    """The live waiters in order, read as far as the caller goes."""
+    rows = t.execute(
+        "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
+        f" WHERE key = :key AND waiting = 1 AND {SOUND_WAITER} ORDER BY place",
+        {"key": key, "now": t.now},
+    )
+    return map(Waiter._make, rows)

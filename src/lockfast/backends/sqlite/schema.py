@@ -1,0 +1,224 @@
+"""The file of the SQLite backend: its tables, whose clock its times are read on, and its counter.
+
+Decides: what a new file looks like, and that times of another boot or another host are never compared with ours.
+Leaves to `sqlite` and `values`: the verbs.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NoReturn
+
+from lockfast._model import LONGEST_TTL
+from lockfast._records import is_count
+from lockfast._time import first_fence
+from lockfast._values import NANO
+from lockfast.backends.sqlite.io.blocking import Schema, Transaction
+from lockfast.backends.sqlite.io.host import fingerprint
+from lockfast.errors import BackendUnavailable
+
+CLOCKS_DIFFER_S: Final = 5.0  # by which the clocks of two hosts with one machine-id may differ, say two clones
+LOST_AT_MOST: Final = 1_000_000  # grants that a power cut can take with it: all that are in the log
+SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
+
+_FORMAT_1: Final = (
+    """CREATE TABLE claims (
+        key TEXT NOT NULL,         -- empty for the store's own row, see below
+        waiting INTEGER NOT NULL,  -- 0 holds, 1 waits, 2 observes
+        place INTEGER NOT NULL,    -- a holder's fence; a waiter's place in the queue; unique for an observer
+        claim TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        mode TEXT NOT NULL,
+        lim INTEGER NOT NULL DEFAULT 0,     -- 0 is no limit: a NULL takes sqlite3 longer to bind
+        metadata TEXT NOT NULL DEFAULT '',  -- JSON
+        acquired_at REAL NOT NULL DEFAULT 0,  -- wall clock, for people
+        ttl REAL NOT NULL,
+        ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the waiter counts as gone
+        ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingering
+        address TEXT NOT NULL DEFAULT '',   -- where a waiter is woken
+        reserved_until REAL,       -- a waiter for whom the resource is kept
+        lapsed INTEGER NOT NULL DEFAULT 0,  -- was woken and did not come in time; passed over until it asks again
+        counter INTEGER,           -- the store's own row only
+        PRIMARY KEY (key, waiting, place)
+    ) WITHOUT ROWID""",
+    "CREATE UNIQUE INDEX waiting_claims ON claims (claim) WHERE waiting = 1",
+    "CREATE INDEX reservations ON claims (key) WHERE reserved_until IS NOT NULL",
+)
+
+_FORMAT_2: Final = (
+    """CREATE TABLE changes (        -- of names that are observed
+        key TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        fence INTEGER NOT NULL,     -- of the hold that began or ended
+        holder TEXT,                -- NULL: it ended
+        PRIMARY KEY (key, number)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE limiters (
+        key TEXT PRIMARY KEY,
+        until INTEGER NOT NULL      -- boot clock in nanoseconds: up to when it is booked
+    ) WITHOUT ROWID""",
+    "CREATE INDEX limiters_by_end ON limiters (until)",
+    """CREATE TABLE cells (
+        key TEXT PRIMARY KEY,       -- empty for the highest version that was ever deleted
+        value TEXT,
+        version INTEGER NOT NULL,
+        fence INTEGER NOT NULL,
+        writer TEXT NOT NULL
+    ) WITHOUT ROWID""",
+)
+
+FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # what each brought; a file's user_version says how many of them it has
+
+# The store's own row has the empty key, which no lock can have. It stands in the same table because then a grant
+# writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
+#   counter      the last fence or place in a queue that was given out; only grows
+#   holder       the boot whose clock all times are read on
+#   claim        the fingerprint of that boot's machine
+#   acquired_at  wall clock of the last grant or renewal
+STORE: Final = "key = '' AND waiting = 0 AND place = 0"
+
+HOLDS: Final = "waiting NOT IN (1, 2)"  # and what is none of the three kinds: it may have been one
+
+
+def is_current(t: Transaction) -> bool:
+    """Whether the file has all tables. Raises BackendUnavailable for a file that is not ours to use."""
+    version = _version(t)
+    made = dict(t.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    if (version or made) and "reserved_until" not in (made.get("claims") or ""):
+        raise BackendUnavailable("the SQLite file belongs to another program; name another file", transient=False)
+    if version > len(FORMATS):
+        raise BackendUnavailable(
+            f"the lock store has format {version}, this lockfast knows format {len(FORMATS)}; upgrade it",
+            transient=False,
+        )
+    return version == len(FORMATS)
+
+
+def _version(t: Transaction) -> int:
+    version: int = t.execute("PRAGMA user_version").fetchone()[0]
+    return version
+
+
+def prepare(t: Transaction) -> None:
+    """Make the tables that a file lacks, and go on above all fences that can have been given out.
+
+    The file may be an older copy that was put back, and what it counted since then is lost.
+    """
+    if not is_current(t):
+        _make_tables(t, _version(t))
+    t.execute(f"UPDATE claims SET counter = max(counter, ?) WHERE {STORE}", (first_fence(),))
+    _hide_machine(t)
+
+
+SCHEMA: Final = Schema(is_current, prepare)
+
+
+def _hide_machine(t: Transaction) -> None:
+    """An older lockfast stored the machine's id itself."""
+    machine = t.host.machine
+    if t.execute(f"SELECT 1 FROM claims WHERE {STORE} AND claim = ?", (machine,)).fetchone():
+        t.execute(f"UPDATE claims SET claim = ? WHERE {STORE}", (fingerprint(machine),))
+
+
+def _make_tables(t: Transaction, version: int) -> None:
+    for statements in FORMATS[version:]:
+        for statement in statements:
+            t.execute(statement)
+    if version == 0:
+        t.execute(
+            "INSERT INTO claims (key, waiting, place, claim, holder, mode, acquired_at, ttl, ends_at, counter)"
+            " VALUES ('', 0, 0, ?, ?, '', ?, 0, 9e999, ?)",
+            (fingerprint(t.host.machine), t.host.boot, time.time(), first_fence()),
+        )
+    t.execute(f"PRAGMA user_version = {len(FORMATS)}")
+
+
+# The clock that the store counts by, and its counter
+
+
+def check_boot(t: Transaction) -> None:
+    """Every verb that writes starts here: are the times in the store readings of our clock? If not they are void."""
+    if not is_void(t):
+        return
+    for table in ("claims", "changes", "limiters"):  # cells know no time
+        t.execute(f"DELETE FROM {table} WHERE key > ''")
+    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out,
+    # also if the clock is behind since then.
+    t.execute(
+        f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
+        (fingerprint(t.host.machine), t.host.boot, time.time(), LOST_AT_MOST, first_fence()),
+    )
+
+
+def is_void(t: Transaction) -> bool:
+    """Whether all leases in the store are of an earlier boot. Raises BackendUnavailable if another host holds them."""
+    boot, counter, machine, touched_at = (
+        t.execute(f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
+    )
+    if not is_count(counter):
+        no_store()
+    if boot == t.host.boot:
+        return False
+    if not (boot.__class__ is machine.__class__ is str and touched_at.__class__ is float):
+        no_store()
+    longest, now = _longest_ttl(t), time.time()
+    if longest is not None and now < touched_at + longest and not _has_rebooted(t, machine, touched_at, now):
+        raise BackendUnavailable(
+            "the lock store is in use by another host, which holds leases in it; SQLite locks work between the "
+            "processes of one host only, so use a lock server between hosts",
+            transient=False,
+        )
+    return True
+
+
+def _longest_ttl(t: Transaction) -> float | None:
+    """Of all holds; None if there is none."""
+    (longest,) = t.execute(f"SELECT max(ttl) FROM claims WHERE key > '' AND {HOLDS}").fetchone()
+    if longest is None:
+        return None
+    sound = longest.__class__ is float and longest <= LONGEST_TTL
+    return longest if sound else LONGEST_TTL  # nothing is known of a hold that is damaged
+
+
+def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -> bool:
+    """Whether it was this machine, before it started anew; else it is another one with the same id.
+
+    A clock that is far behind what it was is that of a machine that forgot the time when it was off.
+    """
+    ours = (fingerprint(t.host.machine), t.host.machine)  # the second if an older lockfast wrote it
+    return machine in ours and (touched_at < t.host.booted_at or now < touched_at - CLOCKS_DIFFER_S)
+
+
+def no_store() -> NoReturn:
+    raise BackendUnavailable(
+        "the lock store is corrupt: its own row is gone or damaged, and with it its counter; move it away, and a new "
+        "one is made",
+        transient=False,
+    )
+
+
+def count(t: Transaction, last: int, wall: float) -> int:
+    """The next fence or place after `last`, which is the counter as this transaction has read it."""
+    number = last + 1
+    t.execute(f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}", (number, wall))
+    if number % SWEEP_EVERY == 0:
+        _sweep(t)
+    return number
+
+
+def count_on(t: Transaction) -> int:
+    """As `count`, for a transaction that has not read the counter, or has counted since."""
+    t.execute(f"UPDATE claims SET counter = counter + 1, acquired_at = ? WHERE {STORE}", (time.time(),))
+    number: int = t.execute(f"SELECT counter FROM claims WHERE {STORE}").fetchone()[0]
+    return number
+
+
+def _sweep(t: Transaction) -> None:
+    """Forget what has ended where nobody waits or watches, and what nobody has observed."""
+    t.execute(
+        "DELETE FROM claims WHERE ends_at <= ? AND NOT EXISTS (SELECT 1 FROM claims AS other WHERE"
+        " other.key = claims.key AND other.waiting > 0 AND other.ends_at > ?)",
+        (t.now, t.now),
+    )
+    t.execute("DELETE FROM changes WHERE key NOT IN (SELECT key FROM claims WHERE waiting = 2)")
+    t.execute("DELETE FROM limiters WHERE until <= ?", (int(t.now * NANO),))

@@ -1,0 +1,83 @@
+"""Limiters and cells in SQLite, each step one short transaction.
+
+Decides: how they are kept, and that a limiter at rest is forgotten.
+Leaves to `_values`: whether a permit is to be had, and whether a write goes through.
+"""
+
+from __future__ import annotations
+
+from lockfast._time import first_fence
+from lockfast._values import (
+    NANO,
+    NOTHING,
+    Booked,
+    Rate,
+    Stored,
+    Write,
+    Written,
+    after,
+    as_stored,
+    book,
+    can_be_booked,
+    decide,
+    last_version,
+    used_up,
+)
+from lockfast.backends.sqlite.io.blocking import Transaction
+from lockfast.backends.sqlite.schema import check_boot
+
+
+def throttle(t: Transaction, key: str, rate: Rate, cost: int, patience: float) -> Booked:
+    check_boot(t)
+    (until,) = t.execute("SELECT until FROM limiters WHERE key = ?", (key,)).fetchone() or (0,)
+    if not can_be_booked(until, t.now):
+        until = used_up(t.now, rate)
+        t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, until))
+    booked = book(until, t.now, rate, cost, patience)
+    if booked.allowance.allowed:
+        _forget_some_at_rest(t)
+        t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, booked.until))
+    return booked
+
+
+def _forget_some_at_rest(t: Transaction) -> None:
+    """One that is booked up to a moment that has passed is as good as new. Two for each that may be added."""
+    at_rest = "SELECT key FROM limiters WHERE until <= ? ORDER BY until LIMIT 2"
+    t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NANO),))
+
+
+def unthrottle(t: Transaction, key: str, rate: Rate, cost: int, until: int) -> None:
+    check_boot(t)
+    back = "UPDATE limiters SET until = ? WHERE key = ? AND until = ?"
+    t.execute(back, (until - rate.interval * cost, key, until))
+
+
+def read(t: Transaction, key: str) -> Stored:
+    row = t.execute("SELECT value, version, fence, writer FROM cells WHERE key = ?", (key,)).fetchone()
+    return as_stored(*row) if row else NOTHING
+
+
+def write(t: Transaction, key: str, write: Write) -> Written:
+    stored = read(t, key)
+    outcome = decide(stored, write)
+    if outcome is not None:
+        return outcome
+    last = last_version(stored, first_fence())
+    written = after(stored, write, last or _last_deleted(t))
+    if write.value is None:
+        _delete(t, key, last)
+    else:
+        t.execute("INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", (key, *written[:4]))
+    return Written("written", written.version, written.fence)
+
+
+def _delete(t: Transaction, key: str, version: int) -> None:
+    """What is written there later goes on above that version, so that nobody takes it for what they have read."""
+    t.execute("DELETE FROM cells WHERE key = ?", (key,))
+    if version > _last_deleted(t):
+        t.execute("INSERT OR REPLACE INTO cells VALUES ('', NULL, ?, 0, '')", (version,))
+
+
+def _last_deleted(t: Transaction) -> int:
+    """The highest version that was ever deleted."""
+    return last_version(read(t, ""), first_fence())

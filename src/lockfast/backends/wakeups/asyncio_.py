@@ -1,0 +1,68 @@
+"""Where the waiting tasks of one `AsyncLocks` sleep.
+
+Decides: how a wake-up for a claim finds its task.
+Leaves to each technology's driver: how wake-ups arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from lockfast._model import Claim
+from lockfast._worlds import Clock
+from lockfast._worlds.asyncio_ import AsyncioSignal
+from lockfast.backends.wakeups import LOOK_ALL
+
+
+class AsyncioSeats:
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose tasks wait
+        self._seats: dict[str, AsyncioSignal] = {}  # by claim
+
+    def is_new(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether this is another loop than last time. Raises RuntimeError while that one lives."""
+        if loop is self._loop:
+            return False
+        if self._loop is not None and not self._loop.is_closed():
+            raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
+        self._loop = loop
+        return True
+
+    def get_up(self) -> None:
+        """Nobody sits here any more: this is the child of a fork."""
+        self._loop = None
+        self._seats = {}
+
+    def seat(self, claim: Claim) -> None:
+        assert self._loop is not None  # whoever waits has asked, and was asked in a loop
+        if claim.id not in self._seats:
+            self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
+
+    def expects(self, claim: Claim) -> bool:
+        return claim.id in self._seats
+
+    def forget(self, claim: Claim) -> None:
+        seat = self._seats.pop(claim.id, None)
+        if seat is not None:
+            seat.set()  # should it still wait, it looks up
+
+    def wake(self, claim: str) -> None:
+        self._mark(claim)
+
+    def _mark(self, claim: str) -> bool:
+        """True if it names a waiter, for which no wake-up was kept yet."""
+        if claim == LOOK_ALL:
+            for seat in list(self._seats.values()):
+                seat.set()
+            return False
+        named = self._seats.get(claim)
+        if named is None:
+            return False
+        news = not named.is_set()
+        named.set()
+        return news
+
+    async def wait(self, claim: Claim, seconds: float) -> bool:
+        seat = self._seats.get(claim.id)
+        return seat is None or await seat.wait(seconds)

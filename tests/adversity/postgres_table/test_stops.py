@@ -1,0 +1,104 @@
+"""The lock table on a PostgreSQL server that stands still (SIGSTOP), or that has no room for one more connection."""
+
+from __future__ import annotations
+
+from lockfast._time import boot_now
+from lockfast.testing.stage import Stage
+from tests.adversity.postgres_table.stage import OnTable
+from tests.patience import refused, refused_for
+from tests.renewals import renew_soon, renewed
+from tests.servers.waiting import LIMIT
+
+WAIT = 0.3
+
+
+class TestStandsStill(OnTable):
+    """By how much a `wait` is exceeded is measured by `python -m bench --only promptness`."""
+
+    async def test_wait_is_kept_to_by_one_that_is_connected(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        self.server.pause()
+        started = boot_now()
+        await refused(locks.lock("x", wait=WAIT))
+        assert boot_now() >= started + WAIT / 2
+        self.server.go_on()
+
+    async def test_wait_is_kept_to_by_one_that_has_to_connect(self, stage: Stage) -> None:
+        self.server.pause()
+        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT))
+        self.server.go_on()
+
+    async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        await stage.locks().lock("x", ttl=600).take()
+        waiter = stage.start(refused(locks.lock("x", wait=1)))
+        await stage.until(self.queued(stage, waiter), "one to wait")
+        await self.pause(stage)
+        await waiter.result()
+        self.server.go_on()
+        await stage.queue("x", 0)
+
+    async def test_what_the_server_does_late_leaves_no_orphan(self, stage: Stage) -> None:
+        for number in range(3):
+            locks = await self.ready(stage)
+            self.server.pause()
+            await refused(locks.lock(f"x{number}", ttl=600, wait=0.1))
+            self.server.go_on()
+        for number in range(3):
+            await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
+
+    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_nobody_is_let_in_twice(
+        self, stage: Stage
+    ) -> None:
+        lease = await (await self.ready(stage)).lock("x", ttl=0.5).take()
+        waiter = stage.start((await self.ready(stage)).lock("x", ttl=600).take())
+        await stage.until(self.queued(stage, waiter), "one to wait")
+        self.server.pause()
+        await stage.until(lambda: lease.lost, "the holder to stop believing")
+        self.server.go_on()
+        granted = await waiter.result()
+        assert granted.fence > lease.fence
+        assert not await lease.release()
+        assert await stage.fences("x") == [granted.fence]
+
+    async def test_a_short_stop_is_ridden_out(self, stage: Stage) -> None:
+        lease = await (await self.ready(stage)).lock("x", ttl=60).take()
+        self.server.pause()
+        renew_soon(lease)
+        await stage.until(lambda: lease._renewing, "a renewal to hang")
+        self.server.go_on()
+        await renewed(stage, lease)
+        assert lease.held
+
+
+class TestFull(OnTable):
+    settings = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}  # noqa: RUF012
+
+    def _as_guest(self) -> None:
+        """Not as a superuser, for whom there is always room."""
+        self.ask(self.guest)
+        self.ask(
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO guest; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO guest"
+        )
+        self.where = self.where.replace("lockfast@", "guest@")
+
+    async def test_a_full_server_is_told_and_asked_again_and_costs_no_lease(self, stage: Stage) -> None:
+        self._as_guest()
+        filling = [await self.ready(stage) for _ in range(3)]
+        lease = await filling[0].lock("kept").take()
+        late = stage.locks()
+        await stage.until(lambda: refused_for(late, "x", "connection slots"), "the reason to be told")
+        patient = stage.start(late.lock("x", wait=LIMIT).take())
+        await filling[2].close()
+        assert (await patient.result()).held
+        await lease.extend()
+
+    async def test_one_that_finds_no_room_to_be_woken_by_is_served_when_there_is(self, stage: Stage) -> None:
+        self._as_guest()
+        filling = [await self.ready(stage) for _ in range(3)]
+        holder = await filling[0].lock("x").take()
+        waiter = stage.start(filling[1].lock("x", wait=LIMIT).take())
+        await stage.until(lambda: filling[1].faults.calls["acquire"] > 2, "a second try to find room")
+        await filling[2].close()
+        await holder.release()
+        assert (await waiter.result()).fence > holder.fence

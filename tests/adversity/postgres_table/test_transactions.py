@@ -1,0 +1,329 @@
+"""The lock table, and transactions of others: old and open ones, and what is swept."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import lockfast
+import lockfast.aio
+from lockfast.backends.postgres_table import requests
+from lockfast.errors import AcquireTimeout
+from tests.servers.postgres_shared import HERE
+from tests.servers.postgres_tables import table
+from tests.servers.waiting import LIMIT, join, until
+
+pytestmark = pytest.mark.slow
+
+EXPIRED = (
+    "INSERT INTO distributed_locks (lock_name, holder_id, expires_at, claim, fence)"
+    " SELECT 'old-' || n, 'h', clock_timestamp() - interval '1 day', 'c' || n, n FROM generate_series(1, %s) AS n"
+)
+SWEEP_EVERY = 64  # grants
+FOR_EVER = 3_600_000  # milliseconds, of one that waits
+AT_A_NAME = f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted AND {HERE}"
+
+
+class Psql:
+    """psql as a person uses it: one statement after the other, in a session that stays open."""
+
+    def __init__(self, url: str) -> None:
+        words = [str(table().server.bin / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", url]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def say(self, sql: str) -> str:
+        """The answer to the last of these statements that has one, in one line."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{sql};\n\\echo .\n")
+        self._process.stdin.flush()
+        lines = list(iter(self._process.stdout.readline, ".\n"))
+        return lines[-1].strip() if lines else ""
+
+    def kill(self) -> None:
+        """Its transaction is rolled back."""
+        self._process.kill()
+
+    def end(self) -> None:
+        self.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return table().url(tmp_path)
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Psql]:
+    psql = Psql(url)
+    try:
+        yield psql
+    finally:
+        psql.end()
+
+
+@pytest.fixture
+def psql(url: str) -> Iterator[Psql]:
+    with opened(url) as psql:
+        yield psql
+
+
+# Time inside an old transaction
+
+
+def test_a_lock_taken_in_an_old_transaction_lasts_from_now_on(psql: Psql, url: str) -> None:
+    psql.say("BEGIN; SELECT now(); SELECT pg_sleep(0.6)")
+    assert psql.say("SELECT acquire_lock('x', 'psql', 60)") == "t"
+    assert psql.say("SELECT expires_at >= now() + interval '60.6 s' FROM distributed_locks") == "t", "not from now()"
+    psql.say("COMMIT")
+    with lockfast.connect(url) as locks:
+        assert locks.lock("x", wait=0).acquire() is None
+
+
+def test_who_asks_in_an_old_transaction_is_kept_out_by_what_was_taken_since(psql: Psql, url: str) -> None:
+    psql.say("BEGIN; SELECT now()")
+    with lockfast.connect(url) as locks:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
+        psql.say("COMMIT")
+        assert lease.release()
+
+
+def test_what_has_expired_since_an_old_transaction_began_is_to_be_had_in_it(psql: Psql, url: str) -> None:
+    with opened(url) as other:
+        assert other.say("SELECT acquire_lock('x', 'other', 0.3)") == "t"
+    psql.say("BEGIN; SELECT now()")
+    assert psql.say("SELECT pg_sleep(0.4); SELECT acquire_lock('x', 'psql')") == "t"  # not yet, by now()
+    psql.say("COMMIT")
+
+
+# Transactions that stay open
+
+
+def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(psql: Psql, url: str) -> None:
+    psql.say("BEGIN")
+    assert psql.say("SELECT acquire_lock('x', 'psql', 3600)") == "t"
+    with lockfast.connect(url) as locks:
+        assert locks.lock("x", wait=0).acquire() is None
+        psql.kill()
+        assert locks.lock("x", wait=LIMIT).acquire() is not None
+
+
+@pytest.mark.parametrize("world", ["threads", "asyncio"])
+def test_a_try_does_not_wait_for_somebodys_open_transaction(
+    psql: Psql, url: str, world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    with pytest.raises(AcquireTimeout, match=r"'x' is in use by a transaction that has not ended$"):
+        _try_once(url) if world == "threads" else asyncio.run(_try_once_in_a_task(url))
+
+
+def _try_once(url: str) -> None:
+    with lockfast.connect(url) as locks:
+        assert locks.lock("x").acquire(blocking=False) is None
+        locks.lock("x", wait=0).__enter__()
+
+
+async def _try_once_in_a_task(url: str) -> None:
+    async with lockfast.aio.connect(url) as locks:
+        tries = [locks.lock("x").acquire(blocking=False) for _ in range(8)]
+        assert await asyncio.gather(*tries) == [None] * 8
+        await locks.lock("x", wait=0).__aenter__()
+
+
+def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)  # so long would each of them keep a connection
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
+        fences: list[int] = []
+        waiters = [threading.Thread(target=_take_and_note, args=(locks, fences)) for _ in range(30)]
+        for waiter in waiters:
+            waiter.start()
+        until(lambda: len(other.execute(AT_A_NAME).fetchall()) > 1, "more than one to wait for the transaction")
+        with locks.lock("free"):
+            assert not fences
+        psql.say("ROLLBACK")
+        join(*waiters)
+        assert len(set(fences)) == 30
+
+
+def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)
+
+    async def story() -> None:
+        async with lockfast.aio.connect(url) as locks:
+            psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+            waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=LIMIT)) for _ in range(30)]
+            with psycopg.connect(url, autocommit=True) as other:
+                await asyncio.to_thread(until, lambda: other.execute(AT_A_NAME).fetchall())
+            async with locks.lock("free"):
+                assert not any(waiter.done() for waiter in waiters)
+            psql.say("ROLLBACK")
+            for waiter in waiters:
+                lease = await waiter
+                assert lease is not None
+                await lease.release()
+
+    asyncio.run(story())
+
+
+def _take_and_note(locks: lockfast.Locks, fences: list[int]) -> None:
+    with locks.lock("x", wait=LIMIT) as lease:
+        fences.append(lease.fence)
+
+
+def test_a_no_in_an_open_transaction_keeps_the_name_from_nobody(psql: Psql, url: str) -> None:
+    with lockfast.connect(url) as locks:
+        lease = locks.lock("x", ttl=60).acquire()
+        assert lease is not None
+        psql.say("BEGIN")
+        assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
+        assert psql.say("SELECT extend_lock('x', 'psql', 60)") == "f"
+        assert psql.say("SELECT release_lock('x', 'psql')") == "f"
+        assert lease.extend(120)
+        assert lease.release()
+        assert locks.lock("x", wait=0).acquire() is not None
+
+
+def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock(
+    psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    patience = requests.patience
+
+    def ask(within: float, most: int | None = None) -> str:
+        asked.append(within)
+        return patience(within, most)
+
+    monkeypatch.setattr(requests, "patience", ask)
+    with lockfast.connect(url) as locks:
+        lease = locks.rwlock("x").write().acquire()
+        assert lease is not None
+        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
+        asked.clear()
+        sharing = threading.Thread(target=lease.downgrade)
+        sharing.start()
+        until(lambda: len(asked) > 1, "it to hear once that a transaction is at the name")
+        psql.say("ROLLBACK")
+        join(sharing)
+        assert lease.held
+        assert locks.rwlock("x").read().acquire(blocking=False) is not None
+
+
+def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, url: str) -> None:
+    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    with lockfast.connect(url) as locks:
+        assert locks.lock("x", wait=1).acquire() is None
+        assert not locks._logic.engine.unfinished
+        psql.say("ROLLBACK")
+        assert locks.inspect("x").waiters == 0
+
+
+def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql: Psql, url: str) -> None:
+    with lockfast.connect(url) as locks, locks.lock("x", ttl=3600):
+        waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters == 1 or not waiter.is_alive(), "one to wait")
+        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
+        join(waiter)
+        psql.say("ROLLBACK")
+        until(lambda: locks.inspect("x").waiters == 0, "it to leave the queue")
+
+
+def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:
+    assert psql.say("SELECT acquire_lock('x', 'psql', 0.5)") == "t"
+    psql.say("BEGIN")
+    assert psql.say("SELECT extend_lock('x', 'psql', 3600)") == "t"
+    psql.say("SELECT pg_sleep(0.6)")  # for everybody else it looks as if it were over
+    with lockfast.connect(url) as locks:
+        for number in range(2 * SWEEP_EVERY):
+            with locks.lock(f"other-{number}", wait=LIMIT):
+                pass
+        assert locks.lock("x", wait=1).acquire() is None, "it may still be committed"
+        psql.say("COMMIT")
+        assert locks.lock("x", wait=0).acquire() is None
+
+
+def test_a_sweep_waits_for_nobody(psql: Psql, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
+        other.execute(EXPIRED, (40,))
+        psql.say("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
+
+        def all_but_one() -> bool:
+            with locks.lock("busy", wait=LIMIT):
+                pass
+            return other.execute("SELECT count(*) FROM distributed_locks WHERE fence <= 40").fetchone() == (1,)
+
+        until(all_but_one, "a sweep that comes past the row that a transaction is at")
+        psql.say("ROLLBACK")
+
+
+def test_a_sweep_in_somebodys_long_transaction_keeps_no_name_from_anybody(psql: Psql, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute(EXPIRED, (20,))
+    psql.say("BEGIN")
+    for number in range(2 * SWEEP_EVERY):
+        psql.say(f"SELECT acquire_lock('mine-{number}', 'psql')")
+    with lockfast.connect(url) as locks:
+        for number in range(1, 21):
+            with locks.lock(f"old-{number}", wait=0):
+                pass
+    psql.say("ROLLBACK")
+
+
+def test_nobody_who_speaks_only_sql_has_to_sweep_by_hand(psql: Psql) -> None:
+    psql.say(EXPIRED.replace("%s", "16"))
+    for _ in range(2 * SWEEP_EVERY):
+        psql.say("SELECT acquire_lock('x', 'psql'), release_lock('x', 'psql')")
+    assert psql.say("SELECT count(*) FROM distributed_locks") == "0"
+
+
+# Names that look alike, settings of others, and many waiters
+
+
+def test_two_names_of_one_hash_are_two_locks(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other:
+        same = other.execute(
+            "SELECT array_agg(name) FROM (SELECT 'n' || n AS name FROM generate_series(1, 400000) AS n) AS names"
+            " GROUP BY lockfast_hash('', name) HAVING count(*) > 1 LIMIT 1"
+        ).fetchone()
+    assert same is not None
+    one, two = same[0][:2]
+    with lockfast.connect(url) as locks, locks.lock(one), locks.lock(two, wait=0), locks.all(one + "'", two + "'"):
+        assert {info.name for info in locks.list()} == {one, two, one + "'", two + "'"}
+
+
+@pytest.mark.parametrize("setting", ["lock_timeout = '1ms'", "statement_timeout = '30ms'"])
+def test_a_short_timeout_of_the_database_grants_nothing_unheard(url: str, setting: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other, psycopg.connect(url) as slow:
+        name = other.info.dbname
+        other.execute(f"ALTER DATABASE {name} SET {setting}".encode())
+        try:
+            with lockfast.connect(url) as locks:
+                slow.execute("SELECT acquire_lock('x', 'slow')")
+                got: list[Any] = []
+                waiter = threading.Thread(target=lambda: got.append(locks.lock("x", wait=LIMIT).acquire()))
+                waiter.start()
+                waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'"
+                until(lambda: other.execute(waits).fetchone(), "it to wait for the transaction")
+                slow.rollback()
+                join(waiter)
+                assert locks.inspect("x").holders[0].fence == got[0].fence
+                assert got[0].release()
+        finally:
+            other.execute(f"ALTER DATABASE {name} RESET ALL".encode())

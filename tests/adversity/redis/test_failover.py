@@ -1,0 +1,84 @@
+"""What a failover of Redis can lose, shown plainly, and what it cannot: the fence lets a resource refuse whoever lost.
+
+Replication is asynchronous: a primary that dies takes what it had not passed on with it, locks too. Whoever cannot live
+with that asks for `replicas=` (see test_redis_replicas.py), or keeps locks where a majority has to agree.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import redis
+
+from lockfast import StaleFence, fencing
+from lockfast.testing.awaited import AwaitedLease
+from lockfast.testing.stage import Stage
+from tests.adversity.redis.worlds import Anywhere, knows
+from tests.servers.server import HOST, Server
+
+pytestmark = pytest.mark.slow
+
+
+class TestLostInAFailover(Anywhere):
+    @pytest.fixture(autouse=True)
+    def _where(self) -> Iterator[None]:
+        with Server() as self.primary, Server() as self.replica:
+            self.replica.follow(self.primary)
+            yield
+
+    async def two_holders(self, stage: Stage) -> tuple[AwaitedLease, AwaitedLease]:
+        """The first one's lock never reaches the replica, which is the primary from then on."""
+        self.where = self.primary.url
+        locks = stage.locks()
+        early = await locks.lock("x").take()
+        await stage.until(lambda: knows(self.replica, early), "the replica to know")
+        assert await early.release()
+        self.replica.follow_nobody()
+        first = await locks.lock("x", ttl=60).take()
+        assert not knows(self.replica, first)
+        self.primary.kill()
+        locks.raw._logic.engine.patience = 0.1  # when the story is over, it cannot let go of what it never gave back
+        self.replica.lead()
+        self.where = self.replica.url
+        second = await stage.locks().lock("x", ttl=60).take()
+        assert early.fence < first.fence
+        return first, second
+
+    async def test_a_lock_that_was_not_replicated_is_granted_again_with_a_higher_fence(self, stage: Stage) -> None:
+        first, second = await self.two_holders(stage)
+        assert first.held, "it cannot know"
+        assert second.held
+        assert second.fence > first.fence
+
+    async def test_every_kind_of_resource_refuses_the_holder_that_lost(self, stage: Stage) -> None:
+        first, second = await self.two_holders(stage)
+        await self._cell_refuses(stage, first.fence, second.fence)
+        self._key_refuses(first.fence, second.fence)
+        _row_refuses(first.fence, second.fence)
+
+    async def _cell_refuses(self, stage: Stage, old: int, new: int) -> None:
+        cell = stage.locks().cell("balance")
+        await cell.write("by the second", fence=new)
+        with pytest.raises(StaleFence):
+            await cell.write("by the first", fence=old)
+        assert (await cell.read()).value == "by the second"
+
+    def _key_refuses(self, old: int, new: int) -> None:
+        with redis.Redis(HOST, self.replica.port) as client:
+            fencing.redis_write(client, "balance", "by the second", new)
+            with pytest.raises(StaleFence):
+                fencing.redis_write(client, "balance", "by the first", old)
+            assert client.hget("balance", "value") == b"by the second"
+
+
+def _row_refuses(old: int, new: int) -> None:
+    with closing(sqlite3.connect(":memory:")) as table:
+        table.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance TEXT, fence INTEGER)")
+        table.execute("INSERT INTO accounts VALUES (1, 'nobody''s', NULL)")
+        fencing.guarded_update(table, "accounts", {"balance": "by the second"}, key={"id": 1}, fence=new)
+        with pytest.raises(StaleFence):
+            fencing.guarded_update(table, "accounts", {"balance": "by the first"}, key={"id": 1}, fence=old)
+        assert table.execute("SELECT balance FROM accounts").fetchone() == ("by the second",)

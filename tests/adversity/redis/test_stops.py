@@ -1,0 +1,113 @@
+"""A Redis server that stands still for a while (SIGSTOP) and then does all that it was asked meanwhile."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from lockfast import BackendUnavailable
+from lockfast._time import boot_now
+from lockfast.testing.stage import Stage
+from tests.adversity.redis.stage import OnAServer, request_of, sooner
+from tests.patience import refused
+from tests.renewals import renew_soon, renewed
+from tests.servers.waiting import LIMIT
+
+pytestmark = pytest.mark.slow
+
+WAIT = 0.3
+
+
+class TestStandsStill(OnAServer):
+    """By how much a `wait` is exceeded is measured by `python -m bench --only promptness`."""
+
+    async def _gives_up(self, stage: Stage, name: str) -> None:
+        locks = await self.ready(stage)
+        self.server.pause()
+        with pytest.raises(BackendUnavailable):
+            await locks.lock(name, ttl=60, wait=WAIT).take()
+        self.server.go_on()
+
+    async def test_wait_is_kept_to_though_the_server_stands_still(self, stage: Stage) -> None:
+        await self._gives_up(stage, "x")
+
+    async def test_wait_is_kept_to_though_an_answer_breaks_off_in_the_middle(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        broken = self.proxy.break_off_reply(to=request_of("acquire"))
+        self.proxy.delay, started = WAIT * 0.6, boot_now()
+        await refused(locks.lock("x", wait=WAIT))
+        assert boot_now() >= started + WAIT / 2
+        assert broken.is_set()
+        self.proxy.delay = 0.0
+
+    async def test_wait_is_kept_to_though_each_answer_of_the_handshake_is_slow(self, stage: Stage) -> None:
+        self.server.configure("requirepass", "secret")
+        self._url = self.proxy.url.replace("redis://", "redis://:secret@")[:-1] + "3"
+        self.proxy.delay = WAIT / 2
+        await refused(stage.locks(patience=0.01).lock("x", wait=WAIT))
+        self.proxy.delay = 0.0
+
+    async def test_wait_is_kept_to_by_one_that_stands_in_the_queue(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        held = await self.beside_the_wire(stage).lock("x", ttl=600).take()
+        waiter = stage.start(refused(locks.lock("x", wait=1)))
+        await stage.until(lambda: self.truth(stage, "x").waiters == 1 or waiter.done, "one to wait")
+        self.server.pause()
+        await waiter.result()
+        self.server.go_on()
+        await self.waiting(stage, "x", 0)
+        assert await held.release()
+
+    async def test_what_the_server_does_late_leaves_no_orphan(self, stage: Stage) -> None:
+        for number in range(5):
+            await self._gives_up(stage, f"x{number}")
+        for number in range(5):
+            await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
+
+    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_nobody_is_let_in_twice(
+        self, stage: Stage
+    ) -> None:
+        locks, other = await self.ready(stage), await self.ready(stage)
+        lease = await locks.lock("x", ttl=0.5).take()
+        waiter = stage.start(other.lock("x", ttl=60).take())
+        await stage.until(lambda: self.truth(stage, "x").waiters == 1 or waiter.done, "one to wait")
+        self.server.pause()
+        await stage.until(lambda: lease.lost, "the holder to stop believing")
+        self.server.go_on()
+        granted = await waiter.result()
+        assert granted.fence > lease.fence
+        assert not await lease.release()
+        assert [holder.fence for holder in self.truth(stage, "x").holders] == [granted.fence]
+
+    async def test_a_short_stop_is_ridden_out(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=60).take()
+        self.server.pause()
+        renew_soon(lease)
+        await stage.until(lambda: lease._renewing, "a renewal to hang")
+        self.server.go_on()
+        await renewed(stage, lease)
+        assert lease.held
+
+
+class TestLeadsNowhere(OnAServer):
+    async def test_a_connection_that_died_unnoticed_costs_a_part_of_wait_and_not_the_lock(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        patience = sooner(monkeypatch)
+        locks = await self.ready(stage)
+        self.proxy.forsake()
+        started = boot_now()
+        lease = await locks.lock("x", wait=LIMIT).take()
+        assert boot_now() >= started + patience
+        assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
+
+    async def test_who_waits_has_the_kernel_watch_over_the_line_that_only_listens(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        await self.beside_the_wire(stage).lock("x").take()
+        stage.start(locks.lock("x", wait=LIMIT).acquire())
+        await self.waiting(stage, "x")
+        wakes = locks.faults.inner._driver.wakes  # type: ignore[attr-defined]
+        line = wakes._mailbox._line if hasattr(wakes, "_mailbox") else wakes.line
+        assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -1,0 +1,89 @@
+"""Wake-ups from a Redis server that do not arrive: whoever waits is late by a short bounded time, never for ever.
+
+How late is measured by `python -m bench --only promptness`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
+from lockfast.testing.stage import Actor, Stage
+from tests.adversity.redis.stage import OnAServer
+from tests.patrols import HOUR, never_look
+from tests.servers.waiting import LIMIT
+
+pytestmark = pytest.mark.slow
+
+
+class TestLostWakeUps(OnAServer):
+    async def _held_and_waited_for(self, stage: Stage) -> tuple[AwaitedLease, Actor[AwaitedLease], AwaitedLocks]:
+        holder = await self.beside_the_wire(stage).lock("x", ttl=HOUR).take()
+        locks = await self.ready(stage)
+        waiter = stage.start(locks.lock("x").take())
+        await self.waiting(stage, "x")
+        return holder, waiter, locks
+
+    async def test_a_wake_up_through_a_sound_wire_comes_at_once(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        assert await holder.release()
+        assert (await waiter.result()).held
+
+    async def test_a_lost_wake_up_delays_the_first_in_line_by_its_own_patrol(self, stage: Stage) -> None:
+        holder, waiter, locks = await self._held_and_waited_for(stage)
+        lost = self.proxy.swallow(b"$7\r\nmessage\r\n")
+        assert await holder.release()
+        asked = locks.faults.calls["acquire"]
+        assert (await waiter.result()).fence > holder.fence
+        assert lost.is_set()
+        assert locks.faults.calls["acquire"] - asked <= 1, "the first look finds it free"
+
+    async def test_a_message_that_names_no_claim_harms_nobody(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, waiter, locks = await self._held_and_waited_for(stage)
+        (channel,) = self.server.command("PUBSUB", "CHANNELS")
+        asked = locks.faults.calls["acquire"]
+        for text in (b"*", b"\xff"):
+            assert self.server.command("PUBLISH", channel, text) == 1
+        assert await holder.release()
+        assert (await waiter.result()).held
+        assert locks.faults.calls["acquire"] == asked + 1, "it looked when it was woken, and not before"
+
+    async def test_a_subscription_that_is_dropped_is_noticed_and_made_again(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        for _ in range(3):
+            assert self.server.command("CLIENT", "KILL", "TYPE", "pubsub") == 1
+            await stage.until(self._subscribes, "a new subscription")
+        assert await holder.release()
+        assert (await waiter.result()).held, "it hears by the new one"
+
+    def _subscribes(self) -> bool:
+        return b"cmd=subscribe" in self.server.command("CLIENT", "LIST", "TYPE", "pubsub")
+
+    async def test_a_wake_up_while_the_subscription_is_down_is_not_missed(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        never_look(monkeypatch)
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        self.proxy.refuse()
+        assert await holder.release()
+        self.proxy.heal()
+        assert (await waiter.result()).fence > holder.fence
+
+    async def test_waiters_behind_a_black_hole_are_passed_over_and_come_back(self, stage: Stage) -> None:
+        holder, waiter, _ = await self._held_and_waited_for(stage)
+        other = self.beside_the_wire(stage)
+        self.proxy.black_hole()
+        assert await holder.release()
+        passed = await other.lock("x", wait=LIMIT).take()
+        self.proxy.heal()
+        await passed.release()
+        assert (await waiter.result()).fence > passed.fence

@@ -1,0 +1,174 @@
+"""A `Locks` of advisory locks that is closed while others wait through it: they are told so, and nothing stays."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import lockfast
+import lockfast.aio
+from lockfast import BackendUnavailable, LockError, Locks
+from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
+from lockfast.backends.postgres_advisory.io import asyncio_ as postgres_advisory_asyncio
+from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
+from lockfast.backends.postgres_advisory.io.session import dial
+from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_shared import advisory
+from tests.servers.waiting import LIMIT, join, until
+
+pytestmark = pytest.mark.slow
+_OURS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
+_WAIT = f"{_OURS} AND wait_event_type = 'Lock'"
+WAITERS = 6
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    return advisory().url(tmp_path)
+
+
+@pytest.fixture
+def url(plain: str) -> str:
+    return plain.replace("postgresql:", "postgresql+advisory:")
+
+
+@pytest.fixture
+def me(url: str) -> str:
+    return f"{url}?application_name=me"
+
+
+@pytest.fixture
+def psql(plain: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(plain, autocommit=True) as connection:
+        yield connection
+
+
+def _count(psql: psycopg.Connection, sql: str) -> int:
+    (number,) = psql.execute(sql.encode()).fetchone() or (0,)
+    return int(number)
+
+
+class Waiters:
+    """Threads that wait for a name, and what came of it."""
+
+    def __init__(self, locks: Locks, count: int) -> None:
+        self._locks = locks
+        self._told: list[object] = []
+        self._threads = [threading.Thread(target=self._wait) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _wait(self) -> None:
+        try:
+            self._told.append(self._locks.lock("a").acquire())
+        except LockError as error:
+            self._told.append(error)
+
+    def were_told(self) -> None:
+        join(*self._threads)
+        assert len(self._told) == len(self._threads), "somebody still waits"
+        for error in self._told:
+            _is_told(error)
+
+
+def _is_told(error: object) -> None:
+    assert isinstance(error, LockError), error
+    assert not isinstance(error, BackendUnavailable), error
+    assert "is closed" in str(error)
+
+
+def test_threads_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
+    with lockfast.connect(url) as other, other.lock("a"):
+        for _ in range(3):
+            locks = lockfast.connect(me)
+            assert locks.lock("own").acquire() is not None
+            waiters = Waiters(locks, WAITERS)
+            until(lambda: _count(psql, _WAIT) == WAITERS)
+            locks.close()
+            waiters.were_told()
+            until(lambda: _count(psql, _OURS) == 0)
+            with other.lock("own", wait=0):
+                pass  # what it held is free
+
+
+def test_a_thread_at_a_server_that_is_silent_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_advisory_asking, "SOON", 3600.0)  # it is woken by nothing else
+    with PostgresServer() as server:
+        url = server.url.replace("postgresql:", "postgresql+advisory:")
+        locks, other = lockfast.connect(url), lockfast.connect(url)
+        assert other.lock("a").acquire() is not None
+        waiters = Waiters(locks, 1)
+        until(lambda: other.inspect("a").waiters)
+        server.pause()
+        locks._logic.engine.patience = 0.2
+        locks.close()
+        waiters.were_told()
+        server.go_on()
+        other.close()
+
+
+class SlowDial:
+    """Connects, and keeps the session back until it may go on."""
+
+    def __init__(self, dial: Callable[..., Any]) -> None:
+        self._dial = dial
+        self.dialled, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        made = self._dial(*args)
+        self.dialled.set()
+        assert self.go_on.wait(LIMIT)
+        return made
+
+
+def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
+    me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowDial(dial)
+    monkeypatch.setattr(postgres_advisory, "dial", slow)
+    locks = lockfast.connect(me)
+    waiters = Waiters(locks, WAITERS)
+    assert slow.dialled.wait(LIMIT)
+    locks.close()
+    slow.go_on.set()
+    waiters.were_told()
+    until(lambda: _count(psql, _OURS) == 0)
+
+
+def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
+    me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowDial(dial)
+    monkeypatch.setattr(postgres_advisory_asyncio, "dial", slow)
+
+    async def story() -> None:
+        locks = lockfast.aio.connect(me)
+        tasks = [asyncio.ensure_future(locks.lock("a").acquire()) for _ in range(WAITERS)]
+        await asyncio.to_thread(slow.dialled.wait)
+        await locks.close()
+        slow.go_on.set()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            _is_told(error)
+
+    asyncio.run(story())
+    until(lambda: _count(psql, _OURS) == 0)
+
+
+def test_tasks_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
+    async def story() -> None:
+        async with lockfast.aio.connect(url) as other, other.lock("a"):
+            locks = lockfast.aio.connect(me)
+            tasks = [asyncio.ensure_future(locks.lock("a").acquire()) for _ in range(WAITERS)]
+            await asyncio.to_thread(until, lambda: _count(psql, _WAIT) == WAITERS)
+            await locks.close()
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                _is_told(error)
+            await asyncio.to_thread(until, lambda: _count(psql, _OURS) == 0)
+
+    asyncio.run(story())

@@ -1,0 +1,80 @@
+"""Many who look through one advisory session: whoever keeps a lock there, or lets go of it, goes before them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lockfast
+import lockfast.aio
+from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
+from lockfast.backends.wakeups.turns import in_turn
+from tests.servers.postgres_shared import advisory
+from tests.servers.waiting import join, until
+
+pytestmark = pytest.mark.slow
+CROWD = 40
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return advisory().url(tmp_path).replace("postgresql:", "postgresql+advisory:")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_task_that_renews_or_releases_goes_before_those_who_look(url: str, ends: bool) -> None:
+    async def story() -> None:
+        async with lockfast.aio.connect(url) as locks:
+            lease = await locks.lock("a").acquire()
+            assert lease is not None
+            crowd = [asyncio.ensure_future(locks.inspect("a")) for _ in range(CROWD)]
+            await asyncio.sleep(0)  # now all of them have asked
+            if ends:
+                assert await lease.release()
+            else:
+                await lease.extend(60)
+            assert sum(one.done() for one in crowd) < CROWD / 2
+            await asyncio.gather(*crowd)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_thread_that_renews_or_releases_goes_before_those_who_look(
+    url: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def counted(turn: threading.RLock, within: float, work: Callable[[], Any]) -> Any:
+        asked.append(turn)
+        return in_turn(turn, within, work)
+
+    done: list[str] = []
+    with lockfast.connect(url) as locks:
+        lease = locks.lock("a").acquire()
+        assert lease is not None
+        backend: Any = locks._logic.engine.backend
+        keep = lease.release if ends else lease.extend
+
+        def work(what: str, how: Callable[[], object]) -> None:
+            how()
+            done.append(what)
+
+        look = partial(locks.inspect, "a")
+        crowd = [threading.Thread(target=work, args=("looks", look)) for _ in range(CROWD)]
+        keeper = threading.Thread(target=work, args=("keeps", keep))
+        monkeypatch.setattr(postgres_advisory, "in_turn", counted)
+        with backend._sessions.ready.turn:
+            for thread in crowd:
+                thread.start()
+            until(lambda: len(asked) >= CROWD)
+            keeper.start()
+            until(lambda: len(asked) >= CROWD + 2)  # one of the crowd has come as far as the turn
+        join(*crowd, keeper)
+        assert done.index("keeps") < CROWD / 2

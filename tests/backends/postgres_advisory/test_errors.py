@@ -1,0 +1,124 @@
+"""What an error of the server's leaves of advisory locks: nothing that nobody knows of, and nothing of another's ended.
+
+A statement that fails has done what it did before that: what a session has taken stays taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import lockfast
+from lockfast import BackendUnavailable, Locks
+from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
+from lockfast.backends.postgres_advisory import statements as postgres_advisory_sql
+from tests.servers.postgres_shared import HERE, advisory
+from tests.servers.waiting import until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    return advisory().url(tmp_path)
+
+
+@pytest.fixture
+def other(plain: str) -> Iterator[Locks]:
+    """Somebody whose statements do not fail."""
+    with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
+        yield locks
+
+
+@pytest.fixture
+def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
+    """Somebody whose tries and unlocks can be made to fail, after they have done everything: see `_fail`."""
+    with other.lock("warm"):
+        pass  # its statements are prepared
+    prepare = postgres_advisory_sql.PREPARE
+    for name in (b"hf_try_exclusive", b"hf_try_shared", b"hf_free_shared", b"hf_lock_exclusive"):
+        _, sql = postgres_advisory_sql.STATEMENTS[name]
+        fails = "current_setting('my.fails', true) = 'on'"
+        prepare = prepare.replace(
+            f" AS {sql};", f" AS SELECT a, 1 / CASE WHEN {fails} THEN 0 ELSE 1 END FROM ({sql}) AS done(a, b);"
+        )
+    monkeypatch.setattr(postgres_advisory_asking, "PREPARE", prepare)
+    with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
+        with locks.lock("warm"):
+            pass
+        yield locks
+
+
+def _fail(locks: Locks, how: str) -> None:
+    backend: Any = locks._logic.engine.backend
+    session = backend._sessions.ready
+    with session.turn:  # one thread at a time talks to the server
+        session.pgconn.exec_(f"SET my.fails = '{how}'".encode())
+
+
+def _left(plain: str) -> int:
+    with psycopg.connect(plain) as psql:
+        sql = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND {HERE}"
+        row = psql.execute(sql.encode()).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_try_that_fails_after_the_grant_leaves_nothing(
+    unlucky: Locks, other: Locks, plain: str, shared: bool
+) -> None:
+    lock = unlucky.rwlock("page").read() if shared else unlucky.lock("page")
+    _fail(unlucky, "on")
+    with pytest.raises(BackendUnavailable, match="division"):
+        lock.acquire(blocking=False)
+    until(lambda: _left(plain) == 0, "what was taken to be let go of, in the background on a slow machine")
+    _fail(unlucky, "off")
+    lease = lock.acquire(blocking=False)
+    assert lease is not None
+    assert other.lock("page").acquire(blocking=False) is None
+    assert lease.release()
+    assert _left(plain) == 0
+
+
+def test_a_reader_that_fails_after_the_grant_harms_no_reader_beside_it_and_keeps_no_writer_out(
+    unlucky: Locks, other: Locks, plain: str
+) -> None:
+    first = unlucky.rwlock("page").read().acquire()
+    assert first is not None
+    _fail(unlucky, "on")
+    with pytest.raises(BackendUnavailable, match="division"):
+        unlucky.rwlock("page").read().acquire(blocking=False)
+    _fail(unlucky, "off")
+    assert other.rwlock("page").write().acquire(blocking=False) is None
+    with unlucky.rwlock("page").read() as beside:  # in another session, for this one may share it once too often
+        assert beside.held
+    assert other.rwlock("page").write().acquire(blocking=False) is None
+    assert first.held
+    assert first.release()
+    assert _left(plain) == 0
+    writer = unlucky.rwlock("page").write().acquire(blocking=False)
+    assert writer is not None
+    assert writer.release()
+
+
+def test_an_unlock_that_fails_after_it_was_done_does_not_end_the_hold_of_a_reader_beside_it(
+    unlucky: Locks, other: Locks, plain: str
+) -> None:
+    first, beside = (unlucky.rwlock("page").read().acquire() for _ in range(2))
+    assert first is not None
+    assert beside is not None
+    _fail(unlucky, "on")
+    with suppress(BackendUnavailable):
+        first.release()
+    _fail(unlucky, "off")
+    with suppress(BackendUnavailable):
+        first.release()
+    assert other.rwlock("page").write().acquire(blocking=False) is None
+    assert beside.release()
+    assert _left(plain) == 0

@@ -1,0 +1,233 @@
+"""The sessions of advisory locks: which are ours, how many there are, when they end, and whose fences they give."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import lockfast
+import lockfast.aio
+from lockfast import Lease, Locks
+from lockfast.backends.postgres_advisory.holds import Fences, fences_of
+from lockfast.backends.postgres_advisory.io import asyncio_ as postgres_advisory_asyncio
+from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
+from lockfast.backends.postgres_advisory.io.watch import Watch
+from lockfast.backends.postgres_advisory.keys import key_of
+from tests.servers.postgres import USER
+from tests.servers.postgres_shared import HERE, advisory
+from tests.servers.postgres_wire import Pooler
+from tests.servers.server import HOST
+from tests.servers.waiting import LIMIT, join, until
+
+pytestmark = pytest.mark.slow
+_IN_LINE = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    return advisory().url(tmp_path)
+
+
+@pytest.fixture
+def url(plain: str) -> str:
+    return plain.replace("postgresql:", "postgresql+advisory:")
+
+
+@pytest.fixture
+def psql(plain: str) -> Iterator[psycopg.Connection]:
+    """Somebody who looks from outside."""
+    with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
+        yield connection
+
+
+def _count(psql: psycopg.Connection, sql: str) -> int:
+    (number,) = psql.execute(sql.encode()).fetchone() or (0,)
+    return int(number)
+
+
+def _wait_for(locks: Locks, other: Locks, name: str) -> Lease:
+    """A lock that was waited for."""
+    first = other.lock(name).acquire()
+    assert first is not None
+    taken: list[Lease | None] = []
+    thread = threading.Thread(target=lambda: taken.append(locks.lock(name).acquire()))
+    thread.start()
+    until(lambda: other.inspect(name).waiters)
+    first.release()
+    join(thread)
+    assert taken[0] is not None
+    return taken[0]
+
+
+# By way of a pooler that gives out whole sessions, and numbers of its own for them
+
+
+@pytest.fixture
+def pooled(plain: str) -> Iterator[str]:
+    with Pooler(advisory().server) as pooler:
+        yield f"postgresql+advisory://{USER}@{HOST}:{pooler.port}/{plain.rpartition('/')[2]}?pooler=session"
+
+
+def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_numbers(
+    pooled: str, url: str, psql: psycopg.Connection
+) -> None:
+    with lockfast.connect(pooled) as locks, lockfast.connect(url) as other:
+        _wait_for(locks, other, "door")  # so that there is a session to wait in
+        assert other.lock("gate").acquire() is not None
+        assert locks.lock("gate", wait=1).acquire() is None
+        assert _count(psql, _IN_LINE) == 0
+
+
+def test_ones_own_locks_are_known_and_broken_alone_though_a_pooler_invents_numbers(pooled: str) -> None:
+    with lockfast.connect(pooled) as locks:
+        mine, bystander = locks.lock("mine").acquire(), locks.lock("bystander").acquire()
+        assert mine is not None
+        assert bystander is not None
+        assert [holder.claim_id for holder in locks.inspect("mine").holders] == [mine.claim_id]
+        locks.break_lock("mine")
+        assert mine.lost
+        assert bystander.held
+        assert bystander.release()
+
+
+# Their end
+
+_MINE = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'me'"
+_OURS = f"SELECT count(*) {_MINE}"
+_END_OURS = f"SELECT count(pg_terminate_backend(pid, 5000)) {_MINE}"
+
+
+def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
+    url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+    usual = Watch._look_at
+
+    def late(self: Watch, ended: Any) -> None:
+        if ended:
+            told.set()
+            assert go_on.wait(LIMIT)
+        usual(self, ended)
+        if ended:
+            looked.set()
+
+    monkeypatch.setattr(Watch, "_look_at", late)
+    with lockfast.connect(f"{url}?application_name=me") as locks:
+        sessions: Any = locks._logic.engine.backend._sessions  # type: ignore[attr-defined]
+        with locks.lock("warm"):
+            number = sessions.ready.socket
+        assert _count(psql, _END_OURS) == 1
+        assert told.wait(LIMIT)
+        lease = locks.lock("a").acquire()
+        assert lease is not None
+        assert sessions.ready.socket == number
+        go_on.set()
+        assert looked.wait(LIMIT)
+        assert lease.held
+        assert lease.release()
+
+
+def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
+    url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_advisory, "IDLE", 0.2)
+    with lockfast.connect(f"{url}?application_name=me") as locks, lockfast.connect(url) as other:
+        lease = _wait_for(locks, other, "gate")
+        assert _count(psql, _OURS) == 2
+        lease.release()
+        until(lambda: _count(psql, _OURS) == 1)
+        with locks.lock("gate"):  # that one holds on
+            pass
+
+
+def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
+    url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_advisory_asyncio, "IDLE", 0.2)
+
+    async def story() -> None:
+        async with lockfast.aio.connect(f"{url}?application_name=me") as locks, lockfast.aio.connect(url) as other:
+            async with other.lock("gate"):
+                waiter = asyncio.ensure_future(locks.lock("gate").acquire())
+                await asyncio.to_thread(until, lambda: _count(psql, _IN_LINE) == 1)
+            lease = await waiter
+            assert lease is not None
+            assert _count(psql, _OURS) == 2
+            await lease.release()
+            await asyncio.to_thread(until, lambda: _count(psql, _OURS) == 1)
+
+    asyncio.run(story())
+
+
+# How many there are
+
+
+def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+    """Whoever is not in it is passed over by all who are, for as long as it is never empty."""
+    with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
+        held = [_wait_for(locks, other, f"held-{number}") for number in range(3)]
+        assert _wait_for(locks, other, "another").held
+        assert all(lease.held for lease in held)
+        assert _count(psql, _OURS) == 5
+
+
+def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_whoever_comes_then_is_served(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
+        held = [_wait_for(locks, other, f"held-{number}") for number in range(4)]
+        taken: list[Lease | None] = []
+        with other.lock("another"):
+            waiter = threading.Thread(target=lambda: taken.append(locks.lock("another").acquire()))
+            waiter.start()
+            looks: Any = locks._logic.engine.backend
+            until(lambda: any(hold.looks > 1 for hold in looks._holds.of(key_of("another").number)))
+            assert _count(psql, _IN_LINE) == 0
+            held.pop().release()
+            until(lambda: _count(psql, _IN_LINE) == 1)
+        join(waiter)
+        assert taken[0] is not None
+        assert _count(psql, _OURS) == 5
+
+
+def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+    async def story() -> None:
+        where = f"{url}?application_name=me&waiting=1"
+        async with lockfast.aio.connect(where) as locks, lockfast.aio.connect(url) as other:
+            leases = []
+            for name in ("a", "b", "c", "d"):
+                async with other.lock(name):
+                    waiter = asyncio.ensure_future(locks.lock(name).acquire())
+                    await asyncio.to_thread(until, lambda: _count(psql, _IN_LINE) == 1)
+                leases.append(await waiter)
+            assert all(lease is not None and lease.held for lease in leases)
+            async with other.lock("e"):
+                assert await locks.lock("e", wait=1).acquire() is None
+                assert _count(psql, _OURS) == 5
+            for lease in leases:
+                assert lease is not None
+                await lease.release()
+
+    asyncio.run(story())
+
+
+# Fences
+
+
+def test_a_server_whose_clock_is_ahead_lends_its_time_to_no_other(url: str) -> None:
+    ahead = fences_of("postgresql+advisory://another/server")
+    ahead.mint(int((time.time() + 3600) * 1e6))
+    with lockfast.connect(url) as locks, locks.lock("a") as lease:
+        assert lease.fence < (time.time() + 60) * 1e6
+
+
+def test_a_clock_that_is_set_back_does_not_take_the_fences_of_a_process_back() -> None:
+    fences = Fences()
+    assert [fences.mint(read) for read in (50, 20, 51, 70)] == [50, 51, 52, 70]

@@ -1,0 +1,64 @@
+"""The lock table answers every verb as the reference does, whatever is asked in whatever order, as time passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim
+from lockfast.backends.postgres.io.wire import Statement
+from lockfast.backends.postgres_table.io.batching import Job, as_answers, as_statement
+from tests.backends.test_model import Machine, run_machine
+from tests.scale import by_scale
+from tests.servers.postgres_tables import table
+
+
+class PostgresTableMachine(Machine):
+    def where(self) -> str:
+        return table().url(Path(self.folder.name))
+
+    def handed(self) -> list[Claim]:
+        return [claim for claim in self.claims if claim.id in self.backend._handed]  # type: ignore[attr-defined]
+
+
+class BatchMachine(PostgresTableMachine):
+    """Each request travels with others, which ask for nothing that is there."""
+
+    others = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        driver: Any = self.backend._driver  # type: ignore[attr-defined]
+        alone, many = driver.ask, driver._many
+
+        async def ask(job: Job, within: float) -> Any:
+            if not job.kind:
+                return await alone(job, within)
+            jobs = [*self._others(job), job]
+            statement, params = as_statement(jobs, many)
+            texts = [None if one is None else one.decode() for one in params]
+            return as_answers(jobs, await alone(Job(statement, texts), within), many)[-1]
+
+        driver.ask = ask
+
+    def _others(self, job: Job) -> list[Job]:
+        columns = ("", "elsewhere", new_claim_id(), "0.0", "", "")
+        return [Job(Statement(b"", b""), columns, job.tail, "release") for _ in range(self.others)]
+
+
+class LargeBatchMachine(BatchMachine):
+    others = 10
+
+
+def test_the_lock_table_answers_as_the_reference_does() -> None:
+    run_machine(PostgresTableMachine, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(by_scale(900, soak=3600))
+@pytest.mark.parametrize("machine", [PostgresTableMachine, BatchMachine, LargeBatchMachine])
+def test_the_lock_table_answers_as_the_reference_does_in_many_runs(machine: type[Machine]) -> None:
+    run_machine(machine, by_scale(15, soak=500))

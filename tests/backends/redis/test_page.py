@@ -1,0 +1,107 @@
+"""What docs/redis.md tells an operator to allow is enough for everything, and no word of it is idle."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lockfast
+from tests.servers import binaries
+from tests.servers.server import HOST, Server
+from tests.servers.waiting import LIMIT, join, until
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[3] / "docs" / "redis.md"
+
+
+@pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(binary=binaries.valkey() if request.param == "valkey" else binaries.redis_6()) as server:
+        yield server
+
+
+def rule_on_the_page() -> list[str]:
+    found = re.search(r"^ACL SETUSER locks .*?(?=^```$)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found, "the page shows no rule"
+    return found[0].split()
+
+
+def in_demand(locks: lockfast.Locks, others: lockfast.Locks) -> None:
+    """Hold what four wait for, and let it go from hand to hand.
+
+    Each but the first is likely to be put into the queue the short way: one in a hundred takes the long one.
+    """
+
+    def take_and_let_go() -> None:
+        with others.lock("x", wait=LIMIT):
+            pass
+
+    waiters = [threading.Thread(target=take_and_let_go) for _ in range(4)]
+    with locks.lock("x", wait=LIMIT) as lease:
+        for number, waiter in enumerate(waiters, 1):
+            waiter.start()
+            until(lambda number=number: locks.inspect("x").waiters == number, "one more to wait")  # type: ignore[misc]
+        lease.extend(60)
+        assert [info.name for info in others.list()] == ["x"]
+    join(*waiters)
+
+
+def watched(locks: lockfast.Locks, others: lockfast.Locks) -> None:
+    seen = iter(others.election("leader").observe())
+    assert next(seen).leader is None
+    with locks.election("leader"):
+        assert next(seen).leader == locks.holder
+    assert next(seen).leader is None
+
+
+def values(locks: lockfast.Locks) -> None:
+    assert locks.limiter("api", rate=10).try_acquire()
+    cell = locks.cell("state")
+    cell.write(1)
+    assert cell.update(lambda value: value + 1).value == 2
+    cell.delete()
+
+
+def use_everything(url: str) -> None:
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
+        with locks.lock("nobody else wants it"):
+            pass
+        in_demand(locks, others)
+        watched(locks, others)
+        values(locks)
+        with locks.semaphore("pool", 2), others.semaphore("pool", 2):
+            assert locks.semaphore("pool", 2, wait=0.5).acquire() is None
+        assert not locks.break_lock("x").locked
+
+
+def test_the_rule_on_the_page_is_enough_for_everything(server: Server) -> None:
+    server.command(*rule_on_the_page())
+    use_everything(f"redis://locks:secret@{HOST}:{server.port}/0")
+    assert server.command("ACL", "LOG") == []
+
+
+def test_everything_uses_all_that_the_rule_on_the_page_allows(server: Server) -> None:
+    use_everything(server.url)
+    used = set(re.findall(r"^cmdstat_(\w+)", server.command("INFO", "commandstats").decode(), re.MULTILINE))
+    allowed = {word[1:].partition("|")[0] for word in rule_on_the_page() if word.startswith("+")}
+    assert allowed - used == set()
+
+
+def test_a_name_takes_as_many_bytes_as_the_page_says(server: Server) -> None:
+    least, most = map(int, re.findall(r"takes (\d+) to (\d+) bytes", PAGE.read_text())[0])
+    number = 8192  # a table of the server's that is just full, neither half empty nor about to grow
+    with lockfast.connect(server.url) as locks:
+        locks.lock("first").acquire()
+        before = used_memory(server)
+        for each in range(number):
+            locks.lock(f"name-{each:014d}", renew=False).acquire()
+        assert least <= (used_memory(server) - before) / number <= most
+
+
+def used_memory(server: Server) -> int:
+    return int(re.findall(rb"used_memory:(\d+)", server.command("INFO", "memory"))[0])

@@ -1,0 +1,216 @@
+"""What a client of a quorum leaves behind: votes that nobody heard of, and what a server could not be told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import lockfast
+from lockfast import BackendUnavailable
+from lockfast._model import Claim, Grant, LockInfo, Terms
+from lockfast._time import boot_now
+from lockfast._worlds import drive
+from lockfast.backends.redis.requests import script
+from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
+from lockfast.backends.redlock.io.connections import Fan
+from lockfast.testing.stage import Stage
+from tests.adversity.redlock.servers import Quorum
+from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
+from tests.patrols import HOUR
+from tests.renewals import renew_soon, renewed
+from tests.servers.waiting import LIMIT, happens, until
+
+pytestmark = pytest.mark.slow
+
+
+class TestServersThatMissSomething(OnAQuorum):
+    async def test_a_try_in_vain_leaves_no_vote_that_was_not_heard_of(self, stage: Stage) -> None:
+        self.quorum.proxies[2].refuse()
+        held = await stage.locks().lock("wanted", ttl=600, wait=LIMIT).take()
+        self.quorum.proxies[2].heal()
+        locks = await self.ready(stage)
+        hasty(locks)
+        lost = self.quorum.proxies[2].swallow_reply(b"wanted")
+        assert await locks.lock("wanted", ttl=600).acquire(blocking=False) is None
+        assert lost.is_set()
+        await stage.until(lambda: self.at(stage, 2, "wanted") == LockInfo("wanted"), "the vote to be taken back")
+        assert await held.release()
+
+    async def test_a_release_that_was_lost_is_said_again_though_nobody_asks_anything(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x-files", ttl=600).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x-files").holders), "all votes")
+        hasty(locks)
+        lost = self.quorum.proxies[2].lose(b"x-files")
+        assert await lease.release()
+        assert lost.is_set()
+        await stage.until(lambda: self.at(stage, 2, "x-files") == LockInfo("x-files"), "the release to be said again")
+
+    async def test_a_server_that_hangs_when_it_is_connected_to_costs_no_vote_of_the_others(self, stage: Stage) -> None:
+        self.quorum.proxies[0].black_hole()
+        claim = Claim("c" * 32, Terms("x", "x", "me", 60.0))
+        answer = await backend_of(hasty(stage.locks())).acquire(claim, enqueue=False, within=LIMIT)
+        assert isinstance(answer, Grant)
+        assert self.quorum.held_at("x") == [False, True, True]
+
+    async def test_a_slow_server_costs_a_release_little(self, stage: Stage) -> None:
+        locks = hasty(await self.ready(stage), HOUR)  # so long whoever waited for it would wait
+        self.quorum.proxies[1].black_hole()
+        for _ in range(5):
+            lease = await locks.lock("x", ttl=600).take()
+            assert await lease.release()
+        self.quorum.proxies[1].heal()
+        await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the slow server to have heard of all")
+
+    async def test_the_slowest_server_is_given_again_what_it_forgot_too(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=60).take()
+        await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "all votes")
+        self.quorum.proxies[1].delay = 0.1
+        self.quorum.servers[1].command("FLUSHALL")
+        await self.repaired(stage, 1, lease)
+        assert await lease.release()
+
+    async def test_a_repair_that_comes_after_the_release_has_no_effect(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        lease = await locks.lock("x", ttl=600).take()
+        await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
+        hasty(locks)
+        repair = self.quorum.proxies[2].keep_back(script("redlock/vote").digest)
+        self.quorum.servers[2].command("FLUSHALL")
+
+        async def extended() -> bool:
+            await lease.extend()
+            return repair.is_set()
+
+        await stage.until(extended, "a repair")
+
+        async def all_back() -> bool:
+            assert await (await locks.lock("y").take()).release()
+            return not any(member.absent for member in backend_of(locks)._crew.members)
+
+        await stage.until(all_back, "all servers")
+        assert await lease.release()
+        before = _scripts_run(self.quorum, 2)
+        self.quorum.proxies[2].let_pass()
+        await stage.until(lambda: _scripts_run(self.quorum, 2) > before, "the repair to arrive")
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "nobody to hold")
+
+    async def test_a_slow_server_that_forgot_everything_costs_no_lease(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        leases = [await locks.lock(f"x{number}", ttl=60).take() for number in range(90)]
+        self.quorum.servers[1].command("FLUSHALL")
+        self.quorum.proxies[1].delay = 0.05
+        for _ in range(2):
+            renew_soon(*leases)
+            await renewed(stage, leases[-1])
+        assert all(lease.held for lease in leases)
+
+    async def test_whoever_waits_does_not_wait_for_a_subscription_at_a_server_that_is_gone(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        await locks.lock("x", ttl=HOUR).take()
+        waiter = stage.start(locks.lock("x", wait=HOUR).take())
+        await stage.queue("x", 1)
+        backend = backend_of(hasty(locks))
+        self.quorum.proxies[2].black_hole()
+        self.quorum.proxies[2].cut()
+        claim = Claim("c" * 32, Terms(f"{stage.namespace}\x1fx", "x", "me", 60.0))
+
+        async def missed() -> bool:
+            await backend.acquire(claim, enqueue=True, within=LIMIT)
+            return bool(backend._crew.members[2].absent)
+
+        await stage.until(missed, "its time to be over")
+        hasty(locks, HOUR)  # so long whoever waited for it would wait now
+        for _ in range(6):
+            await backend.acquire(claim, enqueue=True, within=HOUR)
+        assert not waiter.done
+        hasty(locks)
+        self.quorum.proxies[2].heal()
+
+
+def _scripts_run(quorum: Quorum, node: int) -> int:
+    lines = quorum.servers[node].command("INFO", "commandstats").decode().splitlines()
+    return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if line.startswith("cmdstat_evalsha:"))
+
+
+@pytest.fixture
+def quorum() -> Iterator[Quorum]:
+    with Quorum(3) as quorum:
+        yield quorum
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["it is free", "another thread uses it"])
+def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections_are_free(
+    quorum: Quorum, in_use: bool
+) -> None:
+    """What is asked for a claim goes by the connections that its vote went by, or the vote is made void."""
+    with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
+        crew = _crew(locks)
+        locks.lock("first").acquire().release()  # type: ignore[union-attr]
+        of_another_thread = Fan(crew)
+        of_another_thread.fill(LIMIT)
+        vote = quorum.proxies[2].keep_back(b"late-vote")
+        lease = locks.lock("late-vote", ttl=600).acquire()
+        assert lease is not None
+        happens(vote, "a vote that is kept back")
+        (ours,) = crew._idle
+        if in_use:
+            crew._idle.clear()
+        crew._put_back(of_another_thread)  # from now on it would be the first to be taken
+        assert lease.release()
+        before = _scripts_run(quorum, 2)
+        quorum.proxies[2].let_pass()
+        until(lambda: _scripts_run(quorum, 2) > before)
+        until(lambda: quorum.at(2, "late-vote") == LockInfo("late-vote"))
+        if in_use:
+            ours.close()
+
+
+def _crew(locks: lockfast.Locks) -> Any:
+    backend: Any = locks._logic.engine.backend
+    return backend._crew
+
+
+def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
+    locks = lockfast.connect("redlock://h1,h2,h3")
+    backend: Any = locks._logic.engine.backend
+    backend._renewing = 1  # in a thread that the child has not
+    backend.after_fork(child=True)
+    with pytest.raises(BackendUnavailable):
+        drive(backend.release(Claim("c" * 32, Terms("x", "x", "me", 60.0)), linger=0.0, within=0.1))
+    assert not backend._ended
+    locks.close()
+
+
+def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_others_are_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        crew, doubted = _crew(locks), []
+        crew.doubt = lambda node, claim: doubted.append((node, claim))
+        for claim in ("a", "b", "c"):
+            crew._is_late(claim, Fan(crew))
+        assert list(crew._late) == ["b", "c"]
+        assert doubted == [(0, "a"), (1, "a"), (2, "a")]
+
+
+def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+
+    def breaks(*_: object) -> None:
+        raise ValueError("a server that answers nonsense")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+    with lockfast.connect("redlock://h1,h2,h3") as locks:
+        janitor = _crew(locks)._janitor
+        janitor.asked_at = boot_now()
+        janitor._members[0].failures = 1
+        monkeypatch.setattr(janitor, "_reach", breaks)
+        janitor.see_to()
+        happens(died, "its death")
+        until(lambda: janitor._worker is None)

@@ -1,0 +1,411 @@
+"""Wake-ups between the processes of a host: whose datagrams count, where they are sent, and what a flood may cost."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import sqlite3
+import stat
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import lockfast
+from lockfast._ids import new_claim_id
+from lockfast._model import Claim, Terms, patrol
+from lockfast._values import NANO, Pacer
+from lockfast._worlds import World, drive
+from lockfast._worlds.asyncio_ import AsyncioWorld
+from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.sqlite.io import datagrams
+from lockfast.backends.sqlite.io.asyncio_ import AsyncioWakes
+from lockfast.backends.sqlite.io.blocking import open_driver
+from lockfast.backends.sqlite.io.datagrams import Mailbox, Sender, open_mailbox
+from lockfast.backends.sqlite.schema import SCHEMA
+from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.flood_guard import COST_OF_LOOK_ALL, IN_VAIN, FloodGuard
+from lockfast.testing import FakeClock
+from tests.patrols import HOUR
+from tests.servers.waiting import LIMIT, join, until
+
+BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has sent a datagram")
+
+Wakes = BlockingWakes | AsyncioWakes
+Story = Callable[[Wakes], Coroutine[Any, Any, None]]
+
+
+class Play(Protocol):
+    def __call__(self, story: Story, guard: FloodGuard | None = None) -> None: ...
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store that is of one user."""
+    folder = tmp_path / "store"
+    folder.mkdir(0o700)
+    (folder / "locks.db").touch(0o600)
+    return folder / "locks.db"
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def play(request: pytest.FixtureRequest, store: Path) -> Play:
+    """Tell a story to the waiters of one `Locks`."""
+
+    def in_threads(story: Story, guard: FloodGuard | None = None) -> None:
+        wakes = BlockingWakes(None, partial(open_mailbox, store), guard or FloodGuard())
+        try:
+            drive(story(wakes))
+        finally:
+            wakes.close()
+
+    def in_asyncio(story: Story, guard: FloodGuard | None = None) -> None:
+        async def main() -> None:
+            wakes = AsyncioWakes(None, partial(open_mailbox, store), guard or FloodGuard())
+            wakes.read_in(asyncio.get_running_loop())
+            try:
+                await story(wakes)
+            finally:
+                wakes.close()
+
+        asyncio.run(main())
+
+    return in_threads if request.param == "threads" else in_asyncio
+
+
+@pytest.fixture
+def any_socket() -> Iterator[socket.socket]:
+    """A sender that keeps no rule of ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        yield sender
+
+
+def a_claim() -> Claim:
+    return Claim(new_claim_id(), Terms("x", "x", "us", 30.0))
+
+
+def send(address: str, *claims: str) -> None:
+    sender = Sender()
+    for claim in claims:
+        sender.send(address, claim)
+    sender.close()
+
+
+def where(address: str) -> str:
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+# What counts
+
+
+def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: socket.socket) -> None:
+    url = f"sqlite:///{tmp_path}/locks.db"
+    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
+        holder = locks.lock("x").acquire()
+        waiter = threading.Thread(target=lambda: others.lock("x").acquire())
+        waiter.start()
+        until(lambda: locks.inspect("x").waiters, "one to wait")
+        with sqlite3.connect(tmp_path / "locks.db") as db:
+            (address,) = db.execute("SELECT address FROM claims WHERE waiting = 1").fetchone()
+        db.close()
+        any_socket.sendto(b"\xff", where(address))
+        assert holder is not None
+        assert holder.release()
+        join(waiter)
+        assert others.inspect("x").locked
+
+
+@pytest.mark.parametrize("text", [b"*", LOOK_ALL.encode(errors="surrogatepass")])
+def test_no_datagram_makes_all_waiters_look(play: Play, any_socket: socket.socket, text: bytes) -> None:
+    async def story(wakes: Wakes) -> None:
+        named, other = a_claim(), a_claim()
+        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        any_socket.sendto(text, where(address))
+        send(address, named.id)
+        assert await wakes.wait(named, LIMIT), "so what came before it was read too"
+        assert not await wakes.wait(other, BRIEFLY)
+
+    play(story)
+
+
+@linux
+def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        send(wakes.expect(claim), claim.id)
+        assert not await wakes.wait(claim, BRIEFLY)
+
+    play(story)
+
+
+@linux
+def test_a_store_that_is_not_shared_is_woken_by_its_owner_and_by_us_and_by_root(store: Path) -> None:
+    assert datagrams._users_of(store) == {store.stat().st_uid, os.getuid(), os.geteuid(), 0}
+
+
+def test_in_a_store_of_several_users_whoever_knows_the_claim_can_wake_it(
+    play: Play, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
+    store.chmod(0o660)
+    store.parent.chmod(0o2770)
+
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        send(wakes.expect(claim), claim.id)
+        assert await wakes.wait(claim, LIMIT)
+
+    play(story)
+
+
+def test_no_open_file_arrives_with_a_datagram(store: Path, any_socket: socket.socket) -> None:
+    mailbox = Mailbox(store)
+    before = len(os.listdir("/dev/fd"))
+    files = array.array("i", [any_socket.fileno()])
+    any_socket.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], 0, where(mailbox.address))
+    assert mailbox.read() == ["x"]
+    assert len(os.listdir("/dev/fd")) == before
+    mailbox.close()
+
+
+# Where they are sent
+
+
+def test_a_wake_up_is_sent_to_nothing_but_a_mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address stands in the store, and may be the system's log."""
+    monkeypatch.chdir(tmp_path)  # the name of a socket is short
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.setblocking(False)
+        log.bind("log")
+        for address in ("log", "./log", "@", "@log", f"@{datagrams._NETWORK}/log"):
+            send(address, new_claim_id())
+        with pytest.raises(BlockingIOError):
+            log.recv(100)
+
+
+def test_an_abstract_socket_that_is_no_mailbox_is_sent_nothing() -> None:
+    for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/lockfast-{new_claim_id()}"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+            log.setblocking(False)
+            log.bind("\0" + name)
+            send("@" + name, new_claim_id())
+            with pytest.raises(BlockingIOError):
+                log.recv(100)
+
+
+def test_nothing_but_a_claim_is_sent(store: Path) -> None:
+    mailbox = Mailbox(store)
+    send(mailbox.address, "rm -rf /", "*", new_claim_id() + "\n", "")
+    assert mailbox.read() == []
+    mailbox.close()
+
+
+def test_a_waiter_whose_address_is_no_mailboxs_keeps_its_place() -> None:
+    assert Sender().send("/dev/log", new_claim_id())
+
+
+# Where no name is abstract
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datagrams, "_ABSTRACT", False)
+    monkeypatch.setattr(datagrams, "_ROOM", 0)
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_nothing_behind(store: Path) -> None:
+    mailbox, claim = Mailbox(store), new_claim_id()
+    folder = Path(mailbox.address).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    send(mailbox.address, claim)
+    assert mailbox.read() == [claim]
+    mailbox.close()
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_is_a_file_is_in_reach_of_those_who_share_the_store_and_know_its_name(store: Path) -> None:
+    store.chmod(0o660)
+    store.parent.chmod(0o2770)
+    mailbox = Mailbox(store)
+    file = Path(mailbox.address)
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "it cannot be listed"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+    mailbox.close()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 200)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert open_mailbox(store) is None
+    assert list(deep.iterdir()) == []
+
+
+# Floods
+
+
+def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claims = [a_claim(), a_claim()]
+        address = {wakes.expect(claim) for claim in claims}.pop()
+        send(address, *(new_claim_id() for _ in range(2 * datagrams._QUEUE_LENGTH)), *(claim.id for claim in claims))
+        assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True, True]
+
+    play(story)
+
+
+def test_a_sender_that_is_quicker_than_the_reader_does_not_keep_it(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mailbox = Mailbox(store)
+    real = mailbox.socket
+    reads = iter(range(1000))
+    monkeypatch.setattr(mailbox, "socket", _Endless(reads))
+    assert mailbox.read()[-1] == LOOK_ALL
+    assert next(reads) == datagrams._QUEUE_LENGTH
+    monkeypatch.setattr(mailbox, "socket", real)
+    mailbox.close()
+
+
+class _Endless:
+    def __init__(self, reads: Iterator[int]) -> None:
+        self._reads = reads
+
+    def recvmsg(self, size: int, room: int) -> tuple[bytes, list[Any], int, None]:
+        next(self._reads)
+        return b"x", [], 0, None
+
+
+class _Strict(Pacer):
+    """After one reading in vain the mailbox is left unread for that long."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(IN_VAIN)
+        self._seconds = seconds
+
+    def pause(self, now: float, cost: int = 1) -> float:
+        return self._seconds
+
+
+def strict(seconds: float) -> FloodGuard:
+    guard = FloodGuard()
+    guard._pacer = _Strict(seconds)
+    return guard
+
+
+@pytest.mark.parametrize("text", [b"\xff", new_claim_id().encode()], ids=["junk", "a claim that does not wait"])
+def test_a_mailbox_that_brings_nothing_but_wake_ups_in_vain_is_left_unread(
+    play: Play, any_socket: socket.socket, text: bytes
+) -> None:
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        address = wakes.expect(claim)
+        any_socket.sendto(text, where(address))
+        assert not await wakes.wait(claim, BRIEFLY)
+        send(address, claim.id)
+        assert not await wakes.wait(claim, BRIEFLY), "that lies there unread"
+
+    play(story, strict(HOUR))
+
+
+def test_what_lies_unread_is_read_later(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claim = a_claim()
+        address = wakes.expect(claim)
+        for _ in range(5):
+            send(address, new_claim_id())
+            assert not await wakes.wait(claim, 0.001)
+            send(address, claim.id)
+            assert await wakes.wait(claim, LIMIT)
+
+    play(story, strict(0.002))
+
+
+def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        named, other = a_claim(), a_claim()
+        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        for _ in range(2):
+            send(address, named.id)
+            assert not await wakes.wait(other, BRIEFLY)
+        send(address, other.id)
+        assert not await wakes.wait(other, BRIEFLY), "that lies there unread"
+        assert await wakes.wait(named, LIMIT)
+
+    play(story, strict(HOUR))
+
+
+def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play) -> None:
+    async def story(wakes: Wakes) -> None:
+        claims = [a_claim() for _ in range(2 * datagrams._QUEUE_LENGTH)]
+        address = {wakes.expect(claim) for claim in claims}.pop()
+        for _ in range(3):  # more than fit
+            send(address, *(claim.id for claim in claims))
+            assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True] * len(claims)
+        for claim in claims:
+            send(address, claim.id, new_claim_id())
+            assert await wakes.wait(claim, LIMIT)
+
+    play(story, strict(HOUR))
+
+
+@pytest.mark.parametrize("reason", ["wake", "forget", "close"])
+def test_a_waiter_at_a_mailbox_that_is_left_unread_is_woken_from_inside(store: Path, reason: str) -> None:
+    guard = strict(HOUR)
+    guard.has_read(["x"], [False])
+    wakes, claim = BlockingWakes(None, partial(open_mailbox, store), guard), a_claim()
+    wakes.expect(claim)
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(drive(wakes.wait(claim, HOUR))), daemon=True)
+    waiter.start()
+    until(lambda: wakes._leader == claim.id, "it to sleep")
+    {"wake": lambda: wakes.wake(claim.id), "forget": lambda: wakes.forget(claim), "close": wakes.close}[reason]()
+    join(waiter)
+    assert answers == [True]
+    wakes.close()
+
+
+@pytest.mark.parametrize("texts", [["x"], ["x", LOOK_ALL]], ids=["few", "more than fit"])
+def test_a_flood_is_read_so_many_times_a_second_and_a_rest_is_shorter_than_the_patrol_of_the_first_in_line(
+    texts: list[str],
+) -> None:
+    now = 1000.0
+    guard, readings, cost = FloodGuard(lambda: now), 0, COST_OF_LOOK_ALL if LOOK_ALL in texts else 1
+    while now < 1010.0:
+        guard.has_read(texts, [False] * len(texts))
+        readings += 1
+        assert guard.rest() < patrol(0)
+        now += guard.rest() + 1e-6
+    assert readings * cost <= IN_VAIN.burst + 10 * NANO / IN_VAIN.interval + 2 * cost
+    now += 1.0
+    guard.has_read(texts, [False] * len(texts))
+    assert not guard.rest(), "the flood is over"
+
+
+@pytest.mark.parametrize("world", [ThreadWorld, AsyncioWorld])
+def test_the_mailbox_of_a_store_is_guarded_unless_a_test_moves_the_clock(
+    store: Path, world: Callable[[], World]
+) -> None:
+    for clock in (None, FakeClock()):
+        wakes = open_driver(store, SCHEMA, world(), clock).wakes
+        assert isinstance(wakes, BlockingWakes | AsyncioWakes)
+        assert (wakes._flood_guard is None) is (clock is not None)
