@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+import lockfast
 import lockfast.testing.contract as contract
-from lockfast._connect import _OPENERS, open_backend
+from lockfast._connect import ENTRY_POINTS, SCHEMES, open_backend
 from lockfast._model import Capabilities
 from lockfast._worlds.threads import ThreadWorld
+from lockfast.errors import Unsupported
 from lockfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
 from lockfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking, needed_by, needs, subject_of
 from lockfast.testing.stage import Stage
@@ -51,7 +53,7 @@ def test_every_chapter_belongs_to_the_contract() -> None:
 
 
 def test_every_backend_that_connect_knows_is_in_the_table() -> None:
-    assert {_OPENERS[row.scheme] for row in BACKENDS} == set(_OPENERS.values())
+    assert {SCHEMES[row.scheme] for row in BACKENDS} == set(SCHEMES.values())
     assert len({row.name for row in BACKENDS}) == len(BACKENDS)
 
 
@@ -217,21 +219,55 @@ def test_a_server_of_this_host_is_used_only_when_asked_for_by_name() -> None:
     assert redis_of_this_host({"LOCKFAST_TEST_REDIS": "/opt/redis-server"}) == Path("/opt/redis-server")
 
 
-ONE_MORE_ROW = """
-from lockfast import _connect
+FROM_OUTSIDE = """
 from lockfast._model import Capabilities
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.store import shared_store
-from tests.contract.backends import Row
-from tests.contract.telling import classes
 
 class Dummy(MemoryBackend):
     capabilities = Capabilities(cell=False, limits=False)
 
-_connect._OPENERS["dummy"] = lambda parts, wishes: lambda world, clock: Dummy(shared_store(parts.netloc, clock), world)
+def open_url(parts, options):
+    options.refuse_all_but(where="dummy://")
+    return lambda world, clock: Dummy(shared_store(parts.netloc, clock), world)
+"""
+
+ONE_MORE_ROW = """
+from dummy_locks import Dummy
+from tests.contract.backends import Row
+from tests.contract.telling import classes
+
 row = Row("dummy", "dummy", lambda folder: f"dummy://{abs(hash(folder))}", Dummy.capabilities, can=frozenset())
 globals().update(classes(row, __name__))
 """
+
+
+def _installed(folder: Path, entry_point: str) -> Path:
+    """A folder that is to Python what an installed package of somebody else is."""
+    (folder / "dummy_locks.py").write_text(FROM_OUTSIDE)
+    facts = folder / "dummy_locks-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: dummy-locks\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ndummy = {entry_point}\n")
+    return folder
+
+
+def test_a_package_from_outside_is_found_by_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(_installed(tmp_path, "dummy_locks:open_url"))
+    with lockfast.connect("dummy://") as locks, locks.lock("x") as lease:
+        assert lease.held
+    with pytest.raises(Unsupported, match="cells"):
+        locks.cell("x")
+    with pytest.raises(Unsupported, match="dummy:// has no replicas to wait for; nothing was sent"):
+        lockfast.connect("dummy://", replicas=1)
+
+
+def test_a_package_from_outside_that_cannot_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(_installed(tmp_path, "dummy_locks_that_is_gone:open_url"))
+    with pytest.raises(Unsupported, match=r"dummy:// belongs to dummy_locks_that_is_gone:open_url, which cannot be"):
+        lockfast.connect("dummy://")
 
 
 @pytest.mark.slow
@@ -241,7 +277,8 @@ def test_a_new_backend_is_one_row(tmp_path: Path) -> None:
     file.write_text(ONE_MORE_ROW)
     words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
     words += ["--rootdir", str(ROOT), "-k", "OneAdmissionRule or OptimisticCells or Semaphores", str(file)]
-    answer = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(_installed(tmp_path, "dummy_locks:open_url"))}
+    answer = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     found = set(re.findall(r"::Test(\w+)_dummy::(test_\w+)\[(threads|asyncio)", answer.stdout))
     assert found == {

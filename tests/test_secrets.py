@@ -16,7 +16,7 @@ from lockfast.backends.redis.io.endpoints import place_of_url
 from tests.servers.waiting import LIMIT
 
 SECRET = "s3cret"
-SCHEMES = (*_connect._OPENERS, "nosuch")
+SCHEMES = (*_connect.SCHEMES, "nosuch")
 # A password where it belongs, with something else amiss; as an option; and with a character that is not encoded.
 RESTS = (
     f"u:{SECRET}@h",

@@ -33,12 +33,12 @@ LONGEST_FILE = 500
 
 _WORDS = {"errors", "_model", "_text", "_time", "_ids", "_records", "_values", "_reentry", "_secrets", "_debug"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
-_BELOW_FACES = _BELOW_ENGINE | {"engine", "primitives", "_clients", "_connect"}
+_BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_faces", ""}
 
 # Where holds are recorded: no backend imports another, except those two that are made of parts of one.
 _BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
-_BELOW_BACKENDS = _BELOW_IO | {"backends.base"}
+_BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.opening"}
 PACKAGES: dict[str, set[str]] = {
     "backends.memory": _BELOW_BACKENDS,
     "backends.sqlite.io": _BELOW_IO,
@@ -74,18 +74,19 @@ ROOMS: dict[str, set[str]] = {
     "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
     "primitives": _BELOW_ENGINE | {"engine"},
     "backends": set(),
+    "backends.opening": _BELOW_IO | {"backends.base"},
     "backends.wakeups": _WORDS | {"_worlds"},
     **PACKAGES,
     "_suggest": set(),
-    "_connect": _BELOW_ENGINE | {"_suggest"} | set(PACKAGES),
-    "_clients": {"_connect"},
+    "_connect": _BELOW_ENGINE | {"_suggest", "backends.opening"} | set(PACKAGES),
+    "_clients": {"backends.opening"},
     "_faces": _BELOW_FACES,
     "sync": _BELOW_FACES | {"_faces"},
     "aio": _BELOW_FACES | {"_faces"},
     "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
     "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine", "fencing"},
     "testing": _BELOW_FACES | _FACES | {"backends.memory"},
-    "cli": _BELOW_FACES | _FACES,
+    "cli": _BELOW_FACES | _FACES | {"backends.sqlite"},  # which file a URL names
     "__main__": {"cli"},
 }
 

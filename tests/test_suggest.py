@@ -6,6 +6,7 @@ import pytest
 
 import lockfast
 from lockfast import _connect
+from lockfast.backends.opening import ConnectOptions
 
 MEANT = {
     "redis": "did you mean redis://localhost:6379?",
@@ -55,7 +56,7 @@ def test_what_is_no_url_is_answered_with_the_one_that_was_meant(text: str) -> No
 @pytest.mark.parametrize("text", ["", "zookeeper://x", "some words", "s3cret"])
 def test_where_nothing_comes_to_mind_each_backend_is_named_once(text: str) -> None:
     with pytest.raises(ValueError, match="known are memory://, ") as caught:
-        lockfast.connect(text) if text else _connect.opener(" ", _connect.Wishes())
+        lockfast.connect(text) if text else _connect.factory_of(" ", ConnectOptions())
     told = str(caught.value)
     assert len(told) < 200
     assert "s3cret" not in told
@@ -63,5 +64,5 @@ def test_where_nothing_comes_to_mind_each_backend_is_named_once(text: str) -> No
 
 def test_what_is_named_is_known() -> None:
     named = {word.partition("://")[0] for word in _connect._known().replace(",", "").split() if "://" in word}
-    assert named <= set(_connect._OPENERS)
+    assert named <= set(_connect.SCHEMES)
     assert len(named) == 8

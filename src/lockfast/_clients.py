@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from lockfast._connect import Make
+from lockfast.backends.opening import BackendFactory
 
 
 class RedisClient(Protocol):
@@ -65,7 +65,7 @@ UrlOrClient: TypeAlias = (
     | DjangoConnection
     | Mapping[str, Any]  # parameters of PostgreSQL, or an entry of Django's DATABASES
     | Sequence[str | RedisClient]  # the servers of a quorum
-    | Make  # a backend of the caller's own
+    | BackendFactory  # a backend of the caller's own
 )
 
 

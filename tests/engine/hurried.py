@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from lockfast._connect import Wishes, opener
+from lockfast._connect import open_backend
 from lockfast._faces.aio_lock import AsyncLease
 from lockfast._faces.sync_lock import Lease
 from lockfast._worlds import World, drive
@@ -41,7 +41,7 @@ class HurriedAsyncio(AsyncioWorld):
 
 def on_url(url: str) -> Callable[[World], Backend]:
     """The backend of a URL. Only the engine is hurried: connections keep real time."""
-    return lambda world: opener(url, Wishes())(world, None)
+    return lambda world: open_backend(url, world)
 
 
 def run_hurried(kind: str, make: Callable[[World], Backend], work: Work, clock: FakeClock) -> Any:

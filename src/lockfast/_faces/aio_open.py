@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
-from lockfast._connect import Make, Wishes, opener
+from lockfast._connect import factory_of
 from lockfast._faces.aio_lock import AsyncLease
 from lockfast._time import Seconds, length
 from lockfast._worlds import Clock, drive, valid_clock
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.opening import BackendFactory, ConnectOptions
 from lockfast.engine.core import Engine, lock_order
 from lockfast.engine.process import adopt
 from lockfast.errors import LockError
@@ -32,7 +33,7 @@ def open_locks(
 ) -> LocksLogic:
     """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = AsyncioWorld(valid_clock(clock))
-    make = opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))
+    make = factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))
     engine = Engine(
         make(world, clock),
         world,
@@ -46,7 +47,7 @@ def open_locks(
     return locks
 
 
-def _release_without_loop(make: Make, clock: Clock | None, engine: Engine) -> None:
+def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Engine) -> None:
     """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
     engine.closed = True  # a loop in another thread asks for no more leases
     twin = make(ThreadWorld(clock), clock)

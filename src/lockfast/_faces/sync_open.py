@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from lockfast._connect import Wishes, opener
+from lockfast._connect import factory_of
 from lockfast._faces.sync_lock import Lease
 from lockfast._time import Seconds, length
 from lockfast._worlds import Clock, drive, valid_clock
 from lockfast._worlds.threads import ThreadWorld
+from lockfast.backends.opening import ConnectOptions
 from lockfast.engine.core import Engine, lock_order
 from lockfast.engine.process import adopt
 from lockfast.primitives.locks import LocksLogic
@@ -28,7 +29,7 @@ def open_locks(
     """See `lockfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
     world = ThreadWorld(valid_clock(clock))
     engine = Engine(
-        opener(url_or_client, Wishes(replicas, schema, advisory, rejoin))(world, clock),
+        factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))(world, clock),
         world,
         lease_type=Lease,
         holder=holder,

@@ -13,8 +13,8 @@ import signal
 from argparse import Namespace
 from typing import Any
 
-from lockfast._connect import file_of, url_of_file
 from lockfast._time import length, say
+from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import child, exits, guardian
 from lockfast.cli.options import TIMES, Parser, code, complain, report_warnings, seconds
 from lockfast.cli.signals import Inbox, interrupt_on_signals

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 
-from lockfast._connect import default_url, file_of
+from lockfast._connect import default_url
+from lockfast.backends.sqlite.open import file_of
 from lockfast.cli import exits
 from lockfast.cli.options import complain
 from lockfast.engine.outage import REPORT_AFTER_S

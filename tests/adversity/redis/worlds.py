@@ -14,6 +14,7 @@ import redis
 from lockfast._connect import open_backend
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
+from lockfast.backends.opening import ConnectOptions
 from lockfast.backends.redis.requests import keys_of
 from lockfast.primitives.names import qualify
 from lockfast.testing.awaited import AwaitedLease
@@ -36,7 +37,7 @@ class Anywhere(Promise):
         super().__init_subclass__()
 
     def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
-        return open_backend(self.where, world, clock, self.replicas)
+        return open_backend(self.where, world, clock, ConnectOptions(replicas=self.replicas))
 
     async def works(self, stage: Stage, name: str = "works") -> None:
         """A lock is taken, waited for and handed over."""

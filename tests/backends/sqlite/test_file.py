@@ -13,8 +13,8 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable, Unsupported
-from lockfast._connect import file_of, url_of_file
 from lockfast.backends.sqlite.io import blocking as driver
+from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import main
 from tests.backends.sqlite.stage import hold
 

@@ -6,26 +6,22 @@ Leaves to `redis`: everything else that one server is asked. Leaves to `quorum`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
 from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._time import boot_now
-from lockfast._worlds import Clock, World
 from lockfast.backends.redis import requests
 from lockfast.backends.redis.backend import RedisBackend, _granted
-from lockfast.backends.redis.io.endpoints import Place
-from lockfast.backends.redis.io.resp import ReplyError, command, words
+from lockfast.backends.redis.io.resp import ReplyError, words
 from lockfast.backends.redis.io.router import RedisDriver, Wires
-from lockfast.backends.redis.requests import Prepared, script, source
-from lockfast.backends.redlock.backend import QuorumBackend
-from lockfast.backends.redlock.io.fanout import open_crew
-from lockfast.backends.redlock.io.members import Member, members_of
+from lockfast.backends.redis.requests import Prepared, script
+from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
 # Known to a server from the first moment: a vote that comes after the others is not asked for again.
-_AT_ONCE: Final = ("redlock/vote", "release_quick")
+LOADED_AT_ONCE: Final = ("redlock/vote", "release_quick")
 
 
 @lru_cache(maxsize=1024)
@@ -134,26 +130,3 @@ class RedisNode(RedisBackend):
         address = self._driver.wakes.address if enqueue else ""
         args: tuple[str | bytes | int, ...] = (claim.id, up_to, place, address, *self._now())
         await self._run("redlock/give_back", claim.terms.key, args, within)
-
-
-def open_quorum(
-    places: Sequence[Place],
-    world: World,
-    clock: Clock | None,
-    *,
-    node_timeout: float,
-    rejoin: float | None,
-    url: str = "",
-) -> QuorumBackend:
-    """The quorum of these servers, for that world. Nothing is connected yet. Raises ValueError for too few of them.
-
-    `url` leads to all of them, without secrets; empty if no URL does.
-    """
-    members = members_of(places, [command("SCRIPT", "LOAD", source(name)) for name in _AT_ONCE])
-    crew = open_crew(members, world, clock, node_timeout)
-    now = clock.now if clock is not None else None
-    drivers = [NodeDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
-    nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
-    quorum = QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
-    quorum.url = url
-    return quorum

@@ -1,0 +1,36 @@
+"""From a URL, a ready client or parameters of PostgreSQL to its advisory locks."""
+
+from __future__ import annotations
+
+from functools import partial
+from urllib.parse import SplitResult
+
+from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
+from lockfast.backends.postgres.io.endpoint import Place, place_of_client, place_of_url
+from lockfast.backends.postgres_advisory.backend import PostgresAdvisoryBackend
+from lockfast.errors import Unsupported
+
+
+def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
+    _refuse(options)
+    refuse_fragment(parts)
+    return _at(place_of_url(parts, advisory=True))
+
+
+def open_client(client: object, options: ConnectOptions) -> BackendFactory | None:
+    """None if it is no client of PostgreSQL."""
+    _refuse(options)
+    place = place_of_client(client, advisory=True)
+    return None if place is None else _at(place)
+
+
+def _refuse(options: ConnectOptions) -> None:
+    if options.replicas:
+        raise Unsupported("advisory locks are in the memory of one server, and on no replica; nothing was sent")
+    if options.schema is not None:
+        raise Unsupported("advisory locks have no schema to choose; nothing was sent")
+    options.refuse_all_but("advisory", where="PostgreSQL")
+
+
+def _at(place: Place) -> BackendFactory:
+    return partial(PostgresAdvisoryBackend, place)
