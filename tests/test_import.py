@@ -46,7 +46,8 @@ def test_each_heavy_module_would_be_noticed() -> None:
 
 @pytest.mark.slow
 def test_the_asyncio_face_comes_when_it_is_asked_for() -> None:
-    assert "asyncio" in loaded_by("import lockfast; lockfast.aio")
+    assert "lockfast.aio" in loaded_by("import lockfast; lockfast.aio")
+    assert "asyncio" in loaded_by("import lockfast; lockfast.aio.connect('memory://')")
 
 
 @pytest.mark.slow

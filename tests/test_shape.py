@@ -26,7 +26,9 @@ import lockfast.aio
 import lockfast.errors
 import lockfast.sync
 import lockfast.testing
-from lockfast._faces import aio_manager, aio_primitives, sync_manager, sync_primitives
+from lockfast._facades import lock as facade_of_locks
+from lockfast._facades import manager as facade_of_managers
+from lockfast._facades import primitives as facades
 
 SOURCE = Path(lockfast.__file__).parent
 LONGEST_FILE = 500
@@ -34,7 +36,7 @@ LONGEST_FILE = 500
 _WORDS = {"errors", "_model", "_text", "_time", "_ids", "_records", "_values", "_reentry", "_secrets", "_debug"}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_clients", "_connect"}
-_FACES = {"sync", "aio", "_faces", ""}
+_FACES = {"sync", "aio", "_facades", ""}
 
 # Where holds are recorded: no backend imports another, except those two that are made of parts of one.
 _BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
@@ -80,11 +82,11 @@ ROOMS: dict[str, set[str]] = {
     "_suggest": set(),
     "_connect": _BELOW_ENGINE | {"_suggest", "backends.opening"} | set(PACKAGES),
     "_clients": {"backends.opening"},
-    "_faces": _BELOW_FACES,
-    "sync": _BELOW_FACES | {"_faces"},
-    "aio": _BELOW_FACES | {"_faces"},
+    "_facades": _BELOW_FACES,
+    "sync": _BELOW_FACES | {"_facades"},
+    "aio": _BELOW_FACES | {"_facades"},
     "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
-    "": _WORDS | {"sync", "aio", "_faces", "primitives", "engine", "fencing"},
+    "": _WORDS | {"sync", "aio", "_facades", "primitives", "engine", "fencing"},
     "testing": _BELOW_FACES | _FACES | {"backends.memory"},
     "cli": _BELOW_FACES | _FACES | {"backends.sqlite"},  # which file a URL names
     "__main__": {"cli"},
@@ -327,7 +329,7 @@ def endings_that_cannot_be_put_off(modules: dict[str, Module]) -> list[str]:
     return [
         f"{module.name}:{call.lineno} drives an ending that cannot be put off"
         for module in modules.values()
-        if module.name == "sync" or module.name.startswith("_faces.sync_")
+        if module.name == "sync" or module.room == "_facades"
         for node in module.nodes
         for call in _driven(node)
         if len(call.args) != 3
@@ -398,7 +400,9 @@ def public(holder: Any) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-    return name.replace("__a", "__") if name.startswith(("__aenter", "__aexit")) else name.removeprefix("Async")
+    if name.startswith(("__aenter", "__aexit")):
+        return name.replace("__a", "__")
+    return name.replace("get_async_", "get_").removeprefix("Async")
 
 
 def differences(sync: Any, aio: Any, where: str = "") -> list[str]:
@@ -530,10 +534,24 @@ def test_every_file_says_what_it_decides() -> None:
 def test_both_faces_offer_the_same() -> None:
     locks = [name for name in lockfast.aio.__all__ if name in vars(lockfast.aio)]  # the others come when first used
     assert differences(_face(lockfast.sync), SimpleNamespace(**{**vars(lockfast.aio), "__all__": locks})) == []
-    offered = {name for name in lockfast.__all__ if name in public(sync_primitives)}
-    assert {_plain(name) for name in lockfast.aio.__all__ if name in public(aio_primitives)} == offered
-    assert differences(_face(sync_primitives), _face(aio_primitives)) == []
-    assert differences(sync_manager, aio_manager) == []
+    for module in (facade_of_locks, facades, facade_of_managers):
+        sync, aio = _both_faces(module)
+        assert differences(sync, aio) == []
+        assert [name for name in sync.__all__ if name not in lockfast.__all__] == []
+        assert [
+            name for name in aio.__all__ if name not in lockfast.aio.__all__ and isinstance(getattr(aio, name), type)
+        ] == []
+    assert lockfast.aio.DistributedLock is lockfast.aio.AsyncDistributedLock
+
+
+def _both_faces(module: ModuleType) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """Classes and functions of threads, and those of asyncio."""
+    offered = {
+        name: value for name, value in public(module).items() if isinstance(value, type) or inspect.isfunction(value)
+    }
+    aio = {name: value for name, value in offered.items() if "async" in name.lower()}
+    sync = {name: value for name, value in offered.items() if name not in aio}
+    return SimpleNamespace(__all__=list(sync), **sync), SimpleNamespace(__all__=list(aio), **aio)
 
 
 @pytest.mark.parametrize(
@@ -586,7 +604,7 @@ PLANTED: list[tuple[Callable[[dict[str, Module]], list[str]], str, str]] = [
     (prints_outside_cli, "engine.planted", "print('hello')"),
     (values_shown_in_full, "engine.planted", "raise ValueError(f'not {value!r}')"),
     (threads_that_are_not_marked, "backends.redis.io.planted", "threading.Thread(target=f, daemon=True).start()"),
-    (endings_that_cannot_be_put_off, "_faces.sync_planted", "def release(self):\n    return drive(self._release())"),
+    (endings_that_cannot_be_put_off, "_facades.planted", "def release(self):\n    return drive(self._release())"),
     (endings_that_cannot_be_put_off, "sync", "def f():\n    try:\n        yield 1\n    finally:\n        drive(g())"),
     (finalizers_that_do_more_than_warn, "aio", "def __del__(self):\n    self.close()"),
     (finalizers_that_do_more_than_warn, "backends.redis.io.planted", "weakref.finalize(self, self._shut)"),

@@ -29,8 +29,8 @@ from lockfast.sync import Lease, Lock, Locks, connect
 
 if TYPE_CHECKING:
     from lockfast import aio, fencing
-    from lockfast._faces.sync_manager import DistributedLock, get_distributed_lock
-    from lockfast._faces.sync_primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
+    from lockfast._facades.manager import DistributedLock, get_distributed_lock
+    from lockfast._facades.primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
     from lockfast.engine.order import LockOrderWarning
     from lockfast.primitives.cell import Versioned
     from lockfast.primitives.election import Leadership
@@ -83,9 +83,9 @@ _LATER = {
     "Versioned": "lockfast.primitives.cell",
     "Leadership": "lockfast.primitives.election",
     **dict.fromkeys(("LockOptions", "LockResult"), "lockfast.primitives.manager"),
-    **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "lockfast._faces.sync_manager"),
+    **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "lockfast._facades.manager"),
     **dict.fromkeys(
-        ("Cell", "Election", "Limiter", "MultiLease", "MultiLock", "RWLock"), "lockfast._faces.sync_primitives"
+        ("Cell", "Election", "Limiter", "MultiLease", "MultiLock", "RWLock"), "lockfast._facades.primitives"
     ),
 }
 

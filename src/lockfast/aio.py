@@ -6,8 +6,8 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from lockfast._faces.aio_lock import AsyncLease, AsyncLock
-from lockfast._faces.aio_open import open_locks
+from lockfast._facades.lock import AsyncLease, AsyncLock
+from lockfast._facades.opening import open_async_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
@@ -18,9 +18,10 @@ from lockfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from lockfast._clients import AsyncUserConnection, UrlOrClient
-    from lockfast._faces.aio_manager import DistributedLock as DistributedLock
-    from lockfast._faces.aio_manager import get_distributed_lock as get_distributed_lock
-    from lockfast._faces.aio_primitives import (
+    from lockfast._facades.manager import AsyncDistributedLock as AsyncDistributedLock
+    from lockfast._facades.manager import AsyncDistributedLock as DistributedLock
+    from lockfast._facades.manager import get_async_distributed_lock as get_distributed_lock
+    from lockfast._facades.primitives import (
         AsyncCell,
         AsyncElection,
         AsyncLimiter,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
         AsyncMultiLock,
         AsyncRWLock,
     )
-    from lockfast._faces.signatures import (
+    from lockfast._facades.signatures import (
         AsyncF,
         AsyncLockedOptions,
         AsyncLockedWithLease,
@@ -43,6 +44,7 @@ D = TypeVar("D")
 
 __all__ = [
     "AsyncCell",
+    "AsyncDistributedLock",
     "AsyncElection",
     "AsyncLease",
     "AsyncLimiter",
@@ -60,9 +62,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'lockfast.aio' has no attribute {name!r}")
-    from lockfast._faces import aio_manager, aio_primitives  # only now: not everybody needs them
+    from lockfast._facades import manager, primitives  # only now: not everybody needs them
 
-    return getattr(aio_manager if hasattr(aio_manager, name) else aio_primitives, name)
+    if name.endswith(("DistributedLock", "distributed_lock")):
+        return manager.get_async_distributed_lock if name.startswith("get") else manager.AsyncDistributedLock
+    return getattr(primitives, name)
 
 
 class AsyncLocks:
@@ -135,7 +139,7 @@ class AsyncLocks:
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncRWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
-        from lockfast._faces.aio_primitives import AsyncRWLock
+        from lockfast._facades.primitives import AsyncRWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
         return AsyncRWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
@@ -153,7 +157,7 @@ class AsyncLocks:
 
         `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
         """
-        from lockfast._faces.aio_primitives import AsyncMultiLease, AsyncMultiLock
+        from lockfast._facades.primitives import AsyncMultiLease, AsyncMultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
         return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options))
@@ -172,7 +176,7 @@ class AsyncLocks:
 
         After a leader's death its place is vacant for up to `ttl` seconds.
         """
-        from lockfast._faces.aio_primitives import AsyncElection
+        from lockfast._facades.primitives import AsyncElection
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
         return AsyncElection(self._logic.election(name, candidate, **options))
@@ -182,13 +186,13 @@ class AsyncLocks:
 
         In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
         """
-        from lockfast._faces.aio_primitives import AsyncLimiter
+        from lockfast._facades.primitives import AsyncLimiter
 
         return AsyncLimiter(self._logic.limiter(name, rate, per, burst))
 
     def cell(self, name: str) -> AsyncCell:
         """A JSON value with a version. Its names are apart from those of locks."""
-        from lockfast._faces.aio_primitives import AsyncCell
+        from lockfast._facades.primitives import AsyncCell
 
         return AsyncCell(self._logic.cell(name))
 
@@ -309,7 +313,7 @@ def connect(
 ) -> AsyncLocks:
     """As `lockfast.connect`, for asyncio. Used in one event loop; it need not run yet."""
     return AsyncLocks(
-        open_locks(
+        open_async_locks(
             url_or_client,
             holder=holder,
             namespace=namespace,

@@ -6,8 +6,8 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from lockfast._faces.sync_lock import Lease, Lock
-from lockfast._faces.sync_open import open_locks
+from lockfast._facades.lock import Lease, Lock
+from lockfast._facades.opening import open_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
@@ -19,7 +19,8 @@ from lockfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from lockfast._clients import UrlOrClient, UserConnection
-    from lockfast._faces.signatures import (
+    from lockfast._facades.primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
+    from lockfast._facades.signatures import (
         F,
         LockedOptions,
         LockedWithLease,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         SingletonWithLease,
         SingletonWithLeaseOr,
     )
-    from lockfast._faces.sync_primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
 
 __all__ = ["Lease", "Lock", "Locks", "connect"]
 
@@ -106,7 +106,7 @@ class Locks:
         on_lost: Callable[[Lease], object] | None = None,
     ) -> RWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
-        from lockfast._faces.sync_primitives import RWLock
+        from lockfast._facades.primitives import RWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
         return RWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
@@ -124,7 +124,7 @@ class Locks:
 
         `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
         """
-        from lockfast._faces.sync_primitives import MultiLease, MultiLock
+        from lockfast._facades.primitives import MultiLease, MultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
         return MultiLock(self._logic.all(names, MultiLease, on_lost, **options))
@@ -143,7 +143,7 @@ class Locks:
 
         After a leader's death its place is vacant for up to `ttl` seconds.
         """
-        from lockfast._faces.sync_primitives import Election
+        from lockfast._facades.primitives import Election
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
         return Election(self._logic.election(name, candidate, **options))
@@ -153,13 +153,13 @@ class Locks:
 
         In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, `burst` being 1 by default.
         """
-        from lockfast._faces.sync_primitives import Limiter
+        from lockfast._facades.primitives import Limiter
 
         return Limiter(self._logic.limiter(name, rate, per, burst))
 
     def cell(self, name: str) -> Cell:
         """A JSON value with a version. Its names are apart from those of locks."""
-        from lockfast._faces.sync_primitives import Cell
+        from lockfast._facades.primitives import Cell
 
         return Cell(self._logic.cell(name))
 

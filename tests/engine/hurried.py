@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from lockfast._connect import open_backend
-from lockfast._faces.aio_lock import AsyncLease
-from lockfast._faces.sync_lock import Lease
+from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._worlds import World, drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld

@@ -15,7 +15,7 @@ import pytest
 
 import lockfast
 from lockfast import _reentry
-from lockfast._faces import aio_manager, sync_manager
+from lockfast._facades import manager as facade
 from lockfast._model import Claim
 from lockfast._reentry import drive, outside
 from lockfast.backends.memory.store import shared_store
@@ -467,34 +467,34 @@ def test_outside_ends_with_its_block() -> None:
 def test_a_finalizer_may_ask_for_the_one_manager_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[lockfast.DistributedLock] = []
 
-    class Asks(sync_manager.DistributedLock):
+    class Asks(facade.DistributedLock):
         def __init__(self, url: Any) -> None:
             made.append(self)
             if len(made) == 1:
-                assert sync_manager.get_distributed_lock("memory://") is made[1]
+                assert facade.get_distributed_lock("memory://") is made[1]
             super().__init__(url)
 
-    monkeypatch.setattr(sync_manager, "DistributedLock", Asks)
-    monkeypatch.setattr(sync_manager, "_the_one", None)
-    assert sync_manager.get_distributed_lock("memory://") is made[1]
+    monkeypatch.setattr(facade, "DistributedLock", Asks)
+    monkeypatch.setattr(facade, "_the_one", None)
+    assert facade.get_distributed_lock("memory://") is made[1]
     for manager in made:
         manager.close()
 
 
 def test_a_finalizer_may_ask_for_a_loop_s_one_manager_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[aio_manager.DistributedLock] = []
+    made: list[facade.AsyncDistributedLock] = []
 
-    class Asks(aio_manager.DistributedLock):
+    class Asks(facade.AsyncDistributedLock):
         def __init__(self, url: Any) -> None:
             made.append(self)
             if len(made) == 1:
-                assert aio_manager.get_distributed_lock("memory://") is made[1]
+                assert facade.get_async_distributed_lock("memory://") is made[1]
             super().__init__(url)
 
     async def main() -> None:
-        assert aio_manager.get_distributed_lock("memory://") is made[1]
+        assert facade.get_async_distributed_lock("memory://") is made[1]
         for manager in made:
             await manager.close()
 
-    monkeypatch.setattr(aio_manager, "DistributedLock", Asks)
+    monkeypatch.setattr(facade, "AsyncDistributedLock", Asks)
     asyncio.run(main())

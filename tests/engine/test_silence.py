@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lockfast
-from lockfast._faces.aio_lock import AsyncLease
+from lockfast._facades.lock import AsyncLease
 from lockfast._model import Claim, Grant, LockInfo, Renewal
 from lockfast._values import Booked, Rate, Stored
 from lockfast.engine.core import Engine

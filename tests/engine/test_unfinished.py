@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from lockfast import BackendUnavailable
-from lockfast._faces.aio_lock import AsyncLease
-from lockfast._faces.sync_lock import Lease
+from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._model import Busy, Claim, Grant
 from lockfast._worlds import drive
 from lockfast._worlds.asyncio_ import AsyncioWorld

@@ -16,19 +16,19 @@ import pytest
 
 import lockfast
 from lockfast import DistributedLock, get_distributed_lock
-from lockfast._faces import aio_manager, sync_manager
+from lockfast._facades import manager as facade
 from lockfast._worlds import drive
 
 
 @pytest.fixture(autouse=True)
 def no_one_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("LOCKFAST_URL", f"sqlite:///{tmp_path}/locks.db")
-    monkeypatch.setattr(sync_manager, "_the_one", None)
+    monkeypatch.setattr(facade, "_the_one", None)
     yield
-    if sync_manager._the_one is not None:
-        sync_manager._the_one[1].close()
-    if aio_manager._ones:
-        aio_manager._ones.clear()
+    if facade._the_one is not None:
+        facade._the_one[1].close()
+    if facade._ones:
+        facade._ones.clear()
         gc.collect()  # what belongs to loops that are closed ends when it is dropped
 
 
@@ -109,8 +109,8 @@ manager = lockfast.get_distributed_lock()
 assert manager.acquire("a")
 mine = manager.holder_id
 import threading
-from lockfast._faces import sync_manager
-other = threading.Thread(target=sync_manager._mutex.acquire)  # as if it were about to make it
+from lockfast._facades import manager as facade
+other = threading.Thread(target=facade._mutex.acquire)  # as if it were about to make it
 other.start()
 other.join()
 manager._logic._turns._lines["b"] = ["a caller"]  # or to ask for a name
@@ -178,7 +178,7 @@ def test_with_lock_refuses_work_that_would_go_on_without_the_lock() -> None:
 
 
 def test_each_event_loop_has_one() -> None:
-    async def ask() -> tuple[aio_manager.DistributedLock, aio_manager.DistributedLock]:
+    async def ask() -> tuple[facade.AsyncDistributedLock, facade.AsyncDistributedLock]:
         manager = lockfast.aio.get_distributed_lock()
         assert isinstance(manager, lockfast.aio.DistributedLock)
         async with manager:
@@ -199,7 +199,7 @@ def test_the_one_of_a_closed_loop_is_forgotten() -> None:
 
     for _ in range(3):
         asyncio.run(ask())
-    assert len(aio_manager._ones) == 1
+    assert len(facade._ones) == 1
 
 
 def test_a_loop_too_refuses_another_url() -> None:

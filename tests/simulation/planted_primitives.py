@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockfast._faces.aio_primitives import AsyncMultiLease
+from lockfast._facades.primitives import AsyncMultiLease
 from lockfast._model import SHARED, Busy, Claim, Sight
 from lockfast._values import Booked, Rate, book
 from lockfast.aio import AsyncLease

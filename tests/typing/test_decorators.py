@@ -251,7 +251,7 @@ def test_an_any_among_the_parameters_is_not_made_an_error(locks: Locks) -> None:
 def test_the_types_name_the_options_that_there_are() -> None:
     import inspect
 
-    from lockfast._faces.signatures import AsyncLockedOptions, AsyncSingletonOptions, LockedOptions, SingletonOptions
+    from lockfast._facades.signatures import AsyncLockedOptions, AsyncSingletonOptions, LockedOptions, SingletonOptions
     from lockfast.primitives.manager import LockOptions
 
     for lock, locked, singleton in (

@@ -10,8 +10,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 from lockfast import aio, sync
-from lockfast._faces.aio_primitives import AsyncCell, AsyncElection, AsyncLimiter
-from lockfast._faces.sync_primitives import Cell, Election, Limiter
+from lockfast._facades.primitives import AsyncCell, AsyncElection, AsyncLimiter, Cell, Election, Limiter
 from lockfast._model import HolderInfo
 from lockfast._values import Allowance
 from lockfast.primitives.cell import Versioned

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lockfast._faces.aio_primitives import AsyncElection, AsyncLimiter, AsyncMultiLease, AsyncMultiLock
+from lockfast._facades.primitives import AsyncElection, AsyncLimiter, AsyncMultiLease, AsyncMultiLock
 from lockfast._model import Terms
 from lockfast._values import Rate
 from lockfast.aio import AsyncLease, AsyncLock

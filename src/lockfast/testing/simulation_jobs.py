@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from itertools import count
 
-from lockfast._faces.aio_primitives import AsyncElection, AsyncMultiLease
+from lockfast._facades.primitives import AsyncElection, AsyncMultiLease
 from lockfast._model import PRESENCE
 from lockfast._values import Rate
 from lockfast.aio import AsyncLease, AsyncLock

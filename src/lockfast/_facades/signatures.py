@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar, overload
 
-from lockfast._faces.aio_lock import AsyncLease
-from lockfast._faces.sync_lock import Lease
+from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._time import Seconds
 
 P = ParamSpec("P")

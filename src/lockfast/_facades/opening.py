@@ -1,4 +1,4 @@
-"""From a URL to what asyncio's faces stand on: an engine in the world of asyncio, looked after at fork and exit."""
+"""From a URL to what the facades stand on: an engine in its world, looked after at fork and exit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from contextlib import suppress
 from functools import partial
 
 from lockfast._connect import factory_of
-from lockfast._faces.aio_lock import AsyncLease
+from lockfast._facades.lock import AsyncLease, Lease
 from lockfast._time import Seconds, length
 from lockfast._worlds import Clock, drive, valid_clock
-from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.opening import BackendFactory, ConnectOptions
 from lockfast.engine.core import Engine, lock_order
@@ -31,7 +30,41 @@ def open_locks(
     debug: bool | None,
     clock: Clock | None,
 ) -> LocksLogic:
+    """See `lockfast.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    world = ThreadWorld(valid_clock(clock))
+    engine = Engine(
+        factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))(world, clock),
+        world,
+        lease_type=Lease,
+        holder=holder,
+        patience=length(patience, "patience"),
+        order=lock_order(debug),
+    )
+    locks = LocksLogic(engine, namespace)
+    adopt(engine, _close)
+    return locks
+
+
+def _close(engine: Engine) -> None:
+    drive(engine.close(within=1.0))
+
+
+def open_async_locks(
+    url_or_client: object,
+    *,
+    holder: str | None,
+    namespace: str,
+    patience: Seconds,
+    replicas: int = 0,
+    schema: str | None = None,
+    advisory: bool = False,
+    rejoin: Seconds | None = None,
+    debug: bool | None,
+    clock: Clock | None,
+) -> LocksLogic:
     """See `lockfast.aio.connect`. Raises ValueError for what makes no sense; nothing is connected yet."""
+    from lockfast._worlds.asyncio_ import AsyncioWorld  # here: a blocking program does not need asyncio
+
     world = AsyncioWorld(valid_clock(clock))
     make = factory_of(url_or_client, ConnectOptions(replicas, schema, advisory, rejoin))
     engine = Engine(

@@ -1,13 +1,13 @@
-"""The blocking world's face of the manager: flat, one line a method. All logic is in `primitives.manager`."""
+"""The manager, in both worlds: flat, one line a method. All logic is in `primitives.manager`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from lockfast._faces.sync_lock import Lock
-from lockfast._faces.sync_open import open_locks
+from lockfast._facades.lock import AsyncLock, Lock
+from lockfast._facades.opening import open_async_locks, open_locks
 from lockfast._reentry import Mutex, drive, nothing, section
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
@@ -16,12 +16,13 @@ from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
 from lockfast.primitives.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from lockfast._clients import UrlOrClient
+    import asyncio
 
-__all__ = ["DistributedLock", "get_distributed_lock"]
+    from lockfast._clients import UrlOrClient
 
 T = TypeVar("T")
 Work = Callable[[], T]
+AsyncWork = Callable[[], Awaitable[T]]
 
 
 class DistributedLock:
@@ -140,8 +141,125 @@ class DistributedLock:
         return f"<DistributedLock {self._logic!r}>"
 
 
+class AsyncDistributedLock:
+    """Locks by name, acquired in one place and released in another. Make one for an event loop and share it.
+
+    The manager is the holder: any task may extend or release what another has acquired through it, and acquiring what
+    it already holds extends that. To keep tasks apart, use `lock()`.
+    The options are those of `connect`.
+    """
+
+    def __init__(
+        self,
+        url_or_client: UrlOrClient | None = None,
+        *,
+        holder_id: str | None = None,
+        namespace: str = DEFAULT_NAMESPACE,
+        patience: Seconds = PATIENCE,
+        replicas: int = 0,
+        schema: str | None = None,
+        advisory: bool = False,
+        rejoin: Seconds | None = None,
+        debug: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
+        options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
+        self._logic = ManagerLogic(open_async_locks(url_or_client, holder=holder_id, **wishes, **options))
+
+    @property
+    def holder_id(self) -> str:
+        """What others are told when they ask who holds a lock: of this instance only, unless it was given."""
+        return self._logic.holder_id
+
+    async def acquire(
+        self,
+        lock_name: str,
+        timeout_seconds: Seconds = 30,
+        blocking: bool = False,
+        blocking_timeout_seconds: Seconds | None = 10,
+        metadata: Any = None,
+    ) -> LockResult:
+        """Hold `lock_name` for `timeout_seconds`, whoever releases it. It is not renewed: after that time it is gone.
+
+        Held by this manager already, it is held for at least `timeout_seconds` from now on, with the metadata that it
+        has. One release ends it, however often it was acquired. With `blocking` waits for up to
+        `blocking_timeout_seconds`, None for ever.
+
+        Not acquired: the answer is false, its `lock` tells who holds it and its `error` says so. Raises
+        BackendUnavailable if the backend cannot be asked, and ValueError for what makes no sense.
+        """
+        wait = (blocking, blocking_timeout_seconds)
+        return await self._logic.acquire(lock_name, timeout_seconds, *wait, metadata)
+
+    async def release(self, name: str) -> bool:
+        """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
+
+        Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
+        """
+        return await self._logic.release(name)
+
+    async def extend(self, name: str, seconds: Seconds) -> bool:
+        """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
+
+        Raises BackendUnavailable if the backend does not answer; it is then held for as long as it was before.
+        """
+        return await self._logic.extend(name, seconds)
+
+    async def release_all(self) -> int:
+        """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
+        return await self._logic.release_all()
+
+    def lock(
+        self,
+        name: str,
+        timeout_seconds: Seconds = 30,
+        blocking: bool = True,
+        blocking_timeout_seconds: Seconds | None = 10,
+        metadata: Any = None,
+    ) -> AsyncLock:
+        """For an `async with`: held and renewed while its block runs, and a hold of its own:
+        nobody else enters meanwhile, this manager's `acquire` included.
+
+        Raises AcquireTimeout if it is not to be had; the block never runs without it.
+        """
+        return AsyncLock(self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
+
+    async def with_lock(
+        self,
+        name: str,
+        fn: AsyncWork[T],
+        timeout_seconds: Seconds = 30,
+        blocking: bool = True,
+        blocking_timeout_seconds: Seconds | None = 10,
+        metadata: Any = None,
+    ) -> T:
+        """What the coroutine `fn()` returns, run as the block of `lock(name)`. It is not run if
+        AcquireTimeout is raised.
+        """
+        scope = self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata)
+        return cast(T, await self._logic.with_lock(scope, fn))
+
+    async def close(self) -> None:
+        """Release what is still held, best effort, and let go of connections."""
+        await self._logic.close()
+
+    async def __aenter__(self) -> AsyncDistributedLock:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_logic"):  # else it was never made
+            self._logic.locks.warn_if_open(self)
+
+    def __repr__(self) -> str:
+        return f"<AsyncDistributedLock {self._logic!r}>"
+
+
 _the_one: tuple[object, DistributedLock] | None = None  # and the URL that it was made for
-_mutex = Mutex()  # held while it is made
+_mutex = Mutex()  # held while one is made
 
 
 def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> DistributedLock:
@@ -159,6 +277,32 @@ def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> Distribute
                 _the_one = made
         assert _the_one is not None
         return the_same(url_or_client, *_the_one)
+
+
+_ones: dict[asyncio.AbstractEventLoop, tuple[object, AsyncDistributedLock]] = {}  # and the URLs that they were made for
+
+
+def get_async_distributed_lock(url_or_client: UrlOrClient | None = None) -> AsyncDistributedLock:
+    """The running event loop's one instance, made by the first call in it, or by the first after it was closed.
+
+    Without a URL `$LOCKFAST_URL`, else SQLite in the user's state folder. Raises ValueError if it was made for another,
+    and RuntimeError if no event loop runs.
+    """
+    import asyncio  # here: it takes long to import, and a blocking program does not need it
+
+    loop = asyncio.get_running_loop()
+    with section(_mutex):
+        for ended in [other for other in _ones if other.is_closed()]:
+            _ones.pop(ended, None)
+        if _is_missing(loop):
+            made = url_or_client, AsyncDistributedLock(url_or_client)
+            if _is_missing(loop):  # still: a finalizer may have asked for it meanwhile, in this very thread
+                _ones[loop] = made
+        return the_same(url_or_client, *_ones[loop])
+
+
+def _is_missing(loop: asyncio.AbstractEventLoop) -> bool:
+    return loop not in _ones or _ones[loop][1]._logic.locks.engine.closed
 
 
 def _after_fork() -> None:

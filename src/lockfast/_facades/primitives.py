@@ -1,14 +1,15 @@
-"""asyncio's face of every primitive but the lock: flat, one line a method. All logic is in `primitives`."""
+"""Every primitive but the lock, in both worlds: flat, one line a method. All logic is in `primitives`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from types import CoroutineType
 from typing import Any, TypeVar, cast, overload
 
-from lockfast._faces.aio_lock import AsyncLease, AsyncLock
+from lockfast._facades.lock import AsyncLease, AsyncLock, Lease, Lock
 from lockfast._model import HolderInfo
+from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
 from lockfast._values import Allowance
 from lockfast.primitives import multi
@@ -16,10 +17,31 @@ from lockfast.primitives.cell import CellLogic, Versioned
 from lockfast.primitives.election import ElectionLogic, Leadership
 from lockfast.primitives.limiter import LimiterLogic
 from lockfast.primitives.rwlock import RWLockLogic
-from lockfast.primitives.statement import AsyncExits, begun
+from lockfast.primitives.statement import AsyncExits, Exits, begun
 
 T = TypeVar("T")
-Elected = Callable[[AsyncLease], Awaitable[T] | T]
+Elected = Callable[[Lease], T]
+AsyncElected = Callable[[AsyncLease], Awaitable[T] | T]
+
+
+class RWLock:
+    """Many readers or one writer, first come first served."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: RWLockLogic) -> None:
+        self._logic = logic
+
+    def read(self) -> Lock:
+        """To enter beside other readers. Waits for writers that came before, and lets none that came later by."""
+        return Lock(self._logic.read())
+
+    def write(self) -> Lock:
+        """To enter alone. `lease.downgrade()` turns a held write lease into a read lease without a gap."""
+        return Lock(self._logic.write())
+
+    def __repr__(self) -> str:
+        return f"<RWLock {self._logic!r}>"
 
 
 class AsyncRWLock:
@@ -42,6 +64,20 @@ class AsyncRWLock:
         return f"<AsyncRWLock {self._logic!r}>"
 
 
+class MultiLease(multi.MultiLease):
+    """One lease over several names: held while all are, lost as soon as one is. See `lockfast.primitives.multi`."""
+
+    __slots__ = ()
+
+    def extend(self, ttl: Seconds | None = None) -> bool:
+        """Hold all of them for at least `ttl` seconds from now. Raises LeaseLost if one is no longer ours."""
+        return drive(self._extend(ttl))
+
+    def release(self) -> bool:
+        """True if all were held until now. Every one is let go of, whatever becomes of the others."""
+        return drive(self._release(), self._engine, self._is_held)
+
+
 class AsyncMultiLease(multi.MultiLease):
     """One lease over several names: held while all are, lost as soon as one is. See `lockfast.primitives.multi`."""
 
@@ -54,6 +90,38 @@ class AsyncMultiLease(multi.MultiLease):
     async def release(self) -> bool:
         """True if all were held until now. Every one is let go of, whatever becomes of the others."""
         return await self._release()
+
+
+class MultiLock(Exits):
+    """Several names taken as one, all or nothing."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: multi.MultiLogic) -> None:
+        self._logic = logic
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the order in which they are taken, whatever order they were given in."""
+        return self._logic.names
+
+    def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> MultiLease | None:
+        """One lease over all names, or None if they were not all to be had in time; then none is kept."""
+        return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
+
+    def release(self) -> None:
+        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        drive(self._logic.release(), self._logic.engine, nothing)
+
+    def locked(self) -> bool:
+        """Whether anybody holds one of the names."""
+        return drive(self._logic.locked())
+
+    def __enter__(self) -> MultiLease:
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<MultiLock {self._logic!r}>"
 
 
 class AsyncMultiLock(AsyncExits):
@@ -86,6 +154,80 @@ class AsyncMultiLock(AsyncExits):
 
     def __repr__(self) -> str:
         return f"<AsyncMultiLock {self._logic!r}>"
+
+
+class Election(Exits):
+    """One candidate for the lead of a name; a context manager: leader for its block."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: ElectionLogic) -> None:
+        self._logic = logic
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this candidate leads. From the clock: right after a pause of any length, too."""
+        return self._logic.is_leader
+
+    @property
+    def term(self) -> int | None:
+        """The fence of this candidate's term while it leads: a number that only ever grows. None otherwise."""
+        return self._logic.term
+
+    def campaign(self, timeout: Seconds | None = None) -> Lease | None:
+        """Wait to be elected: the lease of the term, or None after `timeout`, by default the election's `wait`."""
+        return drive(self._logic.campaign(timeout))  # type: ignore[return-value]
+
+    def resign(self) -> bool:
+        """Step down; the next candidate is elected. False if this one does not lead."""
+        return drive(self._logic.resign(), self._logic.engine, self._logic.leads)
+
+    def hand_over(self, to: str) -> None:
+        """Step down in favour of the candidate of that name, before those who wait longer.
+
+        Raises NotHeld if this one does not lead, and LockError if no such candidate waits; the leader then stays.
+        """
+        drive(self._logic.hand_over(to))
+
+    def leader(self) -> HolderInfo | None:
+        """Who leads now; `.holder` is its name and `.fence` its term. None while the place is vacant."""
+        return drive(self._logic.leader())
+
+    def candidates(self) -> tuple[str, ...]:
+        """Who waits to be elected, the next one first."""
+        return drive(self._logic.candidates())
+
+    def run(
+        self,
+        on_elected: Elected[T],
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> T:
+        """Campaign, and call `on_elected(lease)` once elected; after a loss begin again.
+
+        Returns what `on_elected` returned, having resigned. `on_lost(lease)` is called at each loss, in another thread.
+        """
+        return drive(self._logic.run(on_elected, on_lost))  # type: ignore[no-any-return]
+
+    def observe(self) -> Generator[Leadership]:
+        """Who leads now and each change from then on, vacancies too, as they happen. Ends with the `Locks`.
+
+        Close the iterator, or leave the loop over it, when you have seen enough.
+        """
+        observer = self._logic.observer()
+        try:
+            try:
+                while (change := drive(observer.next())) is not None:
+                    yield change
+            finally:
+                drive(observer.close(), self._logic.engine, nothing)
+        finally:
+            observer.left_behind()
+
+    def __enter__(self) -> Lease:
+        return drive(self._logic.enter(sys._getframe(1), begun(self._logic, sys._getframe(1))))  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"<Election {self._logic!r}>"
 
 
 class AsyncElection(AsyncExits):
@@ -141,7 +283,7 @@ class AsyncElection(AsyncExits):
     ) -> T: ...
     async def run(
         self,
-        on_elected: Elected[T],
+        on_elected: AsyncElected[T],
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> T:
         """Campaign, and call `on_elected(lease)` once elected; after a loss begin again.
@@ -170,6 +312,29 @@ class AsyncElection(AsyncExits):
         return f"<AsyncElection {self._logic!r}>"
 
 
+class Limiter:
+    """So many permits in the long run, and up to `burst` at once after a rest."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: LimiterLogic) -> None:
+        self._logic = logic
+
+    def try_acquire(self, cost: int = 1) -> Allowance:
+        """Take `cost` permits if they are to be had now. Never waits."""
+        return drive(self._logic.try_acquire(cost))
+
+    def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> Allowance:
+        """Wait for `cost` permits, first come first served.
+
+        Not allowed, and nothing taken, if they are not to be had within `timeout` seconds: look at the answer.
+        """
+        return drive(self._logic.acquire(cost, timeout))
+
+    def __repr__(self) -> str:
+        return f"<Limiter {self._logic!r}>"
+
+
 class AsyncLimiter:
     """So many permits in the long run, and up to `burst` at once after a rest."""
 
@@ -191,6 +356,43 @@ class AsyncLimiter:
 
     def __repr__(self) -> str:
         return f"<AsyncLimiter {self._logic!r}>"
+
+
+class Cell:
+    """A JSON value with a version, for optimistic locking, and a check of fences."""
+
+    __slots__ = ("_logic",)
+
+    def __init__(self, logic: CellLogic) -> None:
+        self._logic = logic
+
+    def read(self) -> Versioned:
+        """`value, version`; None and 0 if nothing is there."""
+        return drive(self._logic.read())
+
+    def write(self, value: Any, *, if_version: int | None = None, fence: int | None = None) -> int:
+        """Write it and tell its version.
+
+        With `if_version` only over that version (0: only if nothing is there), else Conflict is raised. With `fence`
+        only if no higher fence was ever seen, else StaleFence is raised. Nothing is changed then.
+        """
+        return drive(self._logic.write(value, if_version, fence))
+
+    def update(
+        self, change: Callable[[Any], Any], *, wait: Seconds | None = None, fence: int | None = None
+    ) -> Versioned:
+        """Write `change(value)`, read and tried again as often as others write in between; what is there now.
+
+        Raises Conflict if that goes on for `wait` seconds; None goes on for ever.
+        """
+        return drive(self._logic.update(change, wait, fence))
+
+    def delete(self, *, if_version: int | None = None) -> None:
+        """Forget the value and the fences. What is written there later has a higher version all the same."""
+        drive(self._logic.delete(if_version))
+
+    def __repr__(self) -> str:
+        return f"<Cell {self._logic!r}>"
 
 
 class AsyncCell:

@@ -1,1 +1,0 @@
-"""The flat faces of the primitives, blocking and for asyncio. `lockfast.sync` and `lockfast.aio` put them together."""
