@@ -36,10 +36,10 @@ class Room:
 
 def one_process(url: str, room: Room) -> None:
     with lockfast.connect(url) as locks, ThreadPoolExecutor(THREADS) as pool:
-        seat = locks.semaphore("licence:solver", SEATS, wait=30)
+        waiter = locks.semaphore("licence:solver", SEATS, wait=30)
 
         def solve(_: int) -> None:
-            with seat:
+            with waiter:
                 room.sit()
 
         list(pool.map(solve, range(THREADS)))

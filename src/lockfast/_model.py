@@ -18,7 +18,7 @@ GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was wo
 PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
 KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
 LONGEST_TTL: Final = 10 * 365 * 86400.0  # seconds
-PATROL: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
+MAX_POLL_S: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
 ROUND: Final = 0.5  # seconds within which all waiters look, once time has made room
 
 
@@ -82,7 +82,7 @@ class Change(NamedTuple):
     holder: str | None  # None: it ended
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     """What an observer has not seen yet, in order."""
 
     changes: tuple[Change, ...]
@@ -226,10 +226,10 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def next_in_line(queue: Iterable[W], occupancy: Occupancy, heir: str = "") -> list[W]:
+def next_in_line(queue: Iterable[W], occupancy: Occupancy, successor: str = "") -> list[W]:
     """The waiters to reserve for now, in order; `occupancy` counts holders and all that are reserved for, and grows.
 
-    An `heir` goes before everybody else, if somebody of that name waits.
+    An `successor` goes before everybody else, if somebody of that name waits.
 
     Those are counted wherever they stand: one that came back after its reservation lapsed has its old place again,
     before younger ones that were reserved for meanwhile.
@@ -238,8 +238,8 @@ def next_in_line(queue: Iterable[W], occupancy: Occupancy, heir: str = "") -> li
     up the queue once and not at every hand-over.
     """
     chosen: list[W] = []
-    if heir:
-        queue = sorted(queue, key=lambda waiter: waiter.holder != heir)  # else as they stand
+    if successor:
+        queue = sorted(queue, key=lambda waiter: waiter.holder != successor)  # else as they stand
     for waiter in queue:
         if waiter.lapsed or waiter.reserved:
             continue
@@ -251,7 +251,7 @@ def next_in_line(queue: Iterable[W], occupancy: Occupancy, heir: str = "") -> li
     return chosen
 
 
-def patrol(position: int, room_in: float = inf) -> float:
+def poll_after(position: int, room_in: float = inf) -> float:
     """How long a waiter sleeps before it looks for itself.
 
     The first looks within the grace for which the resource would be kept for it, should its wake-up be lost. The others
@@ -263,4 +263,4 @@ def patrol(position: int, room_in: float = inf) -> float:
     ttl, so this adds requests only where a ttl is shorter than a few seconds, or holders do not renew.
     """
     by_turns = max(0.0, room_in) + ROUND * position / (position + 8)
-    return min(PATROL, GRACE * (0.75 + position), by_turns)
+    return min(MAX_POLL_S, GRACE * (0.75 + position), by_turns)

@@ -51,7 +51,7 @@ def length(value: Seconds, what: str, *, least: float = 0.0, most: float = math.
     return value
 
 
-def say(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time for a message: 10s, 1.5s, 20ms."""
     return f"{seconds:.3g}s" if seconds >= 1 else f"{seconds * 1000:.3g}ms"
 

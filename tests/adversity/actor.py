@@ -115,7 +115,7 @@ class Stage:
         """From now on it gets what it waits for by a wake-up, or not at all."""
         import pytest  # not for every actor: it takes longer than all the rest
 
-        from tests.patrols import never_look
+        from tests.polling import never_look
 
         never_look(pytest.MonkeyPatch())
         return {}

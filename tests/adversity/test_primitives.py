@@ -13,7 +13,7 @@ import pytest
 import lockfast
 from tests.adversity.actor import Actor
 from tests.adversity.worker import Worker
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.servers.waiting import LIMIT, join
 
 pytestmark = pytest.mark.slow

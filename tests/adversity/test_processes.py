@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 import lockfast
-from lockfast._model import patrol
+from lockfast._model import poll_after
 from lockfast.backends.postgres_table.schema import LISTENER
 from lockfast.testing.history import Hold, judge
 from tests.adversity.actor import Actor
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.scale import by_scale
 from tests.servers.postgres_tables import table
 from tests.servers.shared import valkey
@@ -183,7 +183,7 @@ def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, lo
     assert waited["fence"] is None
     assert lease is not None
     assert waited["at"] >= before["at"] + 1.5
-    assert waited["asked"] - before["asked"] <= 2 + 1.5 / patrol(0)
+    assert waited["asked"] - before["asked"] <= 2 + 1.5 / poll_after(0)
 
 
 def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(start: Start, queued: Queued) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockfast._model import GRACE, PATROL, PRESENCE, SHARED, Claim
+from lockfast._model import GRACE, MAX_POLL_S, PRESENCE, SHARED, Claim
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Resource:
     history: list[Event] = field(default_factory=list)  # all that ever happened
     watched_until: dict[str, float] = field(default_factory=dict)  # by claim id: when an observer is given up
 
-    def settle(self, now: float, heir: str = "") -> None:
+    def settle(self, now: float, successor: str = "") -> None:
         """What time does: holds and waiters end, reservations lapse, and whoever fits is reserved for."""
         self._end([hold for hold in self.held if hold.until <= now])
         self.watched_until = {id: until for id, until in self.watched_until.items() if until > now}
@@ -49,8 +49,8 @@ class Resource:
         for waiter in self.queue:
             if waiter.reserved_until and waiter.reserved_until <= now:
                 waiter.reserved_until, waiter.late = 0.0, True
-        heirs = [waiter for waiter in self.queue if heir and waiter.claim.terms.holder == heir]
-        for waiter in heirs + [waiter for waiter in self.queue if waiter not in heirs]:
+        successors = [waiter for waiter in self.queue if successor and waiter.claim.terms.holder == successor]
+        for waiter in successors + [waiter for waiter in self.queue if waiter not in successors]:
             if waiter.late or waiter.reserved_until:
                 continue
             if not self._room_for(waiter.claim):
@@ -121,12 +121,12 @@ class Resource:
         hold.claim, hold.until = shared, max(hold.until, now + claim.terms.ttl)
         self.settle(now)
 
-    def release(self, claim: Claim, now: float, linger: float, heir: str = "") -> bool:
+    def release(self, claim: Claim, now: float, linger: float, successor: str = "") -> bool:
         hold = self.holder(claim)
         if hold is None:
             return False
         hold.until, hold.lingers = now + linger, True
-        self.settle(now, heir)
+        self.settle(now, successor)
         return True
 
     def abandon(self, claim: Claim, now: float) -> None:
@@ -153,4 +153,4 @@ class Resource:
         ]
 
     def look_again_in(self, now: float) -> float:
-        return min([PATROL, *(hold.until - now for hold in self.held)])
+        return min([MAX_POLL_S, *(hold.until - now for hold in self.held)])

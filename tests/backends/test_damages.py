@@ -19,7 +19,7 @@ from lockfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Hel
 from lockfast._reentry import drive
 from lockfast.primitives.names import metadata_text
 from tests.backends import damages
-from tests.patrols import look_often
+from tests.polling import look_often
 from tests.renewals import renew, renew_soon
 from tests.servers.waiting import LIMIT, join, until
 

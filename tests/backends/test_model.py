@@ -178,12 +178,12 @@ class Machine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 50),
         linger=st.sampled_from([0.0, 0.0, 0.375, 4.0]),
-        heir=st.sampled_from(["", "", *HOLDERS]),
+        successor=st.sampled_from(["", "", *HOLDERS]),
     )
-    def release(self, which: int, linger: float, heir: str) -> None:
+    def release(self, which: int, linger: float, successor: str) -> None:
         claim = self._some(which)
-        expected = self.model[claim.terms.key].release(claim, self.clock.now(), linger, heir)
-        assert drive(self.backend.release(claim, linger=linger, within=WITHIN, heir=heir)) == expected
+        expected = self.model[claim.terms.key].release(claim, self.clock.now(), linger, successor)
+        assert drive(self.backend.release(claim, linger=linger, within=WITHIN, successor=successor)) == expected
         for one in self.handed():
             self._acquire(one, enqueue=True)
 
@@ -401,13 +401,13 @@ def test_a_release_is_handed_over_though_another_hold_ended_by_time_and_nobody_l
     assert isinstance(ask(store, waiter), Grant)
 
 
-def test_whoever_no_longer_holds_names_no_heir(backend: tuple[Backend, FakeClock]) -> None:
+def test_whoever_no_longer_holds_names_no_successor(backend: tuple[Backend, FakeClock]) -> None:
     store, clock = backend
-    holder, older, heir = claim_of("a", ttl=1), claim_of("a"), claim_of("a", holder="them")
+    holder, older, successor = claim_of("a", ttl=1), claim_of("a"), claim_of("a", holder="them")
     ask(store, holder)
     ask(store, older)
-    ask(store, heir)
+    ask(store, successor)
     clock.advance(2)  # and nobody looks
-    assert not drive(store.release(holder, linger=0.0, within=WITHIN, heir="them"))
-    assert isinstance(ask(store, heir), Busy)
+    assert not drive(store.release(holder, linger=0.0, within=WITHIN, successor="them"))
+    assert isinstance(ask(store, successor), Busy)
     assert isinstance(ask(store, older), Grant)

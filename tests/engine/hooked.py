@@ -52,8 +52,8 @@ class HookedBackend:
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         return await self._through("renew", self.inner.renew(batch, within=self._real(within)))
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        work = self.inner.release(claim, linger=linger, within=self._real(within), heir=heir)
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        work = self.inner.release(claim, linger=linger, within=self._real(within), successor=successor)
         return await self._through("release", work)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:

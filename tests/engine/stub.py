@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from lockfast._model import Capabilities, Claim, Grant, LockInfo, Renewal, Sight, Terms
+from lockfast._model import Capabilities, Claim, Grant, LockInfo, Observation, Renewal, Terms
 from lockfast._values import Allowance, Booked, Rate, Stored, Write, Written
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
@@ -37,7 +37,7 @@ class StubBackend:
         self.renewals.append(tuple(renewal.claim.terms.name for renewal in batch))
         return await self.answer(batch)
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         self.released.append(claim.terms.name)
         return True
 
@@ -52,8 +52,8 @@ class StubBackend:
     async def break_(self, key: str, *, within: float) -> LockInfo:
         return LockInfo(key)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
-        return Sight((), 1.0)
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        return Observation((), 1.0)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         return Booked(Allowance(True, 0, 0.0), 0)

@@ -23,7 +23,7 @@ from lockfast.observe.events import Event
 from lockfast.sync import Locks
 from tests.no_threads import no_thread_left
 from tests.patience import impatient
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.renewals import renew, renew_async, renew_soon
 from tests.servers.waiting import happens, join, pause, until, until_async
 
@@ -303,14 +303,14 @@ def test_cancelled_acquires_leave_no_seat_behind(tmp_path: Path) -> None:
                 task.cancel()
             await asyncio.wait(asking)
             assert (await locks.inspect("x")).waiters == 0
-            assert seats(locks) == 0
+            assert waiters(locks) == 0
 
     asyncio.run(main())
 
 
-def seats(locks: AsyncLocks | Locks) -> int:
+def waiters(locks: AsyncLocks | Locks) -> int:
     backend: object = locks._logic.engine.backend
-    return len(backend._driver.wakes._seats)  # type: ignore[attr-defined]
+    return len(backend._driver.wakeups._waiters)  # type: ignore[attr-defined]
 
 
 # Listeners

@@ -16,7 +16,7 @@ import lockfast
 from lockfast._worlds import drive
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite, Transaction
 from lockfast.backends.sqlite.schema import SCHEMA
-from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable
 from lockfast.sync import Locks
 from lockfast.testing.clock import FakeClock
@@ -180,7 +180,7 @@ def test_interrupted_while_it_waits_in_vain_it_leaves_nothing_behind(url: str) -
 
 def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it(tmp_path: Path) -> None:
     """It is refused, and the request that was interrupted goes on."""
-    driver = BlockingSqlite(tmp_path / "locks.db", SCHEMA, BlockingWakes(None), None)
+    driver = BlockingSqlite(tmp_path / "locks.db", SCHEMA, BlockingWakeups(None), None)
 
     def nested(t: Transaction) -> str:
         t.execute("UPDATE claims SET counter = counter + 1")

@@ -346,7 +346,7 @@ class _EndsInRelease(StubBackend):
 
     on_loss: Any = None
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         if self.on_loss is not None:
             hear, self.on_loss = self.on_loss, None
             hear([(claim.id, self._fence)], "its session ended before the release was answered")

@@ -277,12 +277,12 @@ def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Pa
     """One is in a transaction and wants the mutex of the waiters; the other has that, and ends a hold there."""
     with lockfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
-        wakes, mutex = driver.wakes, driver.wakes._mutex
+        wakeups, mutex = driver.wakeups, driver.wakeups._mutex
         holder, doomed = locks.lock("job").acquire(), locks.lock("doomed", ttl=3600).acquire()
         assert holder is not None
         assert doomed is not None
         has_mutex, in_transaction = threading.Event(), threading.Event()
-        forget, expect = wakes.forget, wakes.expect
+        forget, expect = wakeups.forget, wakeups.expect
 
         def in_forget() -> None:
             if threading.current_thread() is thread:
@@ -299,15 +299,15 @@ def test_two_threads_whose_finalizers_want_each_other_s_mutex_go_on(tmp_path: Pa
         async def forgets() -> None:
             forget(Claim("of no waiter", holder._claim.terms))
 
-        wakes._mutex = _Watched(mutex, in_forget)
-        wakes._seats["of a waiter"] = object()  # else there is nothing to forget
-        wakes.expect = expect_after
+        wakeups._mutex = _Watched(mutex, in_forget)
+        wakeups._waiters["of a waiter"] = object()  # else there is nothing to forget
+        wakeups.expect = expect_after
         thread = threading.Thread(target=lambda: drive(forgets()), daemon=True)
         thread.start()
         assert locks.lock("job").acquire(timeout=0.01) is None
         join(thread)
-        del wakes._seats["of a waiter"]
-        wakes._mutex, wakes.expect = mutex, expect
+        del wakeups._waiters["of a waiter"]
+        wakeups._mutex, wakeups.expect = mutex, expect
         until(lambda: not locks.inspect("doomed").locked)
         holder.release()
 

@@ -241,13 +241,13 @@ def test_a_lease_that_was_released_by_itself_is_not_remembered(url: str) -> None
 
 def test_several_names_many_times_by_many_threads(url: str) -> None:
     with lockfast.connect(url) as locks:
-        shared, inside, crowded = locks.all(*NAMES), list[int](), list[int]()
+        shared, inside, contended = locks.all(*NAMES), list[int](), list[int]()
 
         def visit() -> None:
             for _ in range(20):
                 with shared as lease:
                     inside.append(1)
-                    crowded.append(len(inside))
+                    contended.append(len(inside))
                     lease.check()
                     inside.pop()
 
@@ -255,5 +255,5 @@ def test_several_names_many_times_by_many_threads(url: str) -> None:
         for thread in threads:
             thread.start()
         join(*threads)
-        assert crowded == [1] * 80
+        assert contended == [1] * 80
         assert shared._logic._current == []

@@ -55,7 +55,7 @@ class Slow(StubBackend):
         await self._take_time(within)
         return await super().renew(batch, within=within)
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         await self._take_time(within)
         return await super().release(claim, linger=linger, within=within)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockfast._model import Busy, Change, Claim, Grant, Sight
+from lockfast._model import Busy, Change, Claim, Grant, Observation
 from lockfast._values import NANO
 from lockfast.engine.waking import IN_VAIN
 from lockfast.primitives.locks import LocksLogic
@@ -33,13 +33,13 @@ class Flooded(StubBackend):
             return Busy(0, 3600.0)  # type: ignore[return-value]  # the stub's never is
         return await super().acquire(claim, enqueue=enqueue, within=within)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         self.asked.append(self.clock.now())
         if not self.changes:
-            return Sight((), 3600.0)
+            return Observation((), 3600.0)
         self.changes -= 1
         self.number += 1
-        return Sight((Change(self.number, self.number, f"leader {self.number}"),), 3600.0)
+        return Observation((Change(self.number, self.number, f"leader {self.number}"),), 3600.0)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         if self.clock.now() >= self.quiet_from:

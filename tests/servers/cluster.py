@@ -112,9 +112,9 @@ class Nodes(Group):
         """Let its replica take over, by order: an election may take several rounds."""
         assert not primary.running
         self._configure("cluster-node-timeout", _NERVOUS)
-        heir = self.replicas[self.primaries.index(primary)]
-        heir.command("CLUSTER", "FAILOVER", "TAKEOVER")
-        _until(lambda: heir.command("ROLE")[0] == b"master", "the replica to take over")
+        successor = self.replicas[self.primaries.index(primary)]
+        successor.command("CLUSTER", "FAILOVER", "TAKEOVER")
+        _until(lambda: successor.command("ROLE")[0] == b"master", "the replica to take over")
 
 
 def _until(condition: Callable[[], object], what: str) -> None:

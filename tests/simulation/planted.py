@@ -45,18 +45,18 @@ class CountsFromTheReply(AsyncLease):
 class ReleasesWhoeverHolds(MemoryBackend):
     """A release frees the name, whoever's hold that ends."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         resource = self._store.resources.get(claim.terms.key)
         if resource is not None and resource.holders:
             claim = next(iter(resource.holders.values())).claim
-        return await super().release(claim, linger=linger, within=within, heir=heir)
+        return await super().release(claim, linger=linger, within=within, successor=successor)
 
 
 class WakesEverybody(MemoryBackend):
     """Each release wakes all waiters, as one channel for all of them does."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        released = await super().release(claim, linger=linger, within=within, heir=heir)
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        released = await super().release(claim, linger=linger, within=within, successor=successor)
         resource = self._store.resources.get(claim.terms.key)
         for waiter in resource.queue.values() if resource is not None else ():
             waiter.signal.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockfast._facades.primitives import AsyncMultiLease
-from lockfast._model import SHARED, Busy, Claim, Sight
+from lockfast._model import SHARED, Busy, Claim, Observation
 from lockfast._values import Booked, Rate, book
 from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
@@ -129,32 +129,32 @@ class LeadsFromMemory(ElectionLogic):
         return None if self._lease is None else self._lease.fence
 
 
-class IgnoresTheHeir(MemoryBackend):
+class IgnoresTheSuccessor(MemoryBackend):
     """Whoever waits longest is next, whoever was named."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         return await super().release(claim, linger=linger, within=within)
 
 
 class HandsOverWhatItHasNot(MemoryBackend):
-    """Ours once: whoever was named as the heir by a leader whose time had run out went first all the same."""
+    """Ours once: whoever was named as the successor by a leader whose time had run out went first all the same."""
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         resource = self._store.resources.get(claim.terms.key)
-        released = await super().release(claim, linger=linger, within=within, heir=heir)
-        if heir and not released and resource is not None:
+        released = await super().release(claim, linger=linger, within=within, successor=successor)
+        if successor and not released and resource is not None:
             for waiter in resource.queue.values():
                 waiter.reserved_until = None
-            resource.hand_over(self._store.clock(), heir)
+            resource.hand_over(self._store.clock(), successor)
         return released
 
 
 class TellsOnlyTheLast(MemoryBackend):
     """When two changes happen at once an observer is told of one."""
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
-        sight = await super().observe(claim, after=after, within=within)
-        return sight._replace(changes=sight.changes[-1:])
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        observation = await super().observe(claim, after=after, within=within)
+        return observation._replace(changes=observation.changes[-1:])
 
 
 class _Deaf:
@@ -165,11 +165,11 @@ class _Deaf:
 class LetsObserversSleep(MemoryBackend):
     """Changes are kept for an observer, and nothing tells it to ask for them."""
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
-        sight = await super().observe(claim, after=after, within=within)
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        observation = await super().observe(claim, after=after, within=within)
         observer: Any = self._store.resources[claim.terms.key].observers[claim.id]
         observer.signal = _Deaf()
-        return sight
+        return observation
 
 
 # Limiters
@@ -231,7 +231,7 @@ PLANTED_PRIMITIVES: dict[str, Bug] = {
         Parts(multi_lease=StopsReleasingWhenCancelled), "behind in 'several:", "several", first_seed=130
     ),
     "lead from memory": Bug(Parts(election=LeadsFromMemory), "held together", "election"),
-    "ignore the heir": Bug(Parts(server=IgnoresTheHeir), "was handed over to", "election"),
+    "ignore the successor": Bug(Parts(server=IgnoresTheSuccessor), "was handed over to", "election"),
     "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election", 400),
     "tell only the last change": Bug(Parts(server=TellsOnlyTheLast), "but what happened was", "election"),
     "let observers sleep": Bug(Parts(server=LetsObserversSleep), "late without a fault", "election"),

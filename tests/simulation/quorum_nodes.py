@@ -122,13 +122,13 @@ class SimulatedNode(RemoteBackend):
     def age(self) -> float:
         return self.world.simulation.time - self.network.born_at
 
-    def doubt(self, id: str) -> None:
+    def mark_in_doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""
 
     def doubts(self, id: str) -> bool:
         return False
 
-    def is_crowded(self, key: str) -> bool:
+    def is_contended(self, key: str) -> bool:
         return True
 
     def is_plain(self, claim: Claim) -> bool:
@@ -155,7 +155,7 @@ class SimulatedNode(RemoteBackend):
         await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
 
     def woken(self, id: str) -> None:
-        seats[self.world].wake(id)
+        waiters[self.world].wake(id)
 
 
 class SimulatedSeats:
@@ -163,29 +163,29 @@ class SimulatedSeats:
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
-        self._seats: dict[str, SimulatedSignal] = {}
+        self._waiters: dict[str, SimulatedSignal] = {}
 
     @property
     def address(self) -> str:
         return self._world.name
 
     def expect(self, claim: Claim) -> str:
-        self._seats.setdefault(claim.id, self._world.signal())
+        self._waiters.setdefault(claim.id, self._world.signal())
         return self.address
 
     def expects(self, claim: Claim) -> bool:
-        return claim.id in self._seats
+        return claim.id in self._waiters
 
     def forget(self, claim: Claim) -> None:
-        self._seats.pop(claim.id, None)
+        self._waiters.pop(claim.id, None)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         self.expect(claim)
-        return await self._seats[claim.id].wait(seconds)
+        return await self._waiters[claim.id].wait(seconds)
 
     def wake(self, claim: str) -> None:
-        if claim in self._seats:
-            self._seats[claim].set()
+        if claim in self._waiters:
+            self._waiters[claim].set()
 
     def close(self) -> None:
         """Nothing to close."""
@@ -194,7 +194,7 @@ class SimulatedSeats:
         """Simulated machines do not fork."""
 
 
-seats: dict[SimulatedWorld, SimulatedSeats] = {}
+waiters: dict[SimulatedWorld, SimulatedSeats] = {}
 
 
 class SimulatedCrew:
@@ -204,8 +204,8 @@ class SimulatedCrew:
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
-        self.doubt: Callable[[int, str], None] = lambda node, claim: None
-        self.wakes = seats[world] = SimulatedSeats(world)
+        self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.wakeups = waiters[world] = SimulatedSeats(world)
 
     async def shout(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False

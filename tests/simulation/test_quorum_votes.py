@@ -31,20 +31,20 @@ class Server(VotingBackend):
         world: Any = Silent()
         super().__init__(store, world)
         self.down = self.deaf = self.slow = False
-        self.crowded = True  # as far as clients know
+        self.contended = True  # as far as clients know
         self.years = 1e9
         self.on_the_way: list[Callable[[], Any]] = []
 
     def age(self) -> float:
         return self.years
 
-    def doubt(self, id: str) -> None: ...
+    def mark_in_doubt(self, id: str) -> None: ...
 
     def doubts(self, id: str) -> bool:
         return False
 
-    def is_crowded(self, key: str) -> bool:
-        return self.crowded
+    def is_contended(self, key: str) -> bool:
+        return self.contended
 
     def is_plain(self, claim: Claim) -> bool:
         return False
@@ -84,8 +84,8 @@ class Silent:
     wires = ()
 
     def __init__(self) -> None:
-        self.doubt: Any = None
-        self.wakes: Any = self
+        self.mark_in_doubt: Any = None
+        self.wakeups: Any = self
 
     def signal(self) -> Any:
         return self
@@ -228,7 +228,7 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     """Else the server would wait for one that is gone when it comes to its place."""
     stage = Stage()
     for server in stage.servers:
-        server.crowded = False
+        server.contended = False
     run_to_end(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
     stage.servers[0].deaf = True
     client = stage.client(100)

@@ -24,7 +24,7 @@ FAULTS = ("lost_request", "lost_reply", "reset", "late", "repeated", "slow", "lo
 # A run in which nothing happens proves nothing: how much must have happened at least in a block of seeds.
 OF_EVERYTHING = {
     "holds": 1500,
-    "wakes": 1000,
+    "wakeups": 1000,
     "cancelled": 100,
     "losses": 50,
     "semaphore_shared": 100,
@@ -48,7 +48,7 @@ OF = {
     "election": {
         "reigns": 1000,
         "hand_overs": 200,
-        "heirs": 200,
+        "successors": 200,
         "changes_told": 3000,
         "vacancies_told": 1500,
         "watched": 100,

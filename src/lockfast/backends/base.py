@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from lockfast._model import Busy, Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
+from lockfast._model import Busy, Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.errors import BackendUnavailable
@@ -35,7 +35,7 @@ class Backend(Protocol):
         ...
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        """After `Busy` or a `Sight`: return True as soon as the claim is woken, or False after `seconds`.
+        """After `Busy` or a `Observation`: return True as soon as the claim is woken, or False after `seconds`.
 
         A wake-up that came between the answer and this call is not missed. True is a hint to ask again,
         never a grant.
@@ -51,10 +51,10 @@ class Backend(Protocol):
         """
         ...
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         """End the claim's hold and hand over: reserve for the next waiters and wake them alone.
 
-        An `heir` is a holder id; if that one waits it goes before everybody else.
+        An `successor` is a holder id; if that one waits it goes before everybody else.
         With `linger` the name stays taken for that many seconds more, though nobody holds it any longer.
         False if the claim did not hold; then nothing is changed.
         """
@@ -64,7 +64,7 @@ class Backend(Protocol):
         """Whatever became of this claim, end it: out of the queue, released if it was granted, no longer told."""
         ...
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         """Whatever happened to the key since change number `after`; 0 begins with what is true now.
 
         From the first call until `abandon`, or until nothing is asked for a while, every change is kept for this

@@ -13,7 +13,7 @@ import signal
 from argparse import Namespace
 from typing import Any
 
-from lockfast._time import length, say
+from lockfast._time import format_duration, length
 from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import child, exits, guardian
 from lockfast.cli.options import TIMES, Parser, code, complain, report_warnings, seconds
@@ -154,7 +154,8 @@ def _grace(args: Namespace) -> Grace:
         return Grace(min(5.0, ttl / 6), margin)
     kill_after = length(args.kill_after, "--kill-after", zero=True)
     if kill_after > ttl / 2:
-        raise ValueError(f"--kill-after must be at most half of --ttl ({say(ttl / 2)}), not {say(kill_after)}")
+        most = format_duration(ttl / 2)
+        raise ValueError(f"--kill-after must be at most half of --ttl ({most}), not {format_duration(kill_after)}")
     return Grace(kill_after, margin)
 
 

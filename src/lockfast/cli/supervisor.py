@@ -14,7 +14,7 @@ import signal
 import threading
 from typing import NamedTuple, Protocol
 
-from lockfast._time import boot_now, say
+from lockfast._time import boot_now, format_duration
 from lockfast.cli.child import Child, exit_code
 from lockfast.cli.group import ask_to_end, lives, signal_group
 from lockfast.cli.guardian import NEVER, Guardian, Plan
@@ -118,7 +118,8 @@ class Supervisor:
             self._continue(lend=True)
             return
         terminal.take_back()
-        complain(f"stopped; unless continued, the lease ends in {say(self._lease.remaining)} and the command with it")
+        left = format_duration(self._lease.remaining)
+        complain(f"stopped; unless continued, the lease ends in {left} and the command with it")
         letters = _stop_ourselves(self._inbox)
         self._heed(letters)
         if signal.SIGCONT not in letters and stopped_by != signal.SIGSTOP:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
-from lockfast._time import FOREVER, pause_before_retry, say
+from lockfast._time import FOREVER, format_duration, pause_before_retry
 from lockfast.engine.lease import Lease, Request
 from lockfast.engine.waking import Waking
 from lockfast.errors import BackendUnavailable
@@ -167,10 +167,10 @@ async def _time_is_up(engine: Engine, claim: Claim, answer: Busy) -> Busy:
 def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked_at: float, waited: float) -> Lease:
     lease = engine.lease_type(engine, request, claim, grant, asked_at, waited)
     if engine.now() >= lease._deadline:
-        took = say(engine.now() - asked_at)
+        took = format_duration(engine.now() - asked_at)
         raise BackendUnavailable(
             f"lock {claim.terms.name!r} was granted, but the answer took {took}, longer than its ttl of "
-            f"{say(claim.terms.ttl)}; it is not held",
+            f"{format_duration(claim.terms.ttl)}; it is not held",
             name=claim.terms.name,
         )
     engine.keeper.keep(lease)

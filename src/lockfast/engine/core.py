@@ -229,7 +229,7 @@ class Engine:
             raise lease._not_held()
         lease._renewed(asked_at, lease._ttl)
 
-    async def release(self, lease: Lease, heir: str = "", *, until: float = FOREVER) -> bool:
+    async def release(self, lease: Lease, successor: str = "", *, until: float = FOREVER) -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched.
 
         Insists for as long as the engine's patience lasts, and not longer than `until`.
@@ -249,14 +249,16 @@ class Engine:
             within = self.patience if within > self.patience else max(0.02, within)
             try:
                 if not self.outage.watches:
-                    freed = await self.backend.release(lease._claim, linger=linger, within=within, heir=heir)
+                    freed = await self.backend.release(lease._claim, linger=linger, within=within, successor=successor)
                 else:  # half of it: a connection may lead nowhere, and then there is time to try another
-                    ask = partial(self.backend.release, lease._claim, linger=linger, within=within / 2, heir=heir)
+                    ask = partial(
+                        self.backend.release, lease._claim, linger=linger, within=within / 2, successor=successor
+                    )
                     freed = await self.watched(ask, now, now + within)
             except BackendUnavailable as error:
                 if error.transient:
                     self.outage.failed(error, now, self.now(), now + within)
-                freed, again = await self.release_again(lease, linger, heir, now + within, error), True
+                freed, again = await self.release_again(lease, linger, successor, now + within, error), True
             return self._released(lease, freed or again)  # again: an earlier try that went unanswered has freed it
         except Exception:
             raise
@@ -265,10 +267,10 @@ class Engine:
             try:
                 if lease._state == "releasing" and interrupt.__class__ is not GeneratorExit:
                     with suppress(LockError):
-                        await self.world.shielded(self._finish_release(lease, linger, heir))
+                        await self.world.shielded(self._finish_release(lease, linger, successor))
             except BaseException:
                 if self.world.blocking:  # another interrupt, in the middle of that; none falls into the background
-                    self.behind(lambda lease: self._finish_release(lease, linger, heir), lease)
+                    self.behind(lambda lease: self._finish_release(lease, linger, successor), lease)
                 raise
             if lease._state != "releasing":
                 self.keeper.forget(lease)
@@ -288,8 +290,8 @@ class Engine:
             put_off(work(), nothing)
         return True
 
-    async def _finish_release(self, lease: Lease, linger: float, heir: str) -> None:
-        await self.release_again(lease, linger, heir, self.now() + self.patience)
+    async def _finish_release(self, lease: Lease, linger: float, successor: str) -> None:
+        await self.release_again(lease, linger, successor, self.now() + self.patience)
         self._released(lease, True)
 
     def _released(self, lease: Lease, freed: bool) -> bool:
@@ -307,13 +309,13 @@ class Engine:
         return max(0.0, lease._request.min_hold - (self.now() - lease._granted_at))
 
     async def release_again(
-        self, lease: Lease, linger: float, heir: str, until: float, error: BackendUnavailable | None = None
+        self, lease: Lease, linger: float, successor: str, until: float, error: BackendUnavailable | None = None
     ) -> bool:
         try:
             if error is not None and not error.transient:
                 raise error
             freed, _ = await self.insist(
-                lambda within: self.backend.release(lease._claim, linger=linger, within=within, heir=heir),
+                lambda within: self.backend.release(lease._claim, linger=linger, within=within, successor=successor),
                 min(lease._deadline, until),
             )
             return freed

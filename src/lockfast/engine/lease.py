@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Pro
 
 from lockfast._model import SHARED, Claim, Grant, Mode, Terms
 from lockfast._reentry import drive, nothing
-from lockfast._time import Seconds, say
+from lockfast._time import Seconds, format_duration
 from lockfast.errors import LeaseLost, NotHeld
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class Lease(Unique):
             return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
         held_for = self._engine.now() - self._granted_at
         return LeaseLost(
-            f"lease on {name!r} (fence {self._fence}) was lost {say(held_for)} after it was granted: "
+            f"lease on {name!r} (fence {self._fence}) was lost {format_duration(held_for)} after it was granted: "
             f"{self._reason or OUT_OF_TIME}; somebody else may hold the lock now",
             name=name,
             fence=self._fence,

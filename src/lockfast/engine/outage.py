@@ -10,7 +10,7 @@ import copy
 import time
 from typing import TYPE_CHECKING, Final
 
-from lockfast._time import say
+from lockfast._time import format_duration
 from lockfast.errors import BackendUnavailable
 from lockfast.observe.events import Event, Kind
 
@@ -96,7 +96,7 @@ class Outage:
         return soonest
 
     def _silence(self, request: _Unanswered, now: float) -> str:
-        silence = f"no answer from {_address(self._engine)} for {say(now - request.asked_at)}"
+        silence = f"no answer from {_address(self._engine)} for {format_duration(now - request.asked_at)}"
         return silence if request.until is None else f"{silence}; waiting {_until(request.until - now)}"
 
     # Requests that fail
@@ -131,7 +131,7 @@ class Outage:
             reported, lasted = self._reported, engine.now() - self._since
             self._failed_at, self._given_up, self._reported = _NEVER, False, False
         if reported:
-            text = f"{_address(engine)} can be used again, after {say(lasted)}"
+            text = f"{_address(engine)} can be used again, after {format_duration(lasted)}"
             self._tell(self._event("reachable", text), behind)
 
     def final(self, error: BackendUnavailable) -> BackendUnavailable:

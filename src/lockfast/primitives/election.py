@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from lockfast._ids import new_claim_id
-from lockfast._model import Claim, HolderInfo, Sight
+from lockfast._model import Claim, HolderInfo, Observation
 from lockfast._reentry import outside
 from lockfast._text import shown
 from lockfast._time import Seconds
@@ -100,7 +100,7 @@ class ElectionLogic:
                 "the leader is still the same",
                 name=name,
             )
-        freed = await self.engine.release(lease, heir=to)
+        freed = await self.engine.release(lease, successor=to)
         self._lock.let_go_of(lease)
         if not freed:
             raise lease._not_held()
@@ -175,11 +175,11 @@ class Observer:
                 if self._is_news(told):
                     self._last = told
                     return told
-            sight = await self._look()
-            if sight.changes:
+            observation = await self._look()
+            if observation.changes:
                 self._waking.found()
             elif not engine.closed:
-                await self._waking.wait(sight.retry_after)
+                await self._waking.wait(observation.retry_after)
         return None
 
     def _is_news(self, told: Leadership) -> bool:
@@ -187,15 +187,15 @@ class Observer:
         last = self._last
         return last is None or not (told == last or (told.vacant and last.vacant))
 
-    async def _look(self) -> Sight:
+    async def _look(self) -> Observation:
         engine, until = self._engine, self._engine.now() + self._engine.patience
-        sight, _ = await engine.insist(
+        observation, _ = await engine.insist(
             lambda within: engine.backend.observe(self._claim, after=self._after, within=within), until
         )
-        for change in sight.changes:
+        for change in observation.changes:
             self._after = change.number
             self._untold.append(Leadership(change.holder, change.fence))
-        return sight
+        return observation
 
     async def close(self) -> None:
         if not self._engine.closed and self._process == os.getpid():

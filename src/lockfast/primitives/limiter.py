@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 
 from lockfast._text import shown
-from lockfast._time import FOREVER, Seconds, length, say
+from lockfast._time import FOREVER, Seconds, format_duration, length
 from lockfast._values import NANO, Allowance, Booked, Rate
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease, Request
@@ -33,7 +33,7 @@ def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
     burst = 1 if burst is None else whole(burst, "burst", 1)
     spacing = length(per, "per") * NANO / min(positive(rate, "rate"), FASTEST)
     if burst > LONGEST or spacing * burst > LONGEST:
-        raise ValueError(f"{burst} at {rate:g} in {say(length(per, 'per'))} is too slow to be counted")
+        raise ValueError(f"{burst} at {rate:g} in {format_duration(length(per, 'per'))} is too slow to be counted")
     return Rate(max(1, math.ceil(spacing)), burst)  # rounded so that the rate is never exceeded
 
 
@@ -123,4 +123,4 @@ class LimiterLogic:
             raise ValueError(f"cost {cost} is more than limiter {shown(self._name)} gives at once: {self._rate.burst}")
 
     def __repr__(self) -> str:
-        return f"{self._name!r} one each {say(self._rate.interval / NANO)}, burst {self._rate.burst}"
+        return f"{self._name!r} one each {format_duration(self._rate.interval / NANO)}, burst {self._rate.burst}"

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from lockfast._model import Busy
 from lockfast._text import shown
-from lockfast._time import Seconds, length, say
+from lockfast._time import Seconds, format_duration, length
 from lockfast._worlds import Guard
 from lockfast.engine.acquire import Adopt, acquire
 from lockfast.engine.core import Engine
@@ -45,7 +45,7 @@ def wait_for(blocking: bool, timeout: Seconds | None, wait: float | None) -> flo
 
 def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: str = "") -> AcquireTimeout:
     """What is raised in place of a lease; a try, with a `wait` of 0, did not wait for anything."""
-    why = busy.in_words if wait == 0 else f"still {busy.in_words} after {say(waited)}"
+    why = busy.in_words if wait == 0 else f"still {busy.in_words} after {format_duration(waited)}"
     return AcquireTimeout(f"lock {name!r} is {why}{then}", name=name, waited=waited, holder=busy.holder)
 
 
@@ -289,4 +289,4 @@ class LockLogic:
     def __repr__(self) -> str:
         terms = self.request.terms
         leases = [entry.lease for entry in list(self._current)]
-        return f"{terms.name!r} ttl={say(terms.ttl)} {terms.mode}, leases here: {leases!r}"
+        return f"{terms.name!r} ttl={format_duration(terms.ttl)} {terms.mode}, leases here: {leases!r}"

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from lockfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
+from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Signal, World
 from lockfast.backends.base import Backend
@@ -192,15 +192,16 @@ class FaultyBackend:
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]:
         return await self._through("renew", lambda: self.inner.renew(batch, within=max(within, self.least)))
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         return await self._through(
-            "release", lambda: self.inner.release(claim, linger=linger, within=max(within, self.least), heir=heir)
+            "release",
+            lambda: self.inner.release(claim, linger=linger, within=max(within, self.least), successor=successor),
         )
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         await self._through("abandon", lambda: self.inner.abandon(claim, within=max(within, self.least)))
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         return await self._through(
             "observe", lambda: self.inner.observe(claim, after=after, within=max(within, self.least))
         )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._reentry import run_to_end
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.memory.backend import MemoryBackend
@@ -297,8 +297,8 @@ class RemoteBackend:
         answer: list[bool] = await self._ask("renew", tuple(batch), ids, within=within)
         return answer
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        answer: bool = await self._ask("release", claim, [claim.id], linger=linger, within=within, heir=heir)
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        answer: bool = await self._ask("release", claim, [claim.id], linger=linger, within=within, successor=successor)
         return answer
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
@@ -307,9 +307,9 @@ class RemoteBackend:
         finally:
             self.asking.pop(claim.id, None)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         self.asking.setdefault(claim.id, self.world.signal())
-        answer: Sight = await self._ask("observe", claim, [claim.id], after=after, within=within)
+        answer: Observation = await self._ask("observe", claim, [claim.id], after=after, within=within)
         return answer
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:

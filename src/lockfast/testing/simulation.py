@@ -2,7 +2,7 @@
 
 Decides: who the clients are, and when a machine crashes, freezes or is cut off.
 Leaves to `simulation_plans` and `simulation_jobs`: what the clients do. Leaves to `simulated_network`: the fate of
-messages. Leaves to `simulation_checks`, `simulation_sights` and `history`: the judgement.
+messages. Leaves to `simulation_checks`, `simulation_observations` and `history`: the judgement.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from lockfast.testing.simulated_client import SOUND, Client, Parts
 from lockfast.testing.simulated_network import NO_FAULTS, Faults, Network
 from lockfast.testing.simulation_checks import HOP, LogReader, Loss, kept_the_rest, needless_losses
 from lockfast.testing.simulation_jobs import Jobs
+from lockfast.testing.simulation_observations import (
+    Observations,
+    bookings,
+    over_the_rate,
+    terms_grow,
+    uses_without_permit,
+)
 from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL, Plan, Subject, some_plan, some_rate, subjects
 from lockfast.testing.simulation_record import Record
-from lockfast.testing.simulation_sights import Sights, bookings, over_the_rate, terms_grow, uses_without_permit
 
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05)
 HORIZON = 600.0  # virtual seconds in which every client must have done its work
@@ -243,10 +249,10 @@ class Run:
         log = self.network.server.log
         for name in [subject.name for subject in self.subjects if subject.kind == "election"]:
             yield from terms_grow(log, name)
-            sights = Sights(log, name, self.network.excused)
+            observations = Observations(log, name, self.network.excused)
             for watch in self.record.watches:
-                yield from sights.check(watch)
-                self.record.counts["watched" if not sights.silent(watch) else "silent_watches"] += 1
+                yield from observations.check(watch)
+                self.record.counts["watched" if not observations.silent(watch) else "silent_watches"] += 1
 
     def _undisturbed(self, client: str, since: float) -> bool:
         return self.disturbed_until.get(client, -1.0) < since
@@ -265,10 +271,10 @@ class Run:
     def _count(self) -> Counter[str]:
         log = self.network.server.log
         more = {
-            "wakes": sum(len(step.woken) for step in log),
+            "wakeups": sum(len(step.woken) for step in log),
             "mismatches": sum(isinstance(step.answer, LimitMismatch) for step in log),
             "given_back": sum(step.verb == "unthrottle" for step in log),
-            "heirs": self.reader.heirs,
+            "successors": self.reader.successors,
             "lost_together": sum(bool(loss.rest) for loss in self.record.losses),
         }
         return self.record.count() + self.network.count() + Counter(more)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lockfast._model import EXCLUSIVE, GRACE, PATROL, SHARED, Claim, Grant
+from lockfast._model import EXCLUSIVE, GRACE, MAX_POLL_S, SHARED, Claim, Grant
 from lockfast.errors import LimitMismatch
 from lockfast.testing.simulated_network import Fault, Step
 
@@ -45,7 +45,7 @@ class _Name:
         self.queue: dict[str, Waiter] = {}
         self.ends: dict[str, float] = {}  # by claim id: when its hold ends, or has ended
         self.held: dict[str, Claim] = {}  # by claim id: what it asked for last, of those in `ends` and some before
-        self.heir = ""  # the id of the waiter in whose favour the last holder let go
+        self.successor = ""  # the id of the waiter in whose favour the last holder let go
         self.ended_at = 0.0  # when a holder last let go, or was made to
         self.given_up = 0  # waiters that left since the last grant
         self.gone = 0  # those of them that a fault had touched, so that they may have been reserved for and not come
@@ -68,13 +68,13 @@ class LogReader:
     def __init__(self, excused: set[str]) -> None:
         self.excused = excused
         self.names: defaultdict[str, _Name] = defaultdict(_Name)
-        self.heirs = 0  # how often a waiter was named as the next
+        self.successors = 0  # how often a waiter was named as the next
         self._fences: dict[str, int] = {}
 
     def read(self, log: Sequence[Step]) -> Iterator[str]:
         observers = {step.asked.id for step in log if step.verb == "observe"}
         for step in log:
-            yield from _too_many_wakes(step, observers)
+            yield from _too_many_wakeups(step, observers)
             for claim in step.woken:
                 waiter = self.names[claim.terms.key].queue.get(claim.id)
                 if waiter is not None:
@@ -108,7 +108,7 @@ class LogReader:
         yield from self._out_of_order(step, claim, name)
         yield from self._idle(step, claim, name)
         name.queue.pop(claim.id, None)
-        name.heir = ""
+        name.successor = ""
         name.held = {id: held for id, held in name.held.items() if name.ends[id] > step.now} | {claim.id: claim}
         name.ends = {id: end for id, end in name.ends.items() if end > step.now} | {claim.id: expires}
         name.given_up = name.gone = 0
@@ -128,10 +128,10 @@ class LogReader:
             linger = step.options.get("linger", 0.0)
             name.ends[claim.id] = step.now + linger
             name.ended_at = step.now
-            heir = step.options.get("heir", "")
-            waiting = (id for id, waiter in name.queue.items() if heir and waiter.claim.terms.holder == heir)
-            name.heir = next(waiting, "")
-            self.heirs += name.heir != ""
+            successor = step.options.get("successor", "")
+            waiting = (id for id, waiter in name.queue.items() if successor and waiter.claim.terms.holder == successor)
+            name.successor = next(waiting, "")
+            self.successors += name.successor != ""
 
     def _break(self, step: Step, name: _Name) -> None:
         if any(end > step.now for end in name.ends.values()):
@@ -145,11 +145,11 @@ class LogReader:
             yield f"{step.time:.6f}: {claim.id} with limit {claim.terms.limit} was let in beside limits {others}"
 
     def _out_of_order(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
-        """Nobody is served before a waiter who came earlier, was there, and could have been served; but an heir is."""
-        if claim.id == name.heir:
+        """No waiter is served before an earlier one that could have been served, unless it is the named successor."""
+        if claim.id == name.successor:
             return
-        if name.heir in name.queue and name.heir not in self.excused:
-            yield f"{step.time:.6f}: {claim.terms.key!r} was handed over to {name.heir}, but {claim.id} got it"
+        if name.successor in name.queue and name.successor not in self.excused:
+            yield f"{step.time:.6f}: {claim.terms.key!r} was handed over to {name.successor}, but {claim.id} got it"
         for id, older in name.queue.items():
             if id == claim.id:
                 return
@@ -167,14 +167,14 @@ class LogReader:
             return
         idle = step.now - max(free_since, waiter.since)
         dead = name.gone + sum(1 for id in name.queue if id in self.excused)
-        allowed = HOP + 0.1 * name.given_up + dead * (GRACE + PATROL)
+        allowed = HOP + 0.1 * name.given_up + dead * (GRACE + MAX_POLL_S)
         if free_since > name.ended_at:  # nobody is woken by an expiry: the first in line looks, or somebody on patrol
-            allowed += PATROL
+            allowed += MAX_POLL_S
         if idle > allowed:
             yield f"{step.time:.6f}: {claim.terms.key!r} stood idle for {idle:.3f}s while {claim.id} waited"
 
 
-def _too_many_wakes(step: Step, observers: set[str]) -> Iterator[str]:
+def _too_many_wakeups(step: Step, observers: set[str]) -> Iterator[str]:
     """One hand-over of an exclusive lock wakes one waiter, however many wait."""
     by_key: defaultdict[str, list[Claim]] = defaultdict(list)
     for claim in step.woken:

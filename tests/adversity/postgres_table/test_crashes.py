@@ -9,7 +9,7 @@ from lockfast import BackendUnavailable
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.renewals import renewed
 from tests.servers.waiting import LIMIT
 

@@ -10,7 +10,7 @@ from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import impatient
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.servers.waiting import LIMIT
 
 LISTENS = "query LIKE 'LISTEN %'"

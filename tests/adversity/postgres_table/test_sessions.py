@@ -15,7 +15,7 @@ from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.history import Hold, judge
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.postgres_table.stage import OnTable
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.waiting import LIMIT, join, until
 

@@ -17,7 +17,7 @@ from lockfast.backends.redis.io.endpoints import Address
 from lockfast.testing.stage import Stage
 from tests.adversity.actor import Actor
 from tests.adversity.redis.worlds import Anywhere, knows, record_of
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.cluster import SHARDS, Nodes
 from tests.servers.server import HOST, Server
@@ -104,9 +104,9 @@ class TestCluster(Anywhere):
     async def test_every_other_primitive_works_too(self, stage: Stage) -> None:
         locks, others = stage.locks(holder="one"), stage.locks(holder="two")
         for name in self.one_on_each(stage):
-            seats = [await one.semaphore(f"{name} seats", 2).take() for one in (locks, others)]
+            waiters = [await one.semaphore(f"{name} seats", 2).take() for one in (locks, others)]
             assert await locks.semaphore(f"{name} seats", 2, wait=0).acquire() is None
-            assert all([await seat.release() for seat in seats])
+            assert all([await waiter.release() for waiter in waiters])
             reads = [await one.rwlock(f"{name} rw").read().take() for one in (locks, others)]
             assert await locks.rwlock(f"{name} rw", wait=0).write().acquire() is None
             assert all([await read.release() for read in reads])

@@ -147,7 +147,7 @@ class TestNodesDie(Anywhere):
 
     async def test_a_primary_dies_and_its_replica_takes_over(self, stage: Stage) -> None:
         dying, *others = self.nodes.primaries
-        heir = self.nodes.replicas[0]
+        successor = self.nodes.replicas[0]
         locks = stage.locks()
         name = name_on(self.nodes, stage, dying)
         lease = await locks.lock(name, ttl=60).take()
@@ -156,16 +156,16 @@ class TestNodesDie(Anywhere):
             patch.setattr(ClusterMap, "any", lambda self: Address(HOST, dying.port))
             waiter = stage.start(stage.locks().lock(name).take())
             await stage.queue(name, 1)
-        await stage.until(lambda: knows(heir, lease), "the lease to be replicated")
+        await stage.until(lambda: knows(successor, lease), "the lease to be replicated")
         dying.kill()
         for _ in range(3):
             for one in leases:
                 await renewed(stage, one)
         self.nodes.replace(dying)
         await renewed(stage, lease)
-        assert heir.command("ROLE")[0] == b"master"
+        assert successor.command("ROLE")[0] == b"master"
         assert all(one.held for one in leases)
         assert await lease.release()
         granted = await waiter.result()
         assert granted.fence > lease.fence
-        assert knows(heir, granted)
+        assert knows(successor, granted)

@@ -9,7 +9,7 @@ import pytest
 from lockfast import LeaseLost
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of
 from tests.patience import impatient
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.renewals import renewed
 from tests.servers.waiting import LIMIT, moment
 

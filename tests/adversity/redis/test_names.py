@@ -9,7 +9,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.servers.binaries import HAS_REDIS_6
 from tests.servers.shared import redis_6, valkey
 from tests.servers.waiting import LIMIT, until_async

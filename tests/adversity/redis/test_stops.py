@@ -108,6 +108,6 @@ class TestLeadsNowhere(OnAServer):
         await self.beside_the_wire(stage).lock("x").take()
         stage.start(locks.lock("x", wait=LIMIT).acquire())
         await self.waiting(stage, "x")
-        wakes = locks.faults.inner._driver.wakes  # type: ignore[attr-defined]
-        line = wakes._mailbox._line if hasattr(wakes, "_mailbox") else wakes.line
+        wakeups = locks.faults.inner._driver.wakeups  # type: ignore[attr-defined]
+        line = wakeups._inbox._line if hasattr(wakeups, "_inbox") else wakeups.line
         assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

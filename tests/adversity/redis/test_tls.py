@@ -24,7 +24,7 @@ from lockfast.backends.redis.io.tls import Tls, context_of
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere
 from tests.forks import child_may_take
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.renewals import renewed
 from tests.servers.server import HOST, Server
 from tests.servers.tls import Certificates, TlsFront, name_in_folder

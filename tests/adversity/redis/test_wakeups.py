@@ -10,7 +10,7 @@ import pytest
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Actor, Stage
 from tests.adversity.redis.stage import OnAServer
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ import lockfast
 from lockfast.backends.postgres_table.schema import VERSION, script
 from lockfast.cli import main
 from lockfast.errors import BackendUnavailable, Unsupported
-from tests.patrols import never_look
+from tests.polling import never_look
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import own_name
 from tests.servers.postgres_tables import table

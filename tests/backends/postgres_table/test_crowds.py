@@ -149,7 +149,7 @@ def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
 
 def test_nothing_is_left_if_it_gives_up_just_then(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PostgresTableBackend, "_hand_on", lambda *_: None)  # it is not told in time
-    monkeypatch.setattr("lockfast._model.PATROL", 60.0)
+    monkeypatch.setattr("lockfast._model.MAX_POLL_S", 60.0)
     lease = held(locks)
     waiter = Waiter(locks, wait=0.4)
     lease.release()

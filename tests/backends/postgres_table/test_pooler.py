@@ -14,7 +14,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.servers.postgres_pooler import HOST, Pooler
 from tests.servers.postgres_tables import table
 from tests.servers.waiting import join, until, until_async

@@ -33,7 +33,7 @@ class ThenGone(RedisDriver):
 class _NoWires:
     ask_one = None
 
-    class wakes:  # noqa: N801
+    class wakeups:  # noqa: N801
         address = ""
 
         @staticmethod
@@ -45,4 +45,4 @@ def test_a_grant_that_could_not_be_taken_back_was_sent() -> None:
     with pytest.raises(BackendUnavailable, match="replicas") as caught:
         drive(backend.acquire(CLAIM, enqueue=False, within=1.0))
     assert caught.value.sent
-    assert CLAIM.id in backend._doubtful
+    assert CLAIM.id in backend._in_doubt

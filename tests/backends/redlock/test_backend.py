@@ -14,7 +14,7 @@ from lockfast.backends.redlock.io.fanout import PENDING
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
-from tests.patrols import HOUR, never_look
+from tests.polling import HOUR, never_look
 from tests.renewals import renew_soon
 from tests.servers.waiting import LIMIT
 

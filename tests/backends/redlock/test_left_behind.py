@@ -19,7 +19,7 @@ from lockfast.backends.redlock.io.connections import Fan
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.renewals import renew_soon, renewed
 from tests.servers.waiting import LIMIT, happens, until
 
@@ -191,12 +191,12 @@ def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_oth
 ) -> None:
     monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
     with lockfast.connect("redlock://h1,h2,h3") as locks:
-        crew, doubted = _crew(locks), []
-        crew.doubt = lambda node, claim: doubted.append((node, claim))
+        crew, in_doubt = _crew(locks), []
+        crew.mark_in_doubt = lambda node, claim: in_doubt.append((node, claim))
         for claim in ("a", "b", "c"):
             crew._is_late(claim, Fan(crew))
         assert list(crew._late) == ["b", "c"]
-        assert doubted == [(0, "a"), (1, "a"), (2, "a")]
+        assert in_doubt == [(0, "a"), (1, "a"), (2, "a")]
 
 
 def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:

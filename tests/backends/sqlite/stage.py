@@ -11,7 +11,7 @@ from lockfast.backends.sqlite.backend import SqliteBackend
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite
 from lockfast.backends.sqlite.io.host import Host
 from lockfast.backends.sqlite.schema import SCHEMA
-from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.engine.core import Engine
 from lockfast.primitives.locks import LocksLogic
 from lockfast.sync import Lease, Locks
@@ -19,7 +19,7 @@ from lockfast.sync import Lease, Locks
 
 def backend_on(path: Path, host: Host) -> SqliteBackend:
     """A backend that takes this machine for another one, or for another boot of it."""
-    return SqliteBackend(BlockingSqlite(path, SCHEMA, BlockingWakes(None), None, host))
+    return SqliteBackend(BlockingSqlite(path, SCHEMA, BlockingWakeups(None), None, host))
 
 
 def on_host(path: Path, host: Host) -> Locks:

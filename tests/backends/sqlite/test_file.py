@@ -310,7 +310,7 @@ def test_a_link_to_a_store_hears_the_users_of_the_store(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores: list[Path] = []
-    monkeypatch.setattr(driver, "open_mailbox", stores.append)
+    monkeypatch.setattr(driver, "open_inbox", stores.append)
     link = tmp_path / "link.db"
     link.symlink_to(path)
     with lockfast.connect(f"sqlite:///{link}") as locks:

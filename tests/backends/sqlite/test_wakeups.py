@@ -19,28 +19,28 @@ import pytest
 
 import lockfast
 from lockfast._ids import new_claim_id
-from lockfast._model import Claim, Terms, patrol
+from lockfast._model import Claim, Terms, poll_after
 from lockfast._values import NANO, Pacer
 from lockfast._worlds import World, drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.sqlite.io import datagrams
-from lockfast.backends.sqlite.io.asyncio_ import AsyncioWakes
+from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqliteWakeups
 from lockfast.backends.sqlite.io.blocking import open_driver
-from lockfast.backends.sqlite.io.datagrams import Mailbox, Sender, open_mailbox
+from lockfast.backends.sqlite.io.datagrams import DatagramInbox, Sender, open_inbox
 from lockfast.backends.sqlite.schema import SCHEMA
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.blocking import BlockingWakes
-from lockfast.backends.wakeups.flood_guard import COST_OF_LOOK_ALL, IN_VAIN, FloodGuard
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.blocking import BlockingWakeups
+from lockfast.backends.wakeups.flood_guard import COST_OF_WAKE_ALL, IN_VAIN, FloodGuard
 from lockfast.testing import FakeClock
-from tests.patrols import HOUR
+from tests.polling import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
 BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has sent a datagram")
 
-Wakes = BlockingWakes | AsyncioWakes
-Story = Callable[[Wakes], Coroutine[Any, Any, None]]
+Wakeups = BlockingWakeups | AsyncioSqliteWakeups
+Story = Callable[[Wakeups], Coroutine[Any, Any, None]]
 
 
 class Play(Protocol):
@@ -61,20 +61,20 @@ def play(request: pytest.FixtureRequest, store: Path) -> Play:
     """Tell a story to the waiters of one `Locks`."""
 
     def in_threads(story: Story, guard: FloodGuard | None = None) -> None:
-        wakes = BlockingWakes(None, partial(open_mailbox, store), guard or FloodGuard())
+        wakeups = BlockingWakeups(None, partial(open_inbox, store), guard or FloodGuard())
         try:
-            drive(story(wakes))
+            drive(story(wakeups))
         finally:
-            wakes.close()
+            wakeups.close()
 
     def in_asyncio(story: Story, guard: FloodGuard | None = None) -> None:
         async def main() -> None:
-            wakes = AsyncioWakes(None, partial(open_mailbox, store), guard or FloodGuard())
-            wakes.read_in(asyncio.get_running_loop())
+            wakeups = AsyncioSqliteWakeups(None, partial(open_inbox, store), guard or FloodGuard())
+            wakeups.read_in(asyncio.get_running_loop())
             try:
-                await story(wakes)
+                await story(wakeups)
             finally:
-                wakes.close()
+                wakeups.close()
 
         asyncio.run(main())
 
@@ -123,15 +123,15 @@ def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: s
         assert others.inspect("x").locked
 
 
-@pytest.mark.parametrize("text", [b"*", LOOK_ALL.encode(errors="surrogatepass")])
+@pytest.mark.parametrize("text", [b"*", WAKE_ALL.encode(errors="surrogatepass")])
 def test_no_datagram_makes_all_waiters_look(play: Play, any_socket: socket.socket, text: bytes) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         named, other = a_claim(), a_claim()
-        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        address = {wakeups.expect(named), wakeups.expect(other)}.pop()
         any_socket.sendto(text, where(address))
         send(address, named.id)
-        assert await wakes.wait(named, LIMIT), "so what came before it was read too"
-        assert not await wakes.wait(other, BRIEFLY)
+        assert await wakeups.wait(named, LIMIT), "so what came before it was read too"
+        assert not await wakeups.wait(other, BRIEFLY)
 
     play(story)
 
@@ -142,10 +142,10 @@ def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
 ) -> None:
     monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
 
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
-        send(wakes.expect(claim), claim.id)
-        assert not await wakes.wait(claim, BRIEFLY)
+        send(wakeups.expect(claim), claim.id)
+        assert not await wakeups.wait(claim, BRIEFLY)
 
     play(story)
 
@@ -162,22 +162,22 @@ def test_in_a_store_of_several_users_whoever_knows_the_claim_can_wake_it(
     store.chmod(0o660)
     store.parent.chmod(0o2770)
 
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
-        send(wakes.expect(claim), claim.id)
-        assert await wakes.wait(claim, LIMIT)
+        send(wakeups.expect(claim), claim.id)
+        assert await wakeups.wait(claim, LIMIT)
 
     play(story)
 
 
 def test_no_open_file_arrives_with_a_datagram(store: Path, any_socket: socket.socket) -> None:
-    mailbox = Mailbox(store)
+    inbox = DatagramInbox(store)
     before = len(os.listdir("/dev/fd"))
     files = array.array("i", [any_socket.fileno()])
-    any_socket.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], 0, where(mailbox.address))
-    assert mailbox.read() == ["x"]
+    any_socket.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)], 0, where(inbox.address))
+    assert inbox.read() == ["x"]
     assert len(os.listdir("/dev/fd")) == before
-    mailbox.close()
+    inbox.close()
 
 
 # Where they are sent
@@ -206,10 +206,10 @@ def test_an_abstract_socket_that_is_no_mailbox_is_sent_nothing() -> None:
 
 
 def test_nothing_but_a_claim_is_sent(store: Path) -> None:
-    mailbox = Mailbox(store)
-    send(mailbox.address, "rm -rf /", "*", new_claim_id() + "\n", "")
-    assert mailbox.read() == []
-    mailbox.close()
+    inbox = DatagramInbox(store)
+    send(inbox.address, "rm -rf /", "*", new_claim_id() + "\n", "")
+    assert inbox.read() == []
+    inbox.close()
 
 
 def test_a_waiter_whose_address_is_no_mailboxs_keeps_its_place() -> None:
@@ -227,12 +227,12 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_nothing_behind(store: Path) -> None:
-    mailbox, claim = Mailbox(store), new_claim_id()
-    folder = Path(mailbox.address).parent
+    inbox, claim = DatagramInbox(store), new_claim_id()
+    folder = Path(inbox.address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    send(mailbox.address, claim)
-    assert mailbox.read() == [claim]
-    mailbox.close()
+    send(inbox.address, claim)
+    assert inbox.read() == [claim]
+    inbox.close()
     assert not folder.exists()
 
 
@@ -240,11 +240,11 @@ def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_noth
 def test_a_mailbox_that_is_a_file_is_in_reach_of_those_who_share_the_store_and_know_its_name(store: Path) -> None:
     store.chmod(0o660)
     store.parent.chmod(0o2770)
-    mailbox = Mailbox(store)
-    file = Path(mailbox.address)
+    inbox = DatagramInbox(store)
+    file = Path(inbox.address)
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o711, "it cannot be listed"
     assert stat.S_IMODE(file.stat().st_mode) == 0o666
-    mailbox.close()
+    inbox.close()
 
 
 @pytest.mark.usefixtures("files")
@@ -254,7 +254,7 @@ def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
     deep = tmp_path / ("d" * 200)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
-    assert open_mailbox(store) is None
+    assert open_inbox(store) is None
     assert list(deep.iterdir()) == []
 
 
@@ -262,11 +262,11 @@ def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
 
 
 def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claims = [a_claim(), a_claim()]
-        address = {wakes.expect(claim) for claim in claims}.pop()
+        address = {wakeups.expect(claim) for claim in claims}.pop()
         send(address, *(new_claim_id() for _ in range(2 * datagrams._QUEUE_LENGTH)), *(claim.id for claim in claims))
-        assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True, True]
+        assert [await wakeups.wait(claim, LIMIT) for claim in claims] == [True, True]
 
     play(story)
 
@@ -274,14 +274,14 @@ def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None
 def test_a_sender_that_is_quicker_than_the_reader_does_not_keep_it(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mailbox = Mailbox(store)
-    real = mailbox.socket
+    inbox = DatagramInbox(store)
+    real = inbox.socket
     reads = iter(range(1000))
-    monkeypatch.setattr(mailbox, "socket", _Endless(reads))
-    assert mailbox.read()[-1] == LOOK_ALL
+    monkeypatch.setattr(inbox, "socket", _Endless(reads))
+    assert inbox.read()[-1] == WAKE_ALL
     assert next(reads) == datagrams._QUEUE_LENGTH
-    monkeypatch.setattr(mailbox, "socket", real)
-    mailbox.close()
+    monkeypatch.setattr(inbox, "socket", real)
+    inbox.close()
 
 
 class _Endless:
@@ -316,54 +316,54 @@ def strict(seconds: float) -> FloodGuard:
 def test_a_mailbox_that_brings_nothing_but_wake_ups_in_vain_is_left_unread(
     play: Play, any_socket: socket.socket, text: bytes
 ) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
-        address = wakes.expect(claim)
+        address = wakeups.expect(claim)
         any_socket.sendto(text, where(address))
-        assert not await wakes.wait(claim, BRIEFLY)
+        assert not await wakeups.wait(claim, BRIEFLY)
         send(address, claim.id)
-        assert not await wakes.wait(claim, BRIEFLY), "that lies there unread"
+        assert not await wakeups.wait(claim, BRIEFLY), "that lies there unread"
 
     play(story, strict(HOUR))
 
 
 def test_what_lies_unread_is_read_later(play: Play) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
-        address = wakes.expect(claim)
+        address = wakeups.expect(claim)
         for _ in range(5):
             send(address, new_claim_id())
-            assert not await wakes.wait(claim, 0.001)
+            assert not await wakeups.wait(claim, 0.001)
             send(address, claim.id)
-            assert await wakes.wait(claim, LIMIT)
+            assert await wakeups.wait(claim, LIMIT)
 
     play(story, strict(0.002))
 
 
 def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         named, other = a_claim(), a_claim()
-        address = {wakes.expect(named), wakes.expect(other)}.pop()
+        address = {wakeups.expect(named), wakeups.expect(other)}.pop()
         for _ in range(2):
             send(address, named.id)
-            assert not await wakes.wait(other, BRIEFLY)
+            assert not await wakeups.wait(other, BRIEFLY)
         send(address, other.id)
-        assert not await wakes.wait(other, BRIEFLY), "that lies there unread"
-        assert await wakes.wait(named, LIMIT)
+        assert not await wakeups.wait(other, BRIEFLY), "that lies there unread"
+        assert await wakeups.wait(named, LIMIT)
 
     play(story, strict(HOUR))
 
 
 def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play) -> None:
-    async def story(wakes: Wakes) -> None:
+    async def story(wakeups: Wakeups) -> None:
         claims = [a_claim() for _ in range(2 * datagrams._QUEUE_LENGTH)]
-        address = {wakes.expect(claim) for claim in claims}.pop()
+        address = {wakeups.expect(claim) for claim in claims}.pop()
         for _ in range(3):  # more than fit
             send(address, *(claim.id for claim in claims))
-            assert [await wakes.wait(claim, LIMIT) for claim in claims] == [True] * len(claims)
+            assert [await wakeups.wait(claim, LIMIT) for claim in claims] == [True] * len(claims)
         for claim in claims:
             send(address, claim.id, new_claim_id())
-            assert await wakes.wait(claim, LIMIT)
+            assert await wakeups.wait(claim, LIMIT)
 
     play(story, strict(HOUR))
 
@@ -372,28 +372,28 @@ def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play)
 def test_a_waiter_at_a_mailbox_that_is_left_unread_is_woken_from_inside(store: Path, reason: str) -> None:
     guard = strict(HOUR)
     guard.has_read(["x"], [False])
-    wakes, claim = BlockingWakes(None, partial(open_mailbox, store), guard), a_claim()
-    wakes.expect(claim)
+    wakeups, claim = BlockingWakeups(None, partial(open_inbox, store), guard), a_claim()
+    wakeups.expect(claim)
     answers: list[bool] = []
-    waiter = threading.Thread(target=lambda: answers.append(drive(wakes.wait(claim, HOUR))), daemon=True)
+    waiter = threading.Thread(target=lambda: answers.append(drive(wakeups.wait(claim, HOUR))), daemon=True)
     waiter.start()
-    until(lambda: wakes._leader == claim.id, "it to sleep")
-    {"wake": lambda: wakes.wake(claim.id), "forget": lambda: wakes.forget(claim), "close": wakes.close}[reason]()
+    until(lambda: wakeups._leader == claim.id, "it to sleep")
+    {"wake": lambda: wakeups.wake(claim.id), "forget": lambda: wakeups.forget(claim), "close": wakeups.close}[reason]()
     join(waiter)
     assert answers == [True]
-    wakes.close()
+    wakeups.close()
 
 
-@pytest.mark.parametrize("texts", [["x"], ["x", LOOK_ALL]], ids=["few", "more than fit"])
+@pytest.mark.parametrize("texts", [["x"], ["x", WAKE_ALL]], ids=["few", "more than fit"])
 def test_a_flood_is_read_so_many_times_a_second_and_a_rest_is_shorter_than_the_patrol_of_the_first_in_line(
     texts: list[str],
 ) -> None:
     now = 1000.0
-    guard, readings, cost = FloodGuard(lambda: now), 0, COST_OF_LOOK_ALL if LOOK_ALL in texts else 1
+    guard, readings, cost = FloodGuard(lambda: now), 0, COST_OF_WAKE_ALL if WAKE_ALL in texts else 1
     while now < 1010.0:
         guard.has_read(texts, [False] * len(texts))
         readings += 1
-        assert guard.rest() < patrol(0)
+        assert guard.rest() < poll_after(0)
         now += guard.rest() + 1e-6
     assert readings * cost <= IN_VAIN.burst + 10 * NANO / IN_VAIN.interval + 2 * cost
     now += 1.0
@@ -406,6 +406,6 @@ def test_the_mailbox_of_a_store_is_guarded_unless_a_test_moves_the_clock(
     store: Path, world: Callable[[], World]
 ) -> None:
     for clock in (None, FakeClock()):
-        wakes = open_driver(store, SCHEMA, world(), clock).wakes
-        assert isinstance(wakes, BlockingWakes | AsyncioWakes)
-        assert (wakes._flood_guard is None) is (clock is not None)
+        wakeups = open_driver(store, SCHEMA, world(), clock).wakeups
+        assert isinstance(wakeups, BlockingWakeups | AsyncioSqliteWakeups)
+        assert (wakeups._flood_guard is None) is (clock is not None)

@@ -17,7 +17,7 @@ from math import inf
 
 from lockfast._model import (
     EXCLUSIVE,
-    PATROL,
+    MAX_POLL_S,
     PRESENCE,
     SHARED,
     Busy,
@@ -27,9 +27,9 @@ from lockfast._model import (
     Grant,
     HolderInfo,
     LockInfo,
+    Observation,
     Renewal,
-    Sight,
-    patrol,
+    poll_after,
 )
 from lockfast._values import NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
 from lockfast._worlds import World
@@ -120,7 +120,7 @@ class MemoryBackend:
             if waiter.claim.id == claim.id:
                 break
             ahead += not waiter.lapsed
-        retry_after = patrol(ahead, resource.room_at(claim.terms.mode) - now)
+        retry_after = poll_after(ahead, resource.room_at(claim.terms.mode) - now)
         holder = next((holder.claim for holder in resource.holders.values()), None)
         if holder is None:
             return Busy(ahead, retry_after)
@@ -146,7 +146,7 @@ class MemoryBackend:
         holder.expires_at = max(holder.expires_at, now + renewal.ttl)
         return True
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         store = self._store
         with self._step():
             resource = store.resources.get(claim.terms.key)
@@ -163,7 +163,7 @@ class MemoryBackend:
                 resource.end(claim.id)
                 if resource.queue:
                     resource.expire(now)  # what is over must not stand in the way of the hand-over
-                    resource.hand_over(now, heir if alive else "")
+                    resource.hand_over(now, successor if alive else "")
             if resource.unused:
                 del store.resources[claim.terms.key]
             return alive
@@ -186,7 +186,7 @@ class MemoryBackend:
                     resource.hand_over(now)
                 store.look(claim.terms.key, now)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         store = self._store
         with self._step():
             now = store.clock()
@@ -200,7 +200,7 @@ class MemoryBackend:
             observer.alive_until = now + PRESENCE
             resource.quiet_until = min(resource.quiet_until, observer.alive_until)
             ends = (holder.expires_at for holder in resource.holders.values())
-            return Sight(tuple(changes), max(0.0, min(PATROL, min(ends, default=inf) - now)))
+            return Observation(tuple(changes), max(0.0, min(MAX_POLL_S, min(ends, default=inf) - now)))
 
     def _as_it_is(self, resource: Resource) -> list[Change]:
         number = self._store.count()

@@ -159,11 +159,11 @@ class Resource:
     def unused(self) -> bool:
         return not self.holders and not self.queue and not self.observers
 
-    def hand_over(self, now: float, heir: str = "") -> None:
+    def hand_over(self, now: float, successor: str = "") -> None:
         """Reserve for whoever is next and wake them, and nobody else."""
         if not self.queue:
             return
-        for waiter in next_in_line(self.queue.values(), self.occupancy(), heir):
+        for waiter in next_in_line(self.queue.values(), self.occupancy(), successor):
             waiter.reserved_until = now + GRACE
             self.reserved.add(waiter.claim.id)
             self.quiet_until = min(self.quiet_until, waiter.reserved_until)

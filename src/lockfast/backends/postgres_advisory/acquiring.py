@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from lockfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, patrol
+from lockfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, poll_after
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.postgres.io.endpoint import Place
@@ -49,7 +49,7 @@ class Asking:
         self._place = place
         self._world = world
         self._holds = Holds(fences_of(place.name))
-        self._crowded: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
+        self._contended: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
         told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
         self._sessions = open_sessions(place, PREPARE, world, clock, partial(_tell_end, told))
         _living.add(self)
@@ -60,7 +60,7 @@ class Asking:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         key, ready = key_of(claim.terms.key), self._sessions.ready
         hold = None
-        if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._crowded:
+        if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._contended:
             hold = self._holds.enter_alone(claim, key, ready)  # the quick one
             if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
                 hold.answered = True
@@ -91,7 +91,7 @@ class Asking:
                 await self._share(hold, until)
             return hold.grant
         if hold.state == "new":
-            in_vain = enqueue and not hold.looks and hold.key.number in self._crowded
+            in_vain = enqueue and not hold.looks and hold.key.number in self._contended
             if not (in_vain or hold is tried) and await self._try(hold, main, until):
                 self._come_in(hold)
                 return hold.grant
@@ -142,9 +142,9 @@ class Asking:
             self._sessions.peek(hold.line)
         if hold.state == "asked" or hold.freeing:
             await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
-        if hold.state == "doubt" and hold.in_main:
+        if hold.state == "in_doubt" and hold.in_main:
             await self._undo(hold, until)
-        elif hold.state == "doubt":
+        elif hold.state == "in_doubt":
             await self._settle_by_looking(hold, until)
 
     async def _undo(self, hold: Hold, until: float) -> None:
@@ -251,9 +251,9 @@ class Asking:
             return
         if statement.error is None:
             self._hold_there(hold, statement.answer)
-            self._remember(hold.key.number, crowded=boot_now() - statement.sent_at > AT_ONCE)
+            self._remember(hold.key.number, contended=boot_now() - statement.sent_at > AT_ONCE)
         else:
-            hold.state = "doubt"
+            hold.state = "in_doubt"
         hold.wake()
 
     def _hold_there(self, hold: Hold, rows: Rows) -> None:
@@ -263,7 +263,7 @@ class Asking:
         self._wake_outside()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
-        self._remember(hold.key.number, crowded=True)
+        self._remember(hold.key.number, contended=True)
         hold.looks += 1
         if hold.state == "ended" or hold.looks > 1:
             seen = read(await self._ask(main, b"hf_look", halves(hold.key.number), until))
@@ -273,7 +273,7 @@ class Asking:
             ahead = self._ahead(hold, seen)
             if hold.state == "new" and not self._has_company(hold):
                 return Busy(ahead, OUTSIDE, holder)
-            return Busy(ahead, patrol(max(1, ahead)), holder)
+            return Busy(ahead, poll_after(max(1, ahead)), holder)
         others = (other for backend in self._near() for other in backend._holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
         return Busy(ahead, SOON, self._known_holder(hold))
@@ -317,17 +317,17 @@ class Asking:
                 return one.application or f"pid {one.pid}"
         return None
 
-    def _remember(self, number: int, *, crowded: bool) -> None:
-        if not crowded:
-            self._crowded.discard(number)
+    def _remember(self, number: int, *, contended: bool) -> None:
+        if not contended:
+            self._contended.discard(number)
         else:
-            if len(self._crowded) >= CROWDED:
-                self._crowded.pop()
-            self._crowded.add(number)
+            if len(self._contended) >= CROWDED:
+                self._contended.pop()
+            self._contended.add(number)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         hold = self._holds.by_id.get(claim.id)
-        if hold is None or hold.state in ("held", "doubt"):
+        if hold is None or hold.state in ("held", "in_doubt"):
             return True
         line, signal = hold.line, hold.signal
         assert signal is not None  # whoever waits has been told to stand in line

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal, Sight
+from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Observation, Renewal
 from lockfast._time import boot_now
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Clock, World
@@ -90,7 +90,7 @@ class PostgresAdvisoryBackend(Asking):
         hold = self._holds.by_id.get(renewal.claim.id)
         return hold if hold is not None and hold.state == "held" and hold.fence == renewal.fence else None
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             return False
@@ -134,11 +134,11 @@ class PostgresAdvisoryBackend(Asking):
         if hold is None:
             return
         until = boot_now() + within
-        if hold.state == "asked" or hold.freeing or (hold.state == "doubt" and hold.in_main):
+        if hold.state == "asked" or hold.freeing or (hold.state == "in_doubt" and hold.in_main):
             await self._settle(hold, hold.line, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
-        elif hold.state in ("waits", "doubt"):
+        elif hold.state in ("waits", "in_doubt"):
             await self._leave_the_line(hold, until)
         if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
             self._holds.leave(hold)
@@ -222,7 +222,7 @@ class PostgresAdvisoryBackend(Asking):
 
     # What it cannot do
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         raise Unsupported("advisory locks tell nobody of changes")
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:

@@ -20,7 +20,7 @@ from lockfast.errors import Unsupported
 
 # new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
 # for it; doubt: either ended in an error, maybe after the grant; held; ended: released, or gone with its session
-State = Literal["new", "asked", "waits", "doubt", "held", "ended"]
+State = Literal["new", "asked", "waits", "in_doubt", "held", "ended"]
 
 
 class Fences:
@@ -101,7 +101,7 @@ class Hold:
         elif self.state == "asked" and statement.error is None:
             self.go_back()
         elif self.state == "asked":  # what it did before the error stays done
-            self.state = "doubt"
+            self.state = "in_doubt"
 
     def go_back(self) -> None:
         """It belongs to no session any more, and does not hold."""
@@ -212,7 +212,7 @@ class Holds:
             there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
             if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
                 return False
-            if hold.key in self.ghosts or any(other.state == "doubt" for other in there):
+            if hold.key in self.ghosts or any(other.state == "in_doubt" for other in there):
                 return False  # until it is known how often the session shares it
             hold.state, hold.line, hold.in_main = "asked", line, True
             return True

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Renewal, Sight
+from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._records import NO_HOLD, damaged_lock
 from lockfast._time import boot_now
 from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
@@ -38,8 +38,8 @@ class PostgresTableBackend:
         self._reset()
 
     def _reset(self) -> None:
-        self._crowded: set[str] = set()  # keys that others lately wanted too
-        self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._contended: set[str] = set()  # keys that others lately wanted too
+        self._in_doubt: set[str] = set()  # claims of which a request went unanswered: it may still arrive
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
@@ -79,12 +79,12 @@ class PostgresTableBackend:
             return IN_USE
         except BaseException as error:
             if getattr(error, "sent", True):
-                self._doubt(claim.id)
+                self._mark_in_doubt(claim.id)
             raise
         finally:
             self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
         if "fence" in answer:
-            driver.wakes.forget(claim)
+            driver.wakeups.forget(claim)
             self._forget(claim.id)
             return requests.granted(answer)
         if "damaged" in answer:
@@ -95,11 +95,11 @@ class PostgresTableBackend:
 
     async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:
         """Only one that has to wait, or is likely to, needs a seat, and a connection that it is woken by."""
-        wakes, key = self._driver.wakes, claim.terms.key
+        wakeups, key = self._driver.wakeups, claim.terms.key
         until = boot_now() + within
-        crowded = key in self._crowded
+        contended = key in self._contended
         known = None
-        if not crowded and not wakes.expects(claim):
+        if not contended and not wakeups.expects(claim):
             known = await self._acquire(claim, None, within)
             if "position" not in known:
                 return known
@@ -110,13 +110,13 @@ class PostgresTableBackend:
         except BackendUnavailable:
             if known is None or until - boot_now() > 0.01:
                 raise
-            self._doubt(claim.id)
+            self._mark_in_doubt(claim.id)
             return known  # there was no time left to connect, or to be answered, and nothing more to be learned
         if "position" in answer:
             self._remember(key)
             self._queued.add(claim.id)
-        elif crowded:
-            self._crowded.discard(key)  # as long as it is wanted, some of those who ask have to wait
+        elif contended:
+            self._contended.discard(key)  # as long as it is wanted, some of those who ask have to wait
         return answer
 
     async def _sit_down(self, claim: Claim, within: float) -> None:
@@ -136,11 +136,11 @@ class PostgresTableBackend:
         if len(self._handed) >= DOUBTFUL:
             self._handed.clear()  # left by those who gave up just then
         self._handed[id] = grant
-        self._driver.wakes.wake(id)
+        self._driver.wakeups.wake(id)
 
     def _taken_over(self, claim: Claim) -> Grant:
         grant = self._handed[claim.id]
-        self._driver.wakes.forget(claim)
+        self._driver.wakeups.forget(claim)
         self._forget(claim.id)
         return grant
 
@@ -150,18 +150,18 @@ class PostgresTableBackend:
         return await self._driver.ask(job, within)
 
     def _remember(self, key: str) -> None:
-        if len(self._crowded) >= CROWDED:
-            self._crowded.pop()
-        self._crowded.add(key)
+        if len(self._contended) >= CROWDED:
+            self._contended.pop()
+        self._contended.add(key)
 
-    def _doubt(self, id: str) -> None:
+    def _mark_in_doubt(self, id: str) -> None:
         """A request of this claim was cut short: it may still arrive, after whatever is asked next elsewhere."""
-        if len(self._doubtful) >= DOUBTFUL:
-            self._doubtful.pop()
-        self._doubtful.add(id)
+        if len(self._in_doubt) >= DOUBTFUL:
+            self._in_doubt.pop()
+        self._in_doubt.add(id)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        return await self._driver.wakes.wait(claim, seconds)
+        return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
         keys = [split(renewal.claim.terms.key) for renewal in batch]
@@ -177,22 +177,22 @@ class PostgresTableBackend:
         )
         return kept
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        wakes, asked_at = self._driver.wakes, (self._driver.now or boot_now)()
-        columns = (*split(claim.terms.key), claim.id, repr(linger), heir, wakes.address)
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        wakeups, asked_at = self._driver.wakeups, (self._driver.now or boot_now)()
+        columns = (*split(claim.terms.key), claim.id, repr(linger), successor, wakeups.address)
         job = self._catalogue.joined("release", columns, requests.patience(within), self._now())
         freed = await self._driver.ask(job, within)
         if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
             for id in freed:
-                wakes.wake(id)
+                wakeups.wake(id)
         elif freed.__class__ is dict:
             self._hand_on(freed["claim"], requests.granted(freed["grant"], asked_at))
-        if claim.id in self._doubtful:
+        if claim.id in self._in_doubt:
             await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
         return bool(freed)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        unanswered = claim.id in self._doubtful
+        unanswered = claim.id in self._in_doubt
         late = "true" if unanswered else "false"
         if claim.id in self._gone:
             return
@@ -201,20 +201,20 @@ class PostgresTableBackend:
                 return  # nothing is there, and to look would have to wait
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
-            self._doubtful.discard(claim.id)
+            self._in_doubt.discard(claim.id)
             self._gone = self._gone if len(self._gone) < DOUBTFUL else set()
             self._gone.add(claim.id)
         finally:
-            self._driver.wakes.forget(claim)
+            self._driver.wakeups.forget(claim)
             self._forget(claim.id)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         address = await self._driver.expect(claim, within)
         params = (*split(claim.terms.key), claim.id, str(after), address, requests.patience(within), self._now())
         answer = await self._ask("observe", *params, within=within)
         if "damaged" in answer:
             raise damaged_lock(claim.terms.name, self, NO_HOLD)
-        return requests.sight(answer, deaf=self._driver.deaf)
+        return requests.observation(answer, deaf=self._driver.deaf)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)

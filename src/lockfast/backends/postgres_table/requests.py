@@ -13,7 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Final
 
-from lockfast._model import PATROL, Busy, Change, Grant, LockInfo, Sight, Terms, patrol
+from lockfast._model import MAX_POLL_S, Busy, Change, Grant, LockInfo, Observation, Terms, poll_after
 from lockfast._records import Held, cut_id, lock_info
 from lockfast.backends.postgres.io.wire import Statement
 from lockfast.backends.postgres_table.io.batching import Job, Many
@@ -133,18 +133,18 @@ def granted(answer: Any, since: float | None = None) -> Grant:
 
 def busy(answer: Any, *, deaf: bool) -> Busy:
     position, retry = answer["position"], answer["retry_after"]
-    retry_after = patrol(position, inf if retry is None else float(retry))
+    retry_after = poll_after(position, inf if retry is None else float(retry))
     if deaf:
         retry_after = min(retry_after, POLLED * (1 + position))
     holder = answer["holder"]
     return Busy(position, retry_after, holder if holder is None else cut_id(holder))
 
 
-def sight(answer: Any, *, deaf: bool) -> Sight:
+def observation(answer: Any, *, deaf: bool) -> Observation:
     retry = answer["retry_after"]
-    retry_after = PATROL if retry is None else max(0.0, min(PATROL, float(retry)))
+    retry_after = MAX_POLL_S if retry is None else max(0.0, min(MAX_POLL_S, float(retry)))
     changes = tuple(Change(number, fence, holder) for number, fence, holder in answer["changes"])
-    return Sight(changes, min(retry_after, POLLED * 5) if deaf else retry_after)
+    return Observation(changes, min(retry_after, POLLED * 5) if deaf else retry_after)
 
 
 def info(namespace: str, answer: Any) -> LockInfo:

@@ -27,7 +27,17 @@ LISTENER: Final = 0x48454152  # of those that a connection holds as long as it l
 
 _THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
-_FUNCTIONS: Final = ("steps", "acquire", "end", "many", "sight", "values", "theirs_moved", "portable", "theirs_called")
+_FUNCTIONS: Final = (
+    "steps",
+    "acquire",
+    "end",
+    "many",
+    "observe",
+    "values",
+    "theirs_moved",
+    "portable",
+    "theirs_called",
+)
 _CONSTANTS: Final = {
     # Whether a row of pg_locks is about a lock table of the user's own, or a lock of ours that stands for it.
     "IS_AT_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (

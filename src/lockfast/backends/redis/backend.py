@@ -17,16 +17,16 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from lockfast._model import (
-    PATROL,
+    MAX_POLL_S,
     Busy,
     Capabilities,
     Change,
     Claim,
     Grant,
     LockInfo,
+    Observation,
     Renewal,
-    Sight,
-    patrol,
+    poll_after,
 )
 from lockfast._records import NO_HOLD, Held, cut_id, damaged_lock, lock_info
 from lockfast._time import boot_now
@@ -47,8 +47,8 @@ class RedisBackend:
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
-        self._doubtful: set[str] = set()  # claims of which a request went unanswered: it may still arrive
-        self._crowded: set[str] = set()  # keys that others lately held or wanted too: quick scripts would be in vain
+        self._in_doubt: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._contended: set[str] = set()  # keys that others lately held or wanted too: quick scripts would be in vain
 
     def _now(self) -> tuple[bytes, ...]:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -65,33 +65,33 @@ class RedisBackend:
         started = boot_now()
         id, terms = claim
         try:
-            if terms.key not in self._crowded and not self._driver.replicas:
+            if terms.key not in self._contended and not self._driver.replicas:
                 prepared = requests.quick_acquire(terms)
                 request = self._request(prepared, id)
                 answer = await self._driver.ask(prepared.key, request, within)
                 if answer.__class__ is ReplyError:
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
                 if answer is not None:
-                    self._driver.wakes.forget(claim)  # it may have stood in line when it was asked for before
+                    self._driver.wakeups.forget(claim)  # it may have stood in line when it was asked for before
                     return _granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
         except BackendUnavailable as error:
             if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
-                self._doubt(id)
+                self._mark_in_doubt(id)
             raise
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
         """Where others want it too, or may."""
-        wakes, terms = self._driver.wakes, claim.terms
-        address = wakes.address if enqueue else ""
-        if enqueue and not (address and wakes.expects(claim)):
+        wakeups, terms = self._driver.wakeups, claim.terms
+        address = wakeups.address if enqueue else ""
+        if enqueue and not (address and wakeups.expects(claim)):
             address = await self._driver.expect(claim, max(0.01, until - boot_now()))
         answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if answer.__class__ is not list:
-            wakes.forget(claim)
-            self._remember(terms.key, crowded=answer.endswith(b"+"))
+            wakeups.forget(claim)
+            self._remember(terms.key, contended=answer.endswith(b"+"))
             return _granted(answer)
-        self._remember(terms.key, crowded=True)
+        self._remember(terms.key, contended=True)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
             LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
@@ -122,7 +122,7 @@ class RedisBackend:
         return await self._driver.run(script(name), key, call(script(name), [key], args), within)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        return await self._driver.wakes.wait(claim, seconds)
+        return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
         calls, size = [], self._driver.names_in_one
@@ -140,13 +140,13 @@ class RedisBackend:
             kept += [one == 1 for one in answer] if known else [None] * names
         return kept
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         id, terms = claim
-        if id in self._doubtful:
-            freed = await self._release(claim, linger, within, heir)
+        if id in self._in_doubt:
+            freed = await self._release(claim, linger, within, successor)
             await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
             return freed
-        if not linger and terms.key not in self._crowded:
+        if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
             request = self._request(prepared, id)
             answer = await self._driver.ask(prepared.key, request, within)
@@ -154,17 +154,17 @@ class RedisBackend:
                 answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
             if answer is not None:
                 return bool(answer == 1)
-        return await self._release(claim, linger, within, heir)
+        return await self._release(claim, linger, within, successor)
 
-    async def _release(self, claim: Claim, linger: float, within: float, heir: str) -> bool:
+    async def _release(self, claim: Claim, linger: float, within: float, successor: str) -> bool:
         id, terms = claim
-        prepared = requests.release(terms.key, requests.micros(linger), heir)
+        prepared = requests.release(terms.key, requests.micros(linger), successor)
         request = self._request(prepared, id)
         answer = await self._driver.ask(prepared.key, request, within)
         if answer.__class__ is ReplyError:
             answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
         self._must_be_readable(terms.name, answer)
-        self._remember(terms.key, crowded=answer == 2)
+        self._remember(terms.key, contended=answer == 2)
         return bool(answer)
 
     def _must_be_readable(self, name: str, answer: Any) -> None:
@@ -172,36 +172,36 @@ class RedisBackend:
         if answer.__class__ is bytes:
             raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
 
-    def _remember(self, key: str, *, crowded: bool) -> None:
-        if not crowded:
-            self._crowded.discard(key)
+    def _remember(self, key: str, *, contended: bool) -> None:
+        if not contended:
+            self._contended.discard(key)
         else:
-            if len(self._crowded) >= CROWDED:
-                self._crowded.pop()
-            self._crowded.add(key)
+            if len(self._contended) >= CROWDED:
+                self._contended.pop()
+            self._contended.add(key)
 
-    def _doubt(self, id: str) -> None:
+    def _mark_in_doubt(self, id: str) -> None:
         """A request of this claim went unanswered, so it may still arrive, after whatever is asked next."""
-        if len(self._doubtful) > DOUBTFUL:
-            self._doubtful.pop()
-        self._doubtful.add(id)
+        if len(self._in_doubt) > DOUBTFUL:
+            self._in_doubt.pop()
+        self._in_doubt.add(id)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        doubtful = int(claim.id in self._doubtful)
+        in_doubt = int(claim.id in self._in_doubt)
         try:
-            await self._run("abandon", claim.terms.key, (claim.id, doubtful, *self._now()), within)
-            self._doubtful.discard(claim.id)
+            await self._run("abandon", claim.terms.key, (claim.id, in_doubt, *self._now()), within)
+            self._in_doubt.discard(claim.id)
         finally:
-            self._driver.wakes.forget(claim)
+            self._driver.wakeups.forget(claim)
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         address = await self._driver.expect(claim, within)
         args: tuple[str | bytes | int, ...] = (claim.id, after, address, *self._now())
         answer = await self._run("observe", claim.terms.key, args, within)
         self._must_be_readable(claim.terms.name, answer[0])
         retry, changes = answer
-        retry_after = min(PATROL, retry / MICRO) if retry >= 0 else PATROL
-        return Sight(tuple(map(_change, changes)), retry_after)
+        retry_after = min(MAX_POLL_S, retry / MICRO) if retry >= 0 else MAX_POLL_S
+        return Observation(tuple(map(_change, changes)), retry_after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         keys = keys_of(key)
@@ -328,7 +328,7 @@ def _count(value: bytes | None) -> int | None:
 
 
 def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) -> Busy:
-    retry_after = patrol(ahead, retry / MICRO if retry >= 0 else inf)
+    retry_after = poll_after(ahead, retry / MICRO if retry >= 0 else inf)
     if holder is None:
         return Busy(ahead, retry_after)
     return Busy(ahead, retry_after, cut_id(unquote(_text(holder))), claim_id=_text(claim_id) if claim_id else None)

@@ -132,8 +132,8 @@ def acquire(terms: Terms, address: str) -> Prepared:
 
 
 @lru_cache(maxsize=256)
-def release(key: str, linger: int, heir: str) -> Prepared:
-    return prepared("release", keys_of(key), (linger, plain(heir)))
+def release(key: str, linger: int, successor: str) -> Prepared:
+    return prepared("release", keys_of(key), (linger, plain(successor)))
 
 
 def renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Renewal, Sight
+from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, first_fence
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.redlock.io.fanout import PENDING, Ask, Crew, has_answered
-from lockfast.backends.redlock.observing import Sights
+from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
 from lockfast.backends.redlock.votes import REMEMBERED, Node, Votes
 from lockfast.errors import BackendUnavailable, Unsupported
@@ -43,7 +43,7 @@ class QuorumBackend(Votes):
     ) -> None:
         """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
         super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
-        self._sights: dict[str, Sights] = {}  # by claim that observes
+        self._observations: dict[str, Observations] = {}  # by claim that observes
         self._renewing = 0  # renewals under way
         self._renewals = 0  # that there were
         self._ended: set[str] = set()  # claims that were let go of meanwhile
@@ -102,14 +102,14 @@ class QuorumBackend(Votes):
         try:
             answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
         except BaseException:
-            node.doubt(claim.id)  # it may still arrive, after the release
+            node.mark_in_doubt(claim.id)  # it may still arrive, after the release
             raise
         if isinstance(answer, Grant) and answer.fence != fence:
             await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         if self._renewing:
             self._ended.add(claim.id)
         heard: Sequence[Any] = ()
@@ -120,13 +120,13 @@ class QuorumBackend(Votes):
                 self._clean_up_where_needed(claim, heard)
                 self._past.pop(claim.id, None)
                 return True
-        return await self._release(claim, heard, linger, within, heir)
+        return await self._release(claim, heard, linger, within, successor)
 
     def _may_come_late(self, claim: Claim, heard: Sequence[Any]) -> bool:
         """Some server has nothing to release, and that may be because the vote is still on its way there."""
         return 0 in heard and any(one == 0 and not self._nodes[node].is_plain(claim) for node, one in enumerate(heard))
 
-    async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, heir: str) -> bool:
+    async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, successor: str) -> bool:
         """Of the nodes that are not free yet, by what they said when they were `first` told."""
         freed = [node for node, one in enumerate(first) if one == 1]
         unheard = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
@@ -134,7 +134,7 @@ class QuorumBackend(Votes):
         asks: builtins.list[Ask | None] = [
             None
             if number in freed
-            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, heir=heir))
+            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, successor=successor))
             if stood is None or number in stood
             else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
             for number, node in enumerate(self._nodes)
@@ -158,7 +158,7 @@ class QuorumBackend(Votes):
         if self._renewing:
             self._ended.add(claim.id)
         self._past.pop(claim.id, None)
-        self._sights.pop(claim.id, None)
+        self._observations.pop(claim.id, None)
         try:
             asks = [
                 self._or_later(number, claim, partial(node.abandon, within=within))
@@ -171,7 +171,7 @@ class QuorumBackend(Votes):
             if answers(heard) < self._majority:
                 raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
         finally:
-            self._crew.wakes.forget(claim)
+            self._crew.wakeups.forget(claim)
 
     async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Ask]) -> Any:
         """Also if it fails when nobody waits for it any more."""
@@ -189,20 +189,21 @@ class QuorumBackend(Votes):
 
     # What can be seen
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
-        sights = self._sights.get(claim.id)
-        if sights is None or not after:
-            sights = Sights(len(self._nodes), self._micros())
-            if len(self._sights) >= REMEMBERED:
-                del self._sights[next(iter(self._sights))]
-            self._sights[claim.id] = sights
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        observations = self._observations.get(claim.id)
+        if observations is None or not after:
+            observations = Observations(len(self._nodes), self._micros())
+            if len(self._observations) >= REMEMBERED:
+                del self._observations[next(iter(self._observations))]
+            self._observations[claim.id] = observations
         asks = [
-            node.observe(claim, after=sights.after[number], within=within) for number, node in enumerate(self._nodes)
+            node.observe(claim, after=observations.after[number], within=within)
+            for number, node in enumerate(self._nodes)
         ]
         heard = await self._crew.ask(asks, _all_answered, within=within, finish=True, claim=claim.id)
         if answers(heard) < self._majority:
             raise self._too_few(heard, f"{claim.terms.name!r} cannot be observed")
-        return sights.see(heard, after)
+        return observations.see(heard, after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         asks = [node.inspect(key, within=within) for node in self._nodes]

@@ -52,20 +52,20 @@ class RedisNode(RedisBackend):
         """Seconds for which it has known all that it was told, as far as that can be known."""
         return self._member.age()
 
-    def doubt(self, id: str) -> None:
+    def mark_in_doubt(self, id: str) -> None:
         """A request of this claim may still arrive, after whatever is asked next."""
-        self._doubt(id)
+        self._mark_in_doubt(id)
 
     def doubts(self, id: str) -> bool:
-        return id in self._doubtful
+        return id in self._in_doubt
 
-    def is_crowded(self, key: str) -> bool:
+    def is_contended(self, key: str) -> bool:
         """Whether a vote would put the claim in line at once."""
-        return key in self._crowded
+        return key in self._contended
 
     def is_plain(self, claim: Claim) -> bool:
         """Whether nothing is known that the quick scripts could not deal with."""
-        return claim.terms.key not in self._crowded and claim.id not in self._doubtful
+        return claim.terms.key not in self._contended and claim.id not in self._in_doubt
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         """What every server can be asked in the same words: it votes if the name is free. Answers a fence or None."""
@@ -94,7 +94,7 @@ class RedisNode(RedisBackend):
         until = boot_now() + within
         self._asked[id] = fence, place
         try:
-            if terms.key not in self._crowded:
+            if terms.key not in self._contended:
                 quick, request = _quick_vote(terms), self.quick_vote(claim, fence)
                 answer = await self._driver.ask(quick.key, request, within)
                 if answer.__class__ is ReplyError:
@@ -103,7 +103,7 @@ class RedisNode(RedisBackend):
                     return _granted(answer)
             return await self._acquire_or_wait(claim, enqueue, until)
         except BackendUnavailable:
-            self._doubt(id)
+            self._mark_in_doubt(id)
             raise
         finally:
             self._asked.pop(id, None)
@@ -127,6 +127,6 @@ class RedisNode(RedisBackend):
 
     async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
         """End what the claim was granted with a fence up to that one. It may be granted anew; or it waits."""
-        address = self._driver.wakes.address if enqueue else ""
+        address = self._driver.wakeups.address if enqueue else ""
         args: tuple[str | bytes | int, ...] = (claim.id, up_to, place, address, *self._now())
         await self._run("redlock/give_back", claim.terms.key, args, within)

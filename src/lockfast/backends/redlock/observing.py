@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from lockfast._model import KEPT_CHANGES, Change, Sight
+from lockfast._model import KEPT_CHANGES, Change, Observation
 from lockfast.backends.redlock.io.fanout import has_answered
 
 
@@ -26,7 +26,7 @@ def _without_first_fences(changes: Sequence[Change]) -> list[Change]:
     ]
 
 
-class Sights:
+class Observations:
     """Of one observer."""
 
     def __init__(self, nodes: int, number: int) -> None:
@@ -41,16 +41,20 @@ class Sights:
         self._untold = True
         self._told: list[Change] = []  # until a later question shows that they arrived
 
-    def see(self, heard: Sequence[Any], after: int) -> Sight:
+    def see(self, heard: Sequence[Any], after: int) -> Observation:
         self._told = [change for change in self._told if change.number > after]
-        sights = [(node, sight) for node, sight in enumerate(heard) if has_answered(sight)]
-        seen = [(node, change) for node, sight in sights for change in _without_first_fences(sight.changes)]
+        observations = [(node, observation) for node, observation in enumerate(heard) if has_answered(observation)]
+        seen = [
+            (node, change)
+            for node, observation in observations
+            for change in _without_first_fences(observation.changes)
+        ]
         for node, change in sorted(seen, key=_in_order):  # as it happened, whoever tells it
             self._happened(node, change)
         if self._untold:
             self._tell(0, None)
-        retry_after = min(sight.retry_after for sight in heard if has_answered(sight))
-        return Sight(tuple(self._told), retry_after)
+        retry_after = min(observation.retry_after for observation in heard if has_answered(observation))
+        return Observation(tuple(self._told), retry_after)
 
     def _happened(self, node: int, change: Change) -> None:
         self.after[node] = max(self.after[node], change.number)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from lockfast._model import Busy, Claim, Grant, LockInfo, Renewal, Sight
-from lockfast._time import boot_now, full_jitter, say
+from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
+from lockfast._time import boot_now, format_duration, full_jitter
 from lockfast.backends.redlock.io.fanout import PENDING, Crew
 from lockfast.backends.redlock.tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from lockfast.errors import BackendUnavailable
@@ -34,9 +34,9 @@ class Node(Protocol):
     @property
     def name(self) -> str: ...
     def age(self) -> float: ...
-    def doubt(self, id: str) -> None: ...
+    def mark_in_doubt(self, id: str) -> None: ...
     def doubts(self, id: str) -> bool: ...
-    def is_crowded(self, key: str) -> bool: ...
+    def is_contended(self, key: str) -> bool: ...
     def is_plain(self, claim: Claim) -> bool: ...
     def quick_vote(self, claim: Claim, fence: int) -> bytes: ...
     def quick_release(self, claim: Claim) -> bytes: ...
@@ -44,9 +44,9 @@ class Node(Protocol):
     async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool: ...
     async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None: ...
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]: ...
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool: ...
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool: ...
     async def abandon(self, claim: Claim, *, within: float) -> None: ...
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight: ...
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation: ...
     async def inspect(self, key: str, *, within: float) -> LockInfo: ...
     async def list(self, prefix: str, *, within: float) -> list[LockInfo]: ...
     async def break_(self, key: str, *, within: float) -> LockInfo: ...
@@ -92,7 +92,7 @@ class Votes:
         self._ahead = 0  # microseconds by which fences that were seen are ahead of our clock
         self._last = 0  # the highest fence that we proposed
         self._past: dict[str, Past] = {}  # by claim
-        crew.doubt = lambda node, id: self._nodes[node].doubt(id)
+        crew.mark_in_doubt = lambda node, id: self._nodes[node].mark_in_doubt(id)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         if self._is_plain(claim):
@@ -110,7 +110,7 @@ class Votes:
             self._recall(claim).woken = False
         elif answer.__class__ is Busy:
             for node in self._recall(claim).unheard:  # whoever only tries does not come back to see to it
-                self._nodes[node].doubt(claim.id)
+                self._nodes[node].mark_in_doubt(claim.id)
                 self._clean_up_later(claim, node)
         return answer
 
@@ -120,7 +120,7 @@ class Votes:
             pause = min(seconds, full_jitter(past.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP))
             await self._crew.pause(pause)
             seconds -= pause
-        past.woken = await self._crew.wakes.wait(claim, seconds)
+        past.woken = await self._crew.wakeups.wait(claim, seconds)
         return past.woken
 
     # Where nobody is in the way
@@ -153,7 +153,7 @@ class Votes:
         past, key = self._recall(claim), claim.terms.key
         proposal = past.fence or self._propose(past.void)
         past.place = past.place or proposal
-        stands = enqueue and any(node.is_crowded(key) for node in self._nodes)
+        stands = enqueue and any(node.is_contended(key) for node in self._nodes)
 
         def enough(heard: Sequence[Any]) -> bool:
             if sum([one.__class__ is Grant for one in heard]) < self._majority:
@@ -202,7 +202,7 @@ class Votes:
         if fence > proposal:
             self._ahead += fence - proposal
         past.fence, past.splits = fence, 0
-        self._crew.wakes.forget(claim)
+        self._crew.wakeups.forget(claim)
         return Grant(fence, next(iter(votes.granted.values())).acquired_at)
 
     async def _write_back(self, claim: Claim, votes: Tally, fence: int, within: float) -> None:
@@ -287,7 +287,8 @@ class Votes:
             return self._too_few(heard, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
         soonest = sorted(left.values())[self._majority - 1]
         return BackendUnavailable(
-            f"lock {name!r} cannot be granted for another {say(soonest)}: {'; '.join(young)}; {_WHY_KEPT_OUT}",
+            f"lock {name!r} cannot be granted for another {format_duration(soonest)}: "
+            f"{'; '.join(young)}; {_WHY_KEPT_OUT}",
             name=name,
             retry_after=soonest,
         )
@@ -307,7 +308,7 @@ class Votes:
 
 
 def _young(node: Node, left: float) -> str:
-    return f"{node.name} started anew and is kept out for another {say(left)}"
+    return f"{node.name} started anew and is kept out for another {format_duration(left)}"
 
 
 def _failed(heard: Sequence[Any]) -> frozenset[int]:

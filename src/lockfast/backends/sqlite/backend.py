@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from lockfast._model import (
     EXCLUSIVE,
     LONGEST_TTL,
-    PATROL,
+    MAX_POLL_S,
     PRESENCE,
     SHARED,
     Busy,
@@ -30,10 +30,10 @@ from lockfast._model import (
     Grant,
     LockInfo,
     Mode,
+    Observation,
     Occupancy,
     Renewal,
-    Sight,
-    patrol,
+    poll_after,
 )
 from lockfast._records import MOST_READ, Held, cut_id, is_count, lock_info
 from lockfast._values import Booked, Rate, Stored, Write, Written
@@ -84,7 +84,7 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
         return _acquire(t, claim, enqueue)
     if not taken:
         return _grant(t, claim, counter, None)
-    waits = t.mailbox.expects(claim)  # only we ask for it, so if we do not know of it, it is not there
+    waits = t.inbox.expects(claim)  # only we ask for it, so if we do not know of it, it is not there
     place = _reserved_place(t, claim) if waits else None
     if place is not None:
         return _grant(t, claim, counter, place)
@@ -164,7 +164,7 @@ def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene:
 
 
 def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene) -> None:
-    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
+    alive_until, address = t.now + PRESENCE, t.inbox.expect(claim)
     if place is not None:
         t.execute(
             f"UPDATE claims SET ends_at = ?, lapsed = 0, address = ? {OF_WAITER}",
@@ -196,7 +196,7 @@ def _busy(t: Transaction, own: _Own, inside: list[Row], mode: Mode) -> Busy:
     holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
     ends = (row.until for row in inside)
     room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
-    return Busy(own.ahead, patrol(own.ahead, room_at - t.now), holder)
+    return Busy(own.ahead, poll_after(own.ahead, room_at - t.now), holder)
 
 
 def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
@@ -214,7 +214,7 @@ def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
     ]
 
 
-def _release_alone(t: Transaction, claim: Claim, linger: float, heir: str) -> bool | None:
+def _release_alone(t: Transaction, claim: Claim, linger: float, successor: str) -> bool | None:
     """When nobody waits or watches the hold just ends, and one statement is a transaction by itself."""
     if linger:
         return None
@@ -237,10 +237,10 @@ def _release_exclusive(t: Transaction, claim: Claim) -> bool:
     return ended == 1
 
 
-def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
+def _release(t: Transaction, claim: Claim, linger: float, successor: str) -> bool:
     check_boot(t)
     if not linger and _release_exclusive(t, claim):
-        hand_over(t, claim.terms.key, Occupancy(), heir)  # it was alone, so now nobody is inside
+        hand_over(t, claim.terms.key, Occupancy(), successor)  # it was alone, so now nobody is inside
         return True
     scene = Scene(t, claim.terms.key)
     mine = scene.hold(claim.id)
@@ -253,7 +253,7 @@ def _release(t: Transaction, claim: Claim, linger: float, heir: str) -> bool:
         t.execute(ending, (t.now + linger, scene.key, mine.place))
     else:
         scene.end(mine)
-        scene.hand_over(heir if alive else "")
+        scene.hand_over(successor if alive else "")
     return alive
 
 
@@ -275,13 +275,13 @@ def _abandon(t: Transaction, key: str, id: str) -> None:
             t.execute("DELETE FROM changes WHERE key = ?", (key,))
 
 
-def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
+def _observe(t: Transaction, claim: Claim, after: int) -> Observation:
     check_boot(t)
     key = claim.terms.key
     scene = Scene(t, key)
     scene.settle()
     scene.must_be_readable(claim.terms.name)
-    alive_until, address = t.now + PRESENCE, t.mailbox.expect(claim)
+    alive_until, address = t.now + PRESENCE, t.inbox.expect(claim)
     known = t.execute(
         "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
         (alive_until, address, key, claim.id, t.now),
@@ -298,8 +298,8 @@ def _observe(t: Transaction, claim: Claim, after: int) -> Sight:
             _insert(t, claim, 2, number, 0.0, alive_until, address)
         held = [row for row in scene.inside if not row.waiting and not row.ended]
         changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
-    next_end = min((row.ends_at for row in scene.inside if not row.waiting), default=t.now + PATROL)
-    return Sight(changes, max(0.0, min(PATROL, next_end - t.now)))
+    next_end = min((row.ends_at for row in scene.inside if not row.waiting), default=t.now + MAX_POLL_S)
+    return Observation(changes, max(0.0, min(MAX_POLL_S, next_end - t.now)))
 
 
 def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
@@ -380,7 +380,7 @@ class SqliteBackend:
 
     def __init__(self, driver: SqliteDriver) -> None:
         self._driver = driver
-        self._crowded: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
+        self._contended: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
 
     async def _run(
         self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
@@ -395,30 +395,30 @@ class SqliteBackend:
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         answer = await self._run(_acquire, claim, enqueue, within=within)
         if isinstance(answer, Grant):
-            self._driver.wakes.forget(claim)
+            self._driver.wakeups.forget(claim)
         elif enqueue:
-            self._crowded.add(claim.terms.key)
+            self._contended.add(claim.terms.key)
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        return await self._driver.wakes.wait(claim, seconds)
+        return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool]:
         return await self._run(_renew, batch, within=within)
 
-    async def release(self, claim: Claim, *, linger: float, within: float, heir: str = "") -> bool:
-        quick = None if claim.terms.key in self._crowded else _release_alone
-        self._crowded.discard(claim.terms.key)
-        return await self._run(_release, claim, linger, heir, within=within, quick=quick)
+    async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
+        quick = None if claim.terms.key in self._contended else _release_alone
+        self._contended.discard(claim.terms.key)
+        return await self._run(_release, claim, linger, successor, within=within, quick=quick)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        self._crowded.discard(claim.terms.key)
+        self._contended.discard(claim.terms.key)
         try:
             await self._run(_abandon, claim.terms.key, claim.id, within=within)
         finally:
-            self._driver.wakes.forget(claim)  # only now: a request that was under way may have expected it again
+            self._driver.wakeups.forget(claim)  # only now: a request that was under way may have expected it again
 
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Sight:
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         return await self._run(_observe, claim, after, within=within)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:

@@ -146,10 +146,10 @@ class Scene:
         """The next fence or place; `last` is the counter as read when the transaction began."""
         return count_on(self._t) if self.observers else count(self._t, last, wall)  # telling them has counted too
 
-    def hand_over(self, heir: str = "") -> None:
+    def hand_over(self, successor: str = "") -> None:
         """Whoever it is reserved for takes room from now on, also in the eyes of this transaction."""
         until = self._t.now + GRACE
-        for waiter in hand_over(self._t, self.key, self.occupancy(), heir):
+        for waiter in hand_over(self._t, self.key, self.occupancy(), successor):
             facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
             self.inside.append(Row(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
 
@@ -171,15 +171,15 @@ class Scene:
             t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count_on(t), fence, holder))
             oldest = "SELECT number FROM changes WHERE key = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
             t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, KEPT_CHANGES))
-            t.wakes += [Wake(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
+            t.wakeups += [Wake(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
 
 
-def hand_over(t: Transaction, key: str, inside: Occupancy, heir: str = "") -> list[Waiter]:
+def hand_over(t: Transaction, key: str, inside: Occupancy, successor: str = "") -> list[Waiter]:
     """Reserve for whoever is next beside those inside, and wake them and nobody else; the answer is who that is."""
-    chosen = next_in_line(line(t, key), inside, heir)
+    chosen = next_in_line(line(t, key), inside, successor)
     for waiter in chosen:
         t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE, key, waiter.place))
-        t.wakes.append(Wake(waiter.address, key, waiter.claim))
+        t.wakeups.append(Wake(waiter.address, key, waiter.claim))
     return chosen
 
 

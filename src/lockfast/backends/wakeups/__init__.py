@@ -14,10 +14,10 @@ from typing import Final, Protocol
 from lockfast._model import Claim
 
 # Every waiter of this process looks: more wake-ups came than the socket can queue, or a subscription ended.
-LOOK_ALL: Final = "\ud800*"  # no bytes decode to half of a surrogate pair, so no message from outside says this
+WAKE_ALL: Final = "\ud800*"  # no bytes decode to half of a surrogate pair, so no message from outside says this
 
 
-class Wakes(Protocol):
+class Wakeups(Protocol):
     @property
     def address(self) -> str:
         """Where other processes reach our waiters; empty until one is expected."""
@@ -50,7 +50,7 @@ class Wakes(Protocol):
     def after_fork(self) -> None: ...
 
 
-class Postbox(Protocol):
+class Inbox(Protocol):
     """Where wake-ups arrive."""
 
     address: str

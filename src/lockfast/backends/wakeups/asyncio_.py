@@ -11,14 +11,14 @@ import asyncio
 from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import AsyncioSignal
-from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups import WAKE_ALL
 
 
-class AsyncioSeats:
+class AsyncioWaiters:
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None  # whose tasks wait
-        self._seats: dict[str, AsyncioSignal] = {}  # by claim
+        self._waiters: dict[str, AsyncioSignal] = {}  # by claim
 
     def is_new(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Whether this is another loop than last time. Raises RuntimeError while that one lives."""
@@ -29,34 +29,34 @@ class AsyncioSeats:
         self._loop = loop
         return True
 
-    def get_up(self) -> None:
+    def reset(self) -> None:
         """Nobody sits here any more: this is the child of a fork."""
         self._loop = None
-        self._seats = {}
+        self._waiters = {}
 
-    def seat(self, claim: Claim) -> None:
+    def waiter(self, claim: Claim) -> None:
         assert self._loop is not None  # whoever waits has asked, and was asked in a loop
-        if claim.id not in self._seats:
-            self._seats[claim.id] = AsyncioSignal(self._loop, self._clock)
+        if claim.id not in self._waiters:
+            self._waiters[claim.id] = AsyncioSignal(self._loop, self._clock)
 
     def expects(self, claim: Claim) -> bool:
-        return claim.id in self._seats
+        return claim.id in self._waiters
 
     def forget(self, claim: Claim) -> None:
-        seat = self._seats.pop(claim.id, None)
-        if seat is not None:
-            seat.set()  # should it still wait, it looks up
+        waiter = self._waiters.pop(claim.id, None)
+        if waiter is not None:
+            waiter.set()  # should it still wait, it looks up
 
     def wake(self, claim: str) -> None:
         self._mark(claim)
 
     def _mark(self, claim: str) -> bool:
         """True if it names a waiter, for which no wake-up was kept yet."""
-        if claim == LOOK_ALL:
-            for seat in list(self._seats.values()):
-                seat.set()
+        if claim == WAKE_ALL:
+            for waiter in list(self._waiters.values()):
+                waiter.set()
             return False
-        named = self._seats.get(claim)
+        named = self._waiters.get(claim)
         if named is None:
             return False
         news = not named.is_set()
@@ -64,5 +64,5 @@ class AsyncioSeats:
         return news
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        seat = self._seats.get(claim.id)
-        return seat is None or await seat.wait(seconds)
+        waiter = self._waiters.get(claim.id)
+        return waiter is None or await waiter.wait(seconds)

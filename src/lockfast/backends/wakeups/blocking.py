@@ -15,11 +15,11 @@ from lockfast._model import Claim
 from lockfast._reentry import outside
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
-from lockfast.backends.wakeups import LOOK_ALL, Postbox
+from lockfast.backends.wakeups import WAKE_ALL, Inbox
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 
 
-class _Seat:
+class _Waiter:
     __slots__ = ("gate", "woken")
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class _Seat:
             self.gate.release()
 
 
-class BlockingWakes:
+class BlockingWakeups:
     """One of the waiting threads, the leader, sleeps at the mailbox and wakes the others; when it goes, another
     takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
     """
@@ -44,47 +44,47 @@ class BlockingWakes:
     def __init__(
         self,
         clock: Clock | None,
-        open_mailbox: Callable[[], Postbox | None] | None = None,
+        open_inbox: Callable[[], Inbox | None] | None = None,
         flood_guard: FloodGuard | None = None,
     ) -> None:
-        """`open_mailbox` is called when the first waiter is expected; without one, somebody has to `move_in`.
+        """`open_inbox` is called when the first waiter is expected; without one, somebody has to `attach`.
 
         A `flood_guard` is for a mailbox that strangers can write to.
         """
         self._clock = clock
         self._flood_guard = flood_guard
         self._now: Callable[[], float] = clock.now if clock is not None else boot_now
-        self._open = open_mailbox
+        self._open = open_inbox
         self._reset()
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
-        self._mailbox: Postbox | None = None
-        self._seats: dict[str, _Seat] = {}  # by claim: everybody who may be woken
-        self._followers: dict[str, _Seat] = {}  # those who sleep now, besides the leader
+        self._inbox: Inbox | None = None
+        self._waiters: dict[str, _Waiter] = {}  # by claim: everybody who may be woken
+        self._followers: dict[str, _Waiter] = {}  # those who sleep now, besides the leader
         self._leader: str | None = None  # the claim of whoever sleeps at the mailbox
         self._closed = False
 
     @property
     def address(self) -> str:
-        return self._mailbox.address if self._mailbox is not None else ""
+        return self._inbox.address if self._inbox is not None else ""
 
     def expect(self, claim: Claim) -> str:
         with self._mutex:
-            if self._mailbox is None and self._open is not None:
-                self._mailbox = self._open()
-            if claim.id not in self._seats:
-                self._seats[claim.id] = _Seat()
+            if self._inbox is None and self._open is not None:
+                self._inbox = self._open()
+            if claim.id not in self._waiters:
+                self._waiters[claim.id] = _Waiter()
             return self.address
 
     def expects(self, claim: Claim) -> bool:
-        return claim.id in self._seats
+        return claim.id in self._waiters
 
     def forget(self, claim: Claim) -> None:
-        if self._seats:
+        if self._waiters:
             with self._mutex:
                 self._mark(claim.id)
-                self._seats.pop(claim.id, None)
+                self._waiters.pop(claim.id, None)
                 if self._leader == claim.id:
                     self._ring()
 
@@ -96,11 +96,11 @@ class BlockingWakes:
 
     def _mark(self, claim: str) -> bool:
         """True if it names a waiter, for which no wake-up was kept yet."""
-        if claim == LOOK_ALL:
-            for seat in self._seats.values():
-                seat.wake()
+        if claim == WAKE_ALL:
+            for waiter in self._waiters.values():
+                waiter.wake()
             return False
-        named = self._seats.get(claim)
+        named = self._waiters.get(claim)
         if named is None:
             return False
         news = not named.woken
@@ -108,62 +108,62 @@ class BlockingWakes:
         return news
 
     def _ring(self) -> None:
-        mailbox = self._mailbox
-        if mailbox is not None:
-            mailbox.ring()
+        inbox = self._inbox
+        if inbox is not None:
+            inbox.ring()
 
-    def move_in(self, mailbox: Postbox) -> None:
+    def attach(self, inbox: Inbox) -> None:
         """From now on wake-ups arrive there."""
         with self._mutex:
-            self._mailbox = mailbox
+            self._inbox = inbox
             if self._leader is None and self._followers:
                 next(iter(self._followers.values())).open()
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        seat = self._seats.get(claim.id)
-        if seat is None:
+        waiter = self._waiters.get(claim.id)
+        if waiter is None:
             return True
         until = self._now() + seconds if self._clock is None else self._clock.deadline(seconds)
         try:
-            while not seat.woken:
-                if self._take_the_lead(claim.id, seat):
-                    self._lead(seat, until)
+            while not waiter.woken:
+                if self._take_the_lead(claim.id, waiter):
+                    self._lead(waiter, until)
                 else:
-                    self._sleep(seat, until - self._now())
+                    self._sleep(waiter, until - self._now())
                 if self._now() >= until:
                     break
-            woken, seat.woken = seat.woken, False
+            woken, waiter.woken = waiter.woken, False
             return woken
         finally:
             self._leave(claim.id)
 
-    def _take_the_lead(self, id: str, seat: _Seat) -> bool:
+    def _take_the_lead(self, id: str, waiter: _Waiter) -> bool:
         with self._mutex:
-            if self._leader is not None or self._mailbox is None:
-                self._followers[id] = seat
+            if self._leader is not None or self._inbox is None:
+                self._followers[id] = waiter
                 return False
             self._followers.pop(id, None)
             self._leader = id
             return True
 
-    def _lead(self, seat: _Seat, until: float) -> None:
-        mailbox = self._mailbox
-        if mailbox is None:
+    def _lead(self, waiter: _Waiter, until: float) -> None:
+        inbox = self._inbox
+        if inbox is None:
             return
-        poll, guard = mailbox.poll, self._flood_guard
-        while not seat.woken:
+        poll, guard = inbox.poll, self._flood_guard
+        while not waiter.woken:
             rest = guard.rest() if guard is not None else 0.0
             if rest:
-                self._sleep(seat, min(rest, until - self._now()))
+                self._sleep(waiter, min(rest, until - self._now()))
             else:
-                claims = mailbox.read(self._sleep_at(poll, until - self._now()))
+                claims = inbox.read(self._sleep_at(poll, until - self._now()))
                 with self._mutex:
                     woken = [self._mark(claim) for claim in claims]
                     if guard is not None:
                         guard.has_read(claims, woken)
-                    if mailbox.broken:
+                    if inbox.broken:
                         self._put_away()
-            if mailbox.broken or self._now() >= until:
+            if inbox.broken or self._now() >= until:
                 return
 
     def _sleep_at(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
@@ -178,15 +178,15 @@ class BlockingWakes:
         finally:
             cancel()
 
-    def _sleep(self, seat: _Seat, seconds: float) -> None:
+    def _sleep(self, waiter: _Waiter, seconds: float) -> None:
         if self._clock is None:
             with outside():
-                seat.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
+                waiter.gate.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX))
             return
-        cancel = self._clock.alarm(self._clock.deadline(seconds), seat.open)
+        cancel = self._clock.alarm(self._clock.deadline(seconds), waiter.open)
         try:
             with outside():
-                seat.gate.acquire()
+                waiter.gate.acquire()
         finally:
             cancel()
 
@@ -199,26 +199,26 @@ class BlockingWakes:
             if self._leader is None:
                 if self._closed:
                     self._put_away()
-                elif self._mailbox is not None and self._followers:
+                elif self._inbox is not None and self._followers:
                     next(iter(self._followers.values())).open()
 
     def close(self) -> None:
         """Everybody who waits looks up; the mailbox goes when nobody sleeps at it any more."""
         with self._mutex:
             self._closed = True
-            self._mark(LOOK_ALL)
+            self._mark(WAKE_ALL)
             if self._leader is None:
                 self._put_away()
             else:
                 self._ring()
 
     def _put_away(self) -> None:
-        if self._mailbox is not None:
-            self._mailbox.close()
-            self._mailbox = None
+        if self._inbox is not None:
+            self._inbox.close()
+            self._inbox = None
 
     def after_fork(self) -> None:
         """The mailbox is the parent's; only our copy of it is closed."""
-        if self._mailbox is not None:
-            self._mailbox.abandon()
+        if self._inbox is not None:
+            self._inbox.abandon()
         self._reset()

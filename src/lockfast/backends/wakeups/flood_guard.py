@@ -12,10 +12,10 @@ from typing import Final
 
 from lockfast._time import boot_now
 from lockfast._values import NANO, Pacer, Rate
-from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups import WAKE_ALL
 
 IN_VAIN: Final = Rate(NANO // 500, 500)  # readings, 500 a second in the long run: two percent of a core
-COST_OF_LOOK_ALL: Final = 125  # so at most four times a second: a wake-up that did not fit is late by 0.25 s at most
+COST_OF_WAKE_ALL: Final = 125  # so at most four times a second: a wake-up that did not fit is late by 0.25 s at most
 
 
 class FloodGuard:
@@ -30,7 +30,7 @@ class FloodGuard:
         """What one reading has brought, and for each whether it has woken a waiter."""
         if texts and not any(woken):
             now = self._now()
-            self._unread_until = now + self._pacer.pause(now, COST_OF_LOOK_ALL if LOOK_ALL in texts else 1)
+            self._unread_until = now + self._pacer.pause(now, COST_OF_WAKE_ALL if WAKE_ALL in texts else 1)
 
     def rest(self) -> float:
         """For how many seconds the mailbox is to be left unread from now on."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 
-class Bell:
+class SelfPipe:
     def __init__(self, beside: int) -> None:
         """`beside` is the number of the socket that wake-ups arrive at."""
         self._bell, self._hand = socket.socketpair()

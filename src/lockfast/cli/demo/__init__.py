@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockfast._time import say
+from lockfast._time import format_duration
 from lockfast.cli import exits
 from lockfast.cli.demo import judge
 from lockfast.cli.demo.story import LIMIT, NAMES, TTL, Story
@@ -51,20 +51,20 @@ def demo(words: list[str]) -> int:
 def seen(story: Story) -> Iterator[str]:
     """What happened, as far as it happened."""
     holds = judge.holds(story.reports)
-    yield f"\nwhat was seen in {say(story.took)}:"
+    yield f"\nwhat was seen in {format_duration(story.took)}:"
     if holds:
         workers = len({hold.who for hold in holds})
         yield f"  {len(holds)} grants to {workers} workers; fences from {holds[0].fence} to {holds[-1].fence}"
-        yield f"  from one holder to the next: {say(judge.median_hand_over(holds))} in the middle case"
+        yield f"  from one holder to the next: {format_duration(judge.median_hand_over(holds))} in the middle case"
     if not judge.overlaps(holds):
         yield "  never two holders at once"
     if judge.fences_only_grow(holds):
         yield "  fences only grew"
     for blow in filter(None, (story.killed, story.stopped)):
-        heir = judge.next_after(holds, blow.fence)
-        if heir is not None:
-            after = say(heir.start - blow.at)
-            yield f"  {blow.who} was {blow.kind} while holding; {heir.who} took over {after} later (ttl {say(TTL)})"
+        successor = judge.next_after(holds, blow.fence)
+        if successor is not None:
+            after, ttl = format_duration(successor.start - blow.at), format_duration(TTL)
+            yield f"  {blow.who} was {blow.kind} while holding; {successor.who} took over {after} later (ttl {ttl})"
     if story.stopped is not None and story.has_seen(story.stopped.who, "learned"):
         yield f"  {story.stopped.who} learned that it had lost as soon as it was continued"
     if story.stopped is not None and story.has_seen(story.stopped.who, "refused"):
@@ -75,7 +75,7 @@ def missing(story: Story) -> Iterator[str]:
     """What should have been seen and was not."""
     holds = judge.holds(story.reports)
     if not story.ended:
-        yield f"an end within {say(LIMIT)}"
+        yield f"an end within {format_duration(LIMIT)}"
     for who in NAMES:
         if not any(hold.who == who for hold in holds):
             yield f"a grant to {who}"

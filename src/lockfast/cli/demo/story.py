@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from lockfast._time import boot_now, say
+from lockfast._time import boot_now, format_duration
 from lockfast.cli.demo.judge import Report
 from lockfast.cli.demo.view import View
 from lockfast.cli.demo.workers import Workers
@@ -130,7 +130,9 @@ class Story:
             told = text.format(fence=report.fence, queue=queue)
             self._view.tell(report.at - self._began, report.who, told, loud=loud)
         if report.kind == "granted" and self._blow is not None and report.fence > self._blow.fence:
-            after = f"took over, {say(report.at - self._blow.at)} after {self._blow.who} was {self._blow.kind}"
+            after = (
+                f"took over, {format_duration(report.at - self._blow.at)} after {self._blow.who} was {self._blow.kind}"
+            )
             self._view.tell(report.at - self._began, report.who, after, loud=True)
             self._blow = None
 

@@ -171,21 +171,21 @@ class NoBodyWithoutLock(Promise, about="engine"):
     async def test_no_two_bodies_run_at_once(self, stage: Stage) -> None:
         shared = stage.locks()
         inside: list[int] = []
-        crowded: list[int] = []
+        contended: list[int] = []
 
         async def visit(lock: AwaitedLock) -> None:
             for _ in range(5):
                 async with lock:
                     inside.append(1)
                     await stage.breathe()
-                    crowded.append(len(inside))
+                    contended.append(len(inside))
                     inside.pop()
 
         own = [stage.locks().lock("door") for _ in range(3)]
         visitors = [stage.start(visit(lock)) for lock in [*own, shared.lock("door"), shared.lock("door")]]
         for visitor in visitors:
             await visitor.result()
-        assert crowded == [1] * 25
+        assert contended == [1] * 25
 
     @about("store")
     @on_the_real_clock

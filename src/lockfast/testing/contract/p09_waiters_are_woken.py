@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockfast._model import GRACE, PATROL, PRESENCE, Busy, Grant, patrol
+from lockfast._model import GRACE, MAX_POLL_S, PRESENCE, Busy, Grant, poll_after
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Actor, Stage
@@ -137,7 +137,7 @@ class WaitersAreWoken(Promise, about="store"):
         second = stage.start(stage.locks().lock("gate").take())
         await stage.queue("gate", 2)
         await holder.release()
-        assert await stage.sleep_through(first) <= PATROL
+        assert await stage.sleep_through(first) <= MAX_POLL_S
         await (await first.result()).release()
         assert (await second.result()).held
 
@@ -196,7 +196,7 @@ class WaitersAreWoken(Promise, about="store"):
             await stage.observer.faults.acquire(stage.claim("gate", ttl=ttl, mode="shared"), enqueue=False, within=5)
         answers = [await stage.observer.faults.acquire(stage.claim("gate"), enqueue=True, within=5) for _ in range(8)]
         looks = [answer.retry_after for answer in answers if isinstance(answer, Busy)]
-        assert looks == [patrol(position) for position in range(8)]
+        assert looks == [poll_after(position) for position in range(8)]
 
     @needs("reserves")
     async def test_a_dead_waiter_holds_up_the_queue_once_and_not_at_every_hand_over(self, stage: Stage) -> None:

@@ -54,7 +54,7 @@ class _Room:
         """For the next. To one of the same process it may be granted at once, so this is told by another."""
         assert await self.stage.locks().faults.release(claim, linger=0.0, within=5)
 
-    async def wakes(self, *claims: Claim) -> None:
+    async def wakeups(self, *claims: Claim) -> None:
         """Until each of them was woken."""
         for claim in claims:
             await self.stage.until(partial(self.verbs.wait, claim, 0.0), "a waiter to be woken")
@@ -89,7 +89,7 @@ class OneAdmissionRule(Promise, about="store"):
         late = room.reader(limit)
         assert not await room.enters(late)
         await room.leaves(inside[0])
-        await room.wakes(late)
+        await room.wakeups(late)
         assert await room.enters(late)
         assert not await room.enters(room.reader(limit))
         assert len(await room.inside()) == limit
@@ -175,12 +175,12 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(late)  # though it would fit beside the early one
         assert isinstance(await room.ask(room.reader(), enqueue=False), Busy)
         await room.leaves(early)
-        await room.wakes(writer)
+        await room.wakeups(writer)
         assert await room.asleep(late)
         assert not await room.enters(late)
         assert await room.enters(writer)
         await room.leaves(writer)
-        await room.wakes(late)
+        await room.wakeups(late)
         assert await room.enters(late)
 
     async def test_readers_that_wait_between_two_writers_enter_together(self, stage: Stage) -> None:
@@ -191,14 +191,14 @@ class OneAdmissionRule(Promise, about="store"):
         for claim in [*readers, second, latecomer]:
             assert not await room.enters(claim)
         await room.leaves(first)
-        await room.wakes(*readers)
+        await room.wakeups(*readers)
         assert await room.asleep(second, latecomer)
         for reader in reversed(readers):  # in whatever order they come for it
             assert await room.enters(reader)
         for reader in readers:
             assert not await room.enters(second)
             await room.leaves(reader)
-        await room.wakes(second)
+        await room.wakeups(second)
         assert await room.enters(second)
         assert not await room.enters(latecomer)
 
@@ -212,10 +212,10 @@ class OneAdmissionRule(Promise, about="store"):
         for claim in waiting:
             assert not await room.enters(claim)
         await room.leaves(inside[0])
-        await room.wakes(waiting[0])
+        await room.wakeups(waiting[0])
         assert await room.asleep(*waiting[1:])
         await room.leaves(inside[1])
-        await room.wakes(waiting[1])
+        await room.wakeups(waiting[1])
         assert await room.asleep(*waiting[2:])
         for claim in waiting[:2]:
             assert await room.enters(claim)
@@ -252,7 +252,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(writer)
         assert not await room.enters(late)
         await room.verbs.abandon(writer, within=5)
-        await room.wakes(late)  # the one that kept it out is gone
+        await room.wakeups(late)  # the one that kept it out is gone
         assert await room.enters(late)
 
     async def test_a_reservation_that_is_abandoned_goes_to_the_next_at_once(self, stage: Stage) -> None:
@@ -263,7 +263,7 @@ class OneAdmissionRule(Promise, about="store"):
             assert not await room.enters(claim)
         await room.leaves(holder)
         await room.verbs.abandon(first, within=5)
-        await room.wakes(second)
+        await room.wakeups(second)
         assert await room.enters(second)
 
     async def test_abandoning_a_hold_hands_over(self, stage: Stage) -> None:
@@ -272,7 +272,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert await room.enters(holder)
         assert not await room.enters(waiter)
         await room.verbs.abandon(holder, within=5)
-        await room.wakes(waiter)
+        await room.wakeups(waiter)
         assert await room.enters(waiter)
 
     @needs("expires", "shared")
@@ -305,7 +305,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(writer)
         before = await stage.observer.break_lock("room")
         assert len(before.holders) == 3
-        await room.wakes(writer)
+        await room.wakeups(writer)
         assert await room.enters(writer)
 
     async def test_modes_are_told(self, stage: Stage) -> None:

@@ -59,15 +59,15 @@ class SeveralNames(Promise, about="engine"):
         inside: list[int] = []
 
         async def visit(*names: str) -> int:
-            locks, crowded = stage.locks(), 0
+            locks, contended = stage.locks(), 0
             for _ in range(15):
                 async with locks.all(*names) as lease:
                     inside.append(1)
                     await stage.step()
-                    crowded += len(inside) > 1
+                    contended += len(inside) > 1
                     lease.check()
                     inside.pop()
-            return crowded
+            return contended
 
         orders = [("left", "right"), ("right", "left"), ("right", "middle", "left")]
         visitors = [stage.start(visit(*names)) for names in orders]
@@ -247,20 +247,20 @@ class SeveralNames(Promise, about="engine"):
     async def test_tasks_or_threads_can_share_one_object_for_several_names(self, stage: Stage) -> None:
         shared = stage.locks().all("a", "b")
         inside: list[int] = []
-        crowded: list[int] = []
+        contended: list[int] = []
 
         async def visit() -> None:
             for _ in range(5):
                 async with shared as lease:
                     inside.append(1)
                     await stage.breathe()
-                    crowded.append(len(inside))
+                    contended.append(len(inside))
                     lease.check()
                     inside.pop()
 
         for visitor in [stage.start(visit()) for _ in range(3)]:
             await visitor.result()
-        assert crowded == [1] * 15
+        assert contended == [1] * 15
         assert await all_free(stage, "a", "b")
 
     async def test_releasing_through_a_shared_object_never_ends_the_lease_of_another(self, stage: Stage) -> None:

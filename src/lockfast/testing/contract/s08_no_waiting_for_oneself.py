@@ -30,7 +30,10 @@ PAIRS: dict[str, tuple[Ask, Ask]] = {
         lambda locks: locks.rwlock("seat").read(),
     ),
     "one of several": (lambda locks: locks.lock("seat", ttl=600), lambda locks: locks.all("row", "seat")),
-    "one that is among several": (lambda locks: locks.all("row", "seat", ttl=600), lambda locks: locks.lock("seat")),
+    "one that is among several": (
+        lambda locks: locks.all("row", "seat", ttl=600),
+        lambda locks: locks.lock("seat"),
+    ),
     "several that overlap": (
         lambda locks: locks.all("row", "seat", ttl=600),
         lambda locks: locks.all("desk", "seat"),

@@ -56,10 +56,10 @@ class Elections(Promise, about="engine", needs=("observe",)):
                 stage.clock.advance(10)
             elif ending == "broken":
                 await stage.observer.break_lock("lead")
-        heir = stage.start(stage.locks().election("lead", candidate="heir").win())
+        successor = stage.start(stage.locks().election("lead", candidate="successor").win())
         await stage.queue("lead", 1)
-        await leader.hand_over("heir")
-        terms.append((await heir.result()).fence)
+        await leader.hand_over("successor")
+        terms.append((await successor.result()).fence)
         assert terms == sorted(set(terms))
 
     async def test_a_leader_whose_time_ran_out_knows_it_from_the_clock(self, stage: Stage) -> None:
@@ -140,12 +140,12 @@ class Elections(Promise, about="engine", needs=("observe",)):
         assert ann.is_leader
 
     @about("store")
-    async def test_an_heir_that_is_gone_leaves_the_place_to_the_next_in_line(self, stage: Stage) -> None:
+    async def test_a_successor_that_is_gone_leaves_the_place_to_the_next_in_line(self, stage: Stage) -> None:
         verbs, claim = stage.locks().faults, stage.claim("lead")
         assert isinstance(await verbs.acquire(claim, enqueue=False, within=5), Grant)
         (bob,) = candidates(stage, "bob")
         (campaign,) = await line_up(stage, bob)
-        assert await verbs.release(claim, linger=0.0, within=5, heir="somebody who left")
+        assert await verbs.release(claim, linger=0.0, within=5, successor="somebody who left")
         await campaign.result()
 
     @about("store")

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from lockfast._model import PATROL, PRESENCE, Grant
+from lockfast._model import MAX_POLL_S, PRESENCE, Grant
 from lockfast.errors import LockError
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.awaited_primitives import AwaitedChanges
@@ -121,7 +121,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         await stage.asleep(1)
         term = (await ann.win()).fence
         await stage.asleep(1)
-        assert await stage.sleep_through(seen.actor) <= PATROL
+        assert await stage.sleep_through(seen.actor) <= MAX_POLL_S
         assert seen.changes == [VACANT, ("ann", term)]
 
     @pytest.mark.parametrize("lost", ["request", "reply"])
@@ -224,7 +224,12 @@ class _Seen:
 
         def told() -> bool:
             at = clock.next_alarm
-            if not self._told(last) and at is not None and at <= clock.now() + PATROL and not self.stage._under_way():
+            if (
+                not self._told(last)
+                and at is not None
+                and at <= clock.now() + MAX_POLL_S
+                and not self.stage._under_way()
+            ):
                 clock.advance_to(at)
             return self._told(last)
 

@@ -199,7 +199,7 @@ class Speaker:
             what = "has no lock table" if found is None else "has an old lock table"
             raise unavailable(self._place.name, f"{what}; {how_to_migrate(self._place.url)}", transient=False)
 
-    def say(self, statement: Statement, params: Sequence[bytes | None]) -> Waiting:
+    def execute(self, statement: Statement, params: Sequence[bytes | None]) -> Waiting:
         """The answer, from JSON. Raises TryAgain, BackendUnavailable, and Broken if the connection is."""
         pg = self.pg
         if self.pooled:

@@ -50,7 +50,7 @@ from lockfast.backends.postgres_table.io.batching import (
     as_failures,
     may_join,
 )
-from lockfast.backends.postgres_table.io.connections_asyncio import AsyncioPostgresWakes, Line, Ticket
+from lockfast.backends.postgres_table.io.connections_asyncio import AsyncioPostgresTableWakeups, Line, Ticket
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
@@ -64,7 +64,7 @@ class AsyncioPostgres:
     def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
         self.place = place
         self.now = clock.now if clock is not None else None
-        self.wakes = AsyncioPostgresWakes(clock)
+        self.wakeups = AsyncioPostgresTableWakeups(clock)
         self._many = many
         self._version = version
         self._reset()
@@ -87,13 +87,13 @@ class AsyncioPostgres:
 
     def _begin(self, *, cleans: bool = False) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
-        if self.wakes.is_new(loop):
+        if self.wakeups.is_new(loop):
             for line in (*self._idle, *self._busy):
                 line.close()
             closed = self._closed
             self._reset()
             self._closed = closed
-            self.wakes.begin_again()
+            self.wakeups.begin_again()
         if self._closed and not cleans:
             raise self._let_go()
         return loop
@@ -299,11 +299,11 @@ class AsyncioPostgres:
 
     @property
     def deaf(self) -> bool:
-        return not self.wakes.address
+        return not self.wakeups.address
 
     async def expect(self, claim: Claim, within: float) -> str:
         loop = self._begin()
-        if not self.wakes.address and loop.time() >= self._listens_at:
+        if not self.wakeups.address and loop.time() >= self._listens_at:
             if self._listening is None or self._listening.done():
                 self._listening = background_task(loop, self._listen(max(within, _DIAL)), "lockfast-listen")
                 self._listening.add_done_callback(seen)
@@ -313,7 +313,7 @@ class AsyncioPostgres:
                 if not error.transient or not (self._busy or self._idle):
                     raise
                 self._look_for_ourselves(error)
-        return self.wakes.expect(claim)
+        return self.wakeups.expect(claim)
 
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
         await asyncio.wait({listening}, timeout=within)
@@ -336,11 +336,11 @@ class AsyncioPostgres:
             async with asyncio.timeout(within):
                 speaker = await self._connect(within, 0)
                 try:
-                    await run(speaker.say_plainly(f"LISTEN {self.wakes.channel}".encode()))
+                    await run(speaker.say_plainly(f"LISTEN {self.wakeups.channel}".encode()))
                     if speaker.pooled and not await self._hears(speaker, within):
                         hears = False
                     else:
-                        await run(speaker.say_plainly(present(self.place, self.wakes.channel)))
+                        await run(speaker.say_plainly(present(self.place, self.wakeups.channel)))
                 except BaseException:
                     speaker.close()
                     raise
@@ -349,7 +349,7 @@ class AsyncioPostgres:
         except Broken as broken:
             raise unavailable(self.place.name, broken.told) from broken
         if hears and not self._closed:
-            self.wakes.move_in(speaker)
+            self.wakeups.attach(speaker)
             self._listens_at = 0.0
             return
         speaker.close()
@@ -359,7 +359,7 @@ class AsyncioPostgres:
 
     async def _hears(self, speaker: Speaker, within: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
-        await self.ask(Job(*echo(self.wakes.channel)), within)
+        await self.ask(Job(*echo(self.wakeups.channel)), within)
         try:
             async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
                 await run(_readable(speaker.pg.socket))
@@ -371,7 +371,7 @@ class AsyncioPostgres:
 
     async def close(self) -> None:
         self._closed = True
-        self.wakes.close()
+        self.wakeups.close()
         for timer in (self._looks, self._timer):
             if timer is not None:
                 timer.cancel()
@@ -395,7 +395,7 @@ class AsyncioPostgres:
 
     def after_fork(self) -> None:
         """The connections are the parent's; `wire` has closed our copies of them."""
-        self.wakes.after_fork()
+        self.wakeups.after_fork()
         self._reset()
 
     def __repr__(self) -> str:

@@ -50,8 +50,8 @@ from lockfast.backends.postgres_table.io.batching import (
     as_statement,
     may_join,
 )
-from lockfast.backends.postgres_table.io.connections import Line, LineWakes, WakeLine
-from lockfast.backends.wakeups import Wakes
+from lockfast.backends.postgres_table.io.connections import Line, PostgresTableWakeups, WakeLine
+from lockfast.backends.wakeups import Wakeups
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
@@ -63,7 +63,7 @@ class PostgresDriver(Protocol):
     now: Callable[[], float] | None  # a test's clock, which the server is told
 
     @property
-    def wakes(self) -> Wakes: ...
+    def wakeups(self) -> Wakeups: ...
 
     @property
     def deaf(self) -> bool:
@@ -75,7 +75,7 @@ class PostgresDriver(Protocol):
         ...
 
     async def expect(self, claim: Claim, within: float) -> str:
-        """As `wakes.expect`, but makes the connection that wake-ups arrive by, if there is none."""
+        """As `wakeups.expect`, but makes the connection that wake-ups arrive by, if there is none."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class BlockingPostgres:
         self.now = clock.now if clock is not None else None
         self._many = many
         self._version = version
-        self._wakes = LineWakes(clock, None)
+        self._wakeups = PostgresTableWakeups(clock, None)
         self._reset()
 
     def _reset(self) -> None:
@@ -125,8 +125,8 @@ class BlockingPostgres:
         self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
     @property
-    def wakes(self) -> LineWakes:
-        return self._wakes
+    def wakeups(self) -> PostgresTableWakeups:
+        return self._wakeups
 
     async def ask(self, job: Job, within: float) -> Any:
         return self._ask(job, within)
@@ -250,7 +250,7 @@ class BlockingPostgres:
                 line = None
             line = line or self._dial(ticket.until)
             statement, params = as_statement(jobs, self._many)
-            answer = line.run(line.speaker.say(statement, params), ticket.until)
+            answer = line.run(line.speaker.execute(statement, params), ticket.until)
             ticket.line = line
             return as_answers(jobs, answer, self._many)
         except (TryAgain, BackendUnavailable) as error:
@@ -292,7 +292,7 @@ class BlockingPostgres:
 
     @property
     def deaf(self) -> bool:
-        return not self._wakes.address
+        return not self._wakeups.address
 
     async def expect(self, claim: Claim, within: float) -> str:
         if self._shall_listen():
@@ -303,10 +303,10 @@ class BlockingPostgres:
                 if not error.transient or not self._works():
                     raise
                 self._look_for_ourselves(error)
-        return self._wakes.expect(claim)
+        return self._wakeups.expect(claim)
 
     def _shall_listen(self) -> bool:
-        return not self._wakes.address and boot_now() >= self._listens_at
+        return not self._wakeups.address and boot_now() >= self._listens_at
 
     def _see_to_listening(self, until: float) -> None:
         """One thread does it, and the others wait for that."""
@@ -343,10 +343,10 @@ class BlockingPostgres:
                 tell_deaf(self.place)
             else:
                 run(speaker.say_plainly(present(self.place, self._channel)), until)
-                self._wakes.move_in(WakeLine(speaker, self._channel))
+                self._wakeups.attach(WakeLine(speaker, self._channel))
                 self._listens_at = 0.0
                 if self._closed:  # meanwhile
-                    self._wakes.close()
+                    self._wakeups.close()
         except Late:
             speaker.close()
             raise unavailable(self.place.name, "did not answer in time") from None
@@ -375,11 +375,11 @@ class BlockingPostgres:
             self._spare[:] = [None] * len(self._spare)
         for line in lines:
             line.speaker.close()
-        self._wakes.close()
+        self._wakeups.close()
 
     def after_fork(self) -> None:
         """The connections are the parent's; `wire` has closed our copies of them."""
-        self._wakes.after_fork()
+        self._wakeups.after_fork()
         self._reset()
 
     def __repr__(self) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from lockfast.backends.postgres.io.stepping import run
 from lockfast.backends.postgres.io.wire import Broken, Speaker, Waiting
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.blocking import BlockingWakes
-from lockfast.backends.wakeups.self_pipe import Bell
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.blocking import BlockingWakeups
+from lockfast.backends.wakeups.self_pipe import SelfPipe
 
 
 class Line:
@@ -39,7 +39,7 @@ class WakeLine:
         self.address = channel
         self.broken = False
         self._speaker = speaker
-        self._bell = Bell(speaker.pg.socket)
+        self._bell = SelfPipe(speaker.pg.socket)
         self.poll = self._bell.poll
         self.ring = self._bell.ring
 
@@ -50,7 +50,7 @@ class WakeLine:
             return self._speaker.heard()
         except Broken:
             self.broken = True
-            return [LOOK_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # what was told meanwhile is lost
 
     def abandon(self) -> None:
         """It is the parent's. `wire` has closed our copy of the connection."""
@@ -61,7 +61,7 @@ class WakeLine:
         self._bell.close()
 
 
-class LineWakes(BlockingWakes):
+class PostgresTableWakeups(BlockingWakeups):
     def wake(self, claim: str) -> None:
         """Most are woken by our own releases, and are not the one who sleeps at the mailbox."""
         with self._mutex:

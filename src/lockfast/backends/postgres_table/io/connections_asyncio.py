@@ -15,8 +15,8 @@ from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast.backends.postgres.io.wire import Broken, Speaker, TryAgain, Waiting
 from lockfast.backends.postgres_table.io.batching import Job, Many, as_statement
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
 
@@ -49,7 +49,7 @@ class Line:
     def start(self, tickets: list[Ticket], many: Many) -> None:
         self.tickets = tickets
         self.since = self._loop.time()
-        self._steps = self.speaker.say(*as_statement([ticket.job for ticket in tickets], many))
+        self._steps = self.speaker.execute(*as_statement([ticket.job for ticket in tickets], many))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -89,7 +89,7 @@ class Line:
         self.speaker.close()
 
 
-class AsyncioPostgresWakes(AsyncioSeats):
+class AsyncioPostgresTableWakeups(AsyncioWaiters):
     """The loop itself hears what is notified."""
 
     def __init__(self, clock: Clock | None) -> None:
@@ -104,10 +104,10 @@ class AsyncioPostgresWakes(AsyncioSeats):
         return self.channel if self._speaker is not None else ""
 
     def expect(self, claim: Claim) -> str:
-        self.seat(claim)
+        self.waiter(claim)
         return self.address
 
-    def move_in(self, speaker: Speaker) -> None:
+    def attach(self, speaker: Speaker) -> None:
         self._speaker = speaker
         self._number = speaker.pg.socket
         self._ears = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class AsyncioPostgresWakes(AsyncioSeats):
                 self.wake(claim)
         except Broken:
             self._move_out()
-            self.wake(LOOK_ALL)  # what was told meanwhile is lost
+            self.wake(WAKE_ALL)  # what was told meanwhile is lost
 
     def _move_out(self) -> None:
         speaker, self._speaker = self._speaker, None
@@ -136,9 +136,9 @@ class AsyncioPostgresWakes(AsyncioSeats):
 
     def close(self) -> None:
         self._move_out()
-        self.wake(LOOK_ALL)
+        self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
         self.channel = f"lockfast_{uuid4().hex}"
         self._speaker = None
-        self.get_up()
+        self.reset()

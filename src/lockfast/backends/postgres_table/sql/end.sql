@@ -1,8 +1,8 @@
 -- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next (see
--- lockfast_hand_over), or {claim, grant} for the one of p_ours that holds from now on. An heir is a holder that goes before everybody else. With p_linger the name stays taken for so many
+-- lockfast_hand_over), or {claim, grant} for the one of p_ours that holds from now on. An successor is a holder that goes before everybody else. With p_linger the name stays taken for so many
 -- seconds more. The name is ours.
 CREATE OR REPLACE FUNCTION @.lockfast_end(
-    p_ns text, p_name text, p_claim text, p_linger double precision, p_heir text, p_ours text, p_now timestamptz
+    p_ns text, p_name text, p_claim text, p_linger double precision, p_successor text, p_ours text, p_now timestamptz
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -26,7 +26,7 @@ BEGIN
         IF NOT v_ended.waited THEN
             RETURN 'true';
         END IF;
-        IF p_heir = '' THEN  -- mostly the first in line wants it for itself
+        IF p_successor = '' THEN  -- mostly the first in line wants it for itself
             SELECT place, claim, holder_id, mode, ttl, metadata, address, reserved_until INTO v_next
                 FROM @.lockfast_queue
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
@@ -47,7 +47,7 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_ours);
         RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
     END IF;
     SELECT * INTO v_held FROM @.distributed_locks
@@ -69,12 +69,12 @@ BEGIN
         PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
         RETURN 'false';
     END IF;
-    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_heir, p_ours);
+    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_ours);
     RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
 END $$;
 
 CREATE OR REPLACE FUNCTION @.lockfast_release(
-    p_ns text, p_name text, p_claim text, p_linger double precision DEFAULT 0, p_heir text DEFAULT '',
+    p_ns text, p_name text, p_claim text, p_linger double precision DEFAULT 0, p_successor text DEFAULT '',
     p_ours text DEFAULT '', p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql AS $$
@@ -83,7 +83,7 @@ BEGIN
         PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
     END IF;
     RETURN @.lockfast_end(
-        p_ns, p_name, p_claim, p_linger, p_heir, p_ours, coalesce(to_timestamp(p_now), clock_timestamp()));
+        p_ns, p_name, p_claim, p_linger, p_successor, p_ours, coalesce(to_timestamp(p_now), clock_timestamp()));
 END $$;
 
 -- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.

@@ -4,7 +4,7 @@
 -- for: so many requests take up no more of the server than one does.
 -- The usual cases are done for all names at once; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.lockfast_many(
-    r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_heirs text[], r_ours text[],
+    r_ns text[], r_names text[], r_claims text[], r_lingers double precision[], r_successors text[], r_ours text[],
     a_ns text[], a_names text[], a_claims text[], a_holders text[], a_ttls double precision[], a_modes text[],
     a_limits integer[], a_metadata jsonb[], a_addresses text[], p_patience integer DEFAULT NULL,
     p_now double precision DEFAULT NULL
@@ -49,7 +49,7 @@ BEGIN
         FOR i IN 1 .. cardinality(r_names) LOOP
             IF v_released[i] IS NULL AND v_ours[i] THEN
                 v_released[i] := @.lockfast_end(
-                    r_ns[i], r_names[i], r_claims[i], r_lingers[i], r_heirs[i], r_ours[i], v_now);
+                    r_ns[i], r_names[i], r_claims[i], r_lingers[i], r_successors[i], r_ours[i], v_now);
             END IF;
         END LOOP;
     END IF;

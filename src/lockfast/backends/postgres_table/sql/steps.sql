@@ -70,7 +70,7 @@ END $$;
 -- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
 -- server: their claims are the answer, for the process that asks to wake them itself.
 CREATE OR REPLACE FUNCTION @.lockfast_hand_over(
-    p_ns text, p_name text, p_now timestamptz, p_heir text DEFAULT '', p_ours text DEFAULT ''
+    p_ns text, p_name text, p_now timestamptz, p_successor text DEFAULT '', p_ours text DEFAULT ''
 ) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -86,7 +86,7 @@ BEGIN
               UNION ALL
               SELECT mode FROM @.lockfast_queue
               WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NOT NULL) AS taken;
-    IF p_heir = '' THEN
+    IF p_successor = '' THEN
         OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
@@ -95,7 +95,7 @@ BEGIN
         OPEN v_line FOR SELECT place, claim, mode, max_holders, address FROM @.lockfast_queue
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND reserved_until IS NULL AND NOT lapsed
               AND alive_until > p_now
-            ORDER BY holder_id <> p_heir, place;
+            ORDER BY holder_id <> p_successor, place;
     END IF;
     WHILE v_exclusive = 0 LOOP
         FETCH v_line INTO v_next;

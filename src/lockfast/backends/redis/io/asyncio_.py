@@ -32,8 +32,8 @@ from lockfast.backends.redis.io.resp import (
     refusal,
     unavailable,
 )
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
@@ -246,20 +246,20 @@ class _Shared:
 
 
 class _WakeLine(_Line):
-    def __init__(self, seats: AsyncioSeats, place: Place, address: Address | None) -> None:
+    def __init__(self, waiters: AsyncioWaiters, place: Place, address: Address | None) -> None:
         super().__init__(place, address, asyncio.get_running_loop())
-        self._seats = seats
+        self._waiters = waiters
 
     def message(self, message: Any) -> None:
         if message[0] == b"message":
-            self._seats.wake(message[2].decode(errors="replace"))
+            self._waiters.wake(message[2].decode(errors="replace"))
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._seats.wake(LOOK_ALL)  # what was told meanwhile is lost
+        self._waiters.wake(WAKE_ALL)  # what was told meanwhile is lost
 
 
-class AsyncioRedisWakes(AsyncioSeats):
+class AsyncioRedisWakeups(AsyncioWaiters):
     """The loop itself hears the subscription."""
 
     def __init__(self, place: Place, clock: Clock | None) -> None:
@@ -279,7 +279,7 @@ class AsyncioRedisWakes(AsyncioSeats):
         self.line = self.opening = None
 
     def expect(self, claim: Claim) -> str:
-        self.seat(claim)
+        self.waiter(claim)
         return self.address
 
     async def subscribe(self, address: Address | None, within: float) -> None:
@@ -309,17 +309,17 @@ class AsyncioRedisWakes(AsyncioSeats):
         line, self.line = self.line, None
         if line is not None:
             line.close()
-        self.wake(LOOK_ALL)
+        self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
         self._channel = new_channel(clustered=self._place.clustered)
         self.line = self.opening = None
-        self.get_up()
+        self.reset()
 
 
 class AsyncioWires:
     def __init__(self, place: Place, clock: Clock | None) -> None:
-        self.wakes = AsyncioRedisWakes(place, clock)
+        self.wakeups = AsyncioRedisWakeups(place, clock)
         self._place = place
         self._reset()
 
@@ -329,11 +329,11 @@ class AsyncioWires:
         self._closed = False
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        if not self.wakes.address:
+        if not self.wakeups.address:
             self._must_be_open()
             self._belong_to(asyncio.get_running_loop())
-            await self.wakes.subscribe(address, within)
-        return self.wakes.expect(claim)
+            await self.wakeups.subscribe(address, within)
+        return self.wakeups.expect(claim)
 
     def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
         line = self._lines.get(address)
@@ -391,10 +391,10 @@ class AsyncioWires:
         self._lines[address] = line
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self.wakes.is_new(loop):
+        if self.wakeups.is_new(loop):
             self._lines = {}
             self._dialling = {}
-            self.wakes.begin_again()
+            self.wakeups.begin_again()
 
     def drop(self, address: Address | None) -> None:
         line = self._lines.pop(address, None)
@@ -403,9 +403,9 @@ class AsyncioWires:
 
     async def close(self) -> None:
         self._closed = True
-        await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakes.opening) if shared])
-        lines = [*self._lines.values(), *filter(None, [self.wakes.line])]
-        self.wakes.close()
+        await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakeups.opening) if shared])
+        lines = [*self._lines.values(), *filter(None, [self.wakeups.line])]
+        self.wakeups.close()
         for address in list(self._lines):
             self.drop(address)
         for line in lines:
@@ -413,5 +413,5 @@ class AsyncioWires:
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""
-        self.wakes.after_fork()
+        self.wakeups.after_fork()
         self._reset()

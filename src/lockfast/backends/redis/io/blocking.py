@@ -32,9 +32,9 @@ from lockfast.backends.redis.io.resp import (
     unavailable,
 )
 from lockfast.backends.redis.io.router import RedisDriver
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.blocking import BlockingWakes
-from lockfast.backends.wakeups.self_pipe import Bell
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.blocking import BlockingWakeups
+from lockfast.backends.wakeups.self_pipe import SelfPipe
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
@@ -146,7 +146,7 @@ class _WakeLine:
             raise refusal(line.name, answer)
         keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         line.socket.setblocking(False)
-        self._bell = Bell(line.socket.fileno())
+        self._bell = SelfPipe(line.socket.fileno())
         self.poll = self._bell.poll
         self.ring = self._bell.ring
 
@@ -157,7 +157,7 @@ class _WakeLine:
             messages = self._line.read_all()
         except (OSError, hiredis.HiredisError):
             self.broken = True
-            return [LOOK_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # what was told meanwhile is lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:
@@ -173,7 +173,7 @@ class _WakeLine:
 class BlockingWires:
     def __init__(self, place: Place, clock: Clock | None) -> None:
         self._place = place
-        self._wakes = BlockingWakes(clock, None)
+        self._wakeups = BlockingWakeups(clock, None)
         self._reset()
 
     def _reset(self) -> None:
@@ -183,25 +183,25 @@ class BlockingWires:
         self._closed = False
 
     @property
-    def wakes(self) -> BlockingWakes:
-        return self._wakes
+    def wakeups(self) -> BlockingWakeups:
+        return self._wakeups
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        if not self._wakes.address:
+        if not self._wakeups.address:
             until = boot_now() + within
             if not in_turn(self._opening, within, lambda: self._see_to_subscription(address, until)):
                 raise no_connection(self._place.url_of(address), "no answer in time")
-        return self._wakes.expect(claim)
+        return self._wakeups.expect(claim)
 
     def _see_to_subscription(self, address: Address | None, until: float) -> bool:
-        if not self._wakes.address:
+        if not self._wakeups.address:
             self._subscribe(address, max(0.01, until - boot_now()))
         return True
 
     def _subscribe(self, address: Address | None, within: float) -> None:
         line = self._dial(address, within)
         try:
-            self._wakes.move_in(_WakeLine(line, self._channel, within))
+            self._wakeups.attach(_WakeLine(line, self._channel, within))
         except BaseException:
             line.close()
             raise
@@ -305,14 +305,14 @@ class BlockingWires:
         self._closed = True
         for address in list(self._idle):
             self.drop(address)
-        self._wakes.close()
+        self._wakeups.close()
 
     def after_fork(self) -> None:
         """The connections are the parent's; only our copies of them are closed."""
         for idle in self._idle.values():
             for line in idle:
                 line.socket.close()
-        self._wakes.after_fork()
+        self._wakeups.after_fork()
         self._reset()
 
 

@@ -25,7 +25,7 @@ class ClusterMap:
     def __init__(self, seeds: Sequence[Address]) -> None:
         self._seeds = tuple(seeds)
         self._nodes: dict[int, Address] = {}
-        self._doubted: dict[Address, float] = {}  # until when
+        self._in_doubt: dict[Address, float] = {}  # until when
         self.stale = True
 
     def node_of(self, key: str) -> Address:
@@ -47,13 +47,13 @@ class ClusterMap:
         random.shuffle(known)
         now = boot_now()
         nodes = [*known, *(seed for seed in self._seeds if seed not in known)]
-        return sorted(nodes, key=lambda node: self._doubted.get(node, 0.0) > now)
+        return sorted(nodes, key=lambda node: self._in_doubt.get(node, 0.0) > now)
 
-    def doubt(self, node: Address | None) -> None:
+    def mark_in_doubt(self, node: Address | None) -> None:
         """It did not answer, so it may have been replaced."""
         self.stale = True
         if node is not None:
-            self._doubted[node] = boot_now() + DOUBT
+            self._in_doubt[node] = boot_now() + DOUBT
 
     def read(self, answer: Any, asked: Address) -> bool:
         """Take over what a node says; whether it knows anything."""

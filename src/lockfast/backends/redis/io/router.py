@@ -27,7 +27,7 @@ from lockfast.backends.redis.io.resp import (
     version_and_role,
     whole,
 )
-from lockfast.backends.wakeups import Wakes
+from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
@@ -44,7 +44,7 @@ class Wires(Protocol):
     """The connections of one world. An address of None is the one server of a place that has one."""
 
     @property
-    def wakes(self) -> Wakes: ...
+    def wakeups(self) -> Wakeups: ...
     def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
         """The reply, an error of the server's too. Raises BackendUnavailable."""
         ...
@@ -57,7 +57,7 @@ class Wires(Protocol):
         ...
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        """As `wakes.expect`, but makes the connection that wake-ups arrive by, if there is none."""
+        """As `wakeups.expect`, but makes the connection that wake-ups arrive by, if there is none."""
         ...
 
     def drop(self, address: Address | None) -> None:
@@ -86,15 +86,15 @@ class RedisDriver:
         self._direct = False  # greeted, and there is one server
 
     @property
-    def wakes(self) -> Wakes:
-        return self._wires.wakes
+    def wakeups(self) -> Wakeups:
+        return self._wires.wakeups
 
     async def expect(self, claim: Claim, within: float) -> str:
         address = None if self._map is None else self._map.any()
         try:
             return await self._wires.expect(claim, address, within)
         except BackendUnavailable:
-            self._lost_sight(address)
+            self._lost_track(address)
             raise
 
     async def run(self, script: Script, key: str, request: bytes, within: float) -> Any:
@@ -117,7 +117,7 @@ class RedisDriver:
         try:
             return await self._ask_one(address, request, within)
         except BackendUnavailable:
-            self._lost_sight(address)
+            self._lost_track(address)
             raise
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
@@ -128,7 +128,7 @@ class RedisDriver:
         try:
             answer, replicas = await self._wires.ask(address, request + wait, 2, within)
         except BackendUnavailable:
-            self._lost_sight(address)
+            self._lost_track(address)
             raise
         if answer.__class__ is ReplyError:
             answer, replicas = await self._settle(script, request, answer, address, within, wait)
@@ -165,7 +165,7 @@ class RedisDriver:
         for (address, indices), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
             told = self._enough(share, address) if wait else share
             if isinstance(told, BackendUnavailable):
-                self._lost_sight(address)
+                self._lost_track(address)
             for number, index in enumerate(indices):
                 answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
                 if answer.__class__ is ReplyError:
@@ -278,7 +278,7 @@ class RedisDriver:
         error = refusal(str(address or self.place.name), answer)
         if kind_of(answer) in ("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN"):
             self._wires.drop(address)  # the next connection finds the new primary
-            self._lost_sight(address)
+            self._lost_track(address)
         return error
 
     # The cluster
@@ -296,7 +296,7 @@ class RedisDriver:
                 each = min(NODE_WITHIN, max(0.05, left / 3))
                 answer = await self._ask_one(address, command("CLUSTER", "SLOTS"), each)
             except BackendUnavailable as failure:
-                self._lost_sight(address)
+                self._lost_track(address)
                 error = failure
                 continue
             if answer.__class__ is not ReplyError and self._map.read(answer, address):
@@ -304,9 +304,9 @@ class RedisDriver:
             error = unavailable(str(address), f"does not tell of its cluster: {answer}", transient=answer == [])
         raise error or unavailable(self.place.name, "did not answer in time")
 
-    def _lost_sight(self, address: Address | None) -> None:
+    def _lost_track(self, address: Address | None) -> None:
         if self._map is not None:
-            self._map.doubt(address)
+            self._map.mark_in_doubt(address)
 
     # Good manners
 

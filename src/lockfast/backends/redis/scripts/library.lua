@@ -227,10 +227,10 @@ local function first_in_line()
   end
 end
 
-local function serve_heir(heir)
+local function serve_successor(successor)
   for _, id in ipairs(ask('ZRANGE', KEYS[2], 0, -1)) do
     local waiter = read_waiter(id)
-    if waiter and is_alive(waiter.alive) and waiter.holder == heir then
+    if waiter and is_alive(waiter.alive) and waiter.holder == successor then
       if fits(waiter.mode, waiter.limit) then
         redis.call('ZREM', KEYS[2], id)
         reserve(id, waiter)
@@ -240,9 +240,9 @@ local function serve_heir(heir)
   end
 end
 
-local function hand_over(heir)
+local function hand_over(successor)
   if not crowded then return end
-  if heir and heir ~= '' then serve_heir(heir) end
+  if successor and successor ~= '' then serve_successor(successor) end
   while exclusive == 0 do
     local id, waiter = first_in_line()
     if not id or not fits(waiter.mode, waiter.limit) then return end

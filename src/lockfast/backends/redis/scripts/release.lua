@@ -1,5 +1,5 @@
 -- KEYS  see library.lua
--- ARGV  1 linger   2 heir   3 claim   4 now, or nothing
+-- ARGV  1 linger   2 successor   3 claim   4 now, or nothing
 -- Answers 1 if it held until now, 2 if others hold, wait or watch besides, 0 if it did not hold; what is damaged, if that
 -- may have been its hold.
 local time = redis.call('TIME')

@@ -30,8 +30,8 @@ from lockfast.backends.redis.io.resp import (
 from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeWires, Turn
 from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round, Shout
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
 _CLEAN_UPS = 1000  # that are kept for a server that is gone
@@ -64,7 +64,7 @@ class _Reply:
         self._done = True
         self._crew.members[self._node].failed()
         if self._round.claim:
-            self._crew.doubt(self._node, self._round.claim)
+            self._crew.mark_in_doubt(self._node, self._round.claim)
         self._round.fail(self._node, error)
 
 
@@ -79,8 +79,8 @@ class _NodeLine(_Line):
 
 
 class _NodeWakeLine(_WakeLine):
-    def __init__(self, seats: AsyncioSeats, member: Member, ended: Callable[[], None]) -> None:
-        super().__init__(seats, member, None)
+    def __init__(self, waiters: AsyncioWaiters, member: Member, ended: Callable[[], None]) -> None:
+        super().__init__(waiters, member, None)
         self._ended = ended
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -88,7 +88,7 @@ class _NodeWakeLine(_WakeLine):
         super().connection_lost(error)
 
 
-class QuorumSeats(AsyncioSeats):
+class QuorumWaiters(AsyncioWaiters):
     """Where the waiting tasks sleep: any server wakes them, by one channel."""
 
     def __init__(self, clock: Clock | None) -> None:
@@ -96,24 +96,25 @@ class QuorumSeats(AsyncioSeats):
         self.address = new_channel(clustered=False)
 
     def expect(self, claim: Claim) -> str:
-        self.seat(claim)
+        self.waiter(claim)
         return self.address
 
     def close(self) -> None:
-        self.wake(LOOK_ALL)
+        self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
         self.address = new_channel(clustered=False)
-        self.get_up()
+        self.reset()
 
 
 class AsyncioCrew:
     def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
         self.members = tuple(members)
         self.node_timeout = node_timeout
-        self.doubt: Callable[[int, str], None] = lambda node, claim: None  # a request of the claim may come late
-        self.wakes = QuorumSeats(clock)
-        self.wires = tuple(NodeWires(self.wakes, member) for member in members)
+        # Called with a claim of which a request may come late to that node.
+        self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.wakeups = QuorumWaiters(clock)
+        self.wires = tuple(NodeWires(self.wakeups, member) for member in members)
         self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -126,12 +127,12 @@ class AsyncioCrew:
         self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
         self._strangers = True  # nobody has been connected to yet
         for wires in self.wires:
-            wires.node_wakes.subscribed = False
+            wires.node_wakeups.subscribed = False
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
             raise unavailable(self.members[0].name, "was let go of: this AsyncLocks is closed", transient=False)
-        if self.wakes.is_new(loop):
+        if self.wakeups.is_new(loop):
             self._forget()
         self._loop = loop
 
@@ -291,16 +292,16 @@ class AsyncioCrew:
         self._clean_up(node)
 
     async def _subscribe(self, node: int) -> None:
-        wakes, within = self.wires[node].node_wakes, max(1.0, self.node_timeout)
+        wakeups, within = self.wires[node].node_wakeups, max(1.0, self.node_timeout)
 
         def ended() -> None:
-            wakes.subscribed = False
+            wakeups.subscribed = False
 
-        line = _NodeWakeLine(self.wakes, self.members[node], ended)
+        line = _NodeWakeLine(self.wakeups, self.members[node], ended)
         await line.connect(within)
         keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         try:
-            answer = await line.ask(command("SUBSCRIBE", self.wakes.address), within)
+            answer = await line.ask(command("SUBSCRIBE", self.wakeups.address), within)
             if answer.__class__ is ReplyError:
                 raise refusal(self.members[node].name, answer)
         except BaseException:
@@ -309,7 +310,7 @@ class AsyncioCrew:
         if self._closed:
             line.close()
         self._wake_lines[node] = line
-        wakes.subscribed = True
+        wakeups.subscribed = True
 
     # What could not be said while a server was gone
 
@@ -364,7 +365,7 @@ class AsyncioCrew:
 
     async def close(self) -> None:
         self._closed = True
-        self.wakes.close()
+        self.wakeups.close()
         lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
         making = list(self._making.values())
         for look in self._looks.values():
@@ -378,7 +379,7 @@ class AsyncioCrew:
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""
-        self.wakes.after_fork()
+        self.wakeups.after_fork()
         self._loop = None
         self._closed = False
         self._forget()

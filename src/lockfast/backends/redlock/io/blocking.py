@@ -25,7 +25,7 @@ from lockfast.backends.redlock.io.members import Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import LINGER, Round, Shout
 from lockfast.backends.redlock.io.stragglers import Janitor
 from lockfast.backends.redlock.io.subscriptions import WakeFan
-from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable
 
 _IDLE: Final = 16  # fans that are kept for later
@@ -36,24 +36,27 @@ class BlockingCrew:
     def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
         self.members = tuple(members)
         self.node_timeout = node_timeout
-        self.doubt: Callable[[int, str], None] = lambda node, claim: None  # a request of the claim may come late
-        self._wakes = BlockingWakes(clock, self._open_mailbox)
-        self.wires = tuple(NodeWires(self._wakes, member) for member in members)
+        # Called with a claim of which a request may come late to that node.
+        self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
+        self._wakeups = BlockingWakeups(clock, self._open_inbox)
+        self.wires = tuple(NodeWires(self._wakeups, member) for member in members)
         self._channel = new_channel(clustered=False)
         self._reset()
 
     def _reset(self) -> None:
         self._idle: list[Fan] = []
         self._late: dict[str, Fan] = {}  # by claim: where a vote of it is still under way
-        self._mailbox: WakeFan | None = None
+        self._inbox: WakeFan | None = None
         self._subscribing = threading.Lock()
         self._closed = False
-        self._janitor = Janitor(self.members, self.node_timeout, lambda node, claim: self.doubt(node, claim), self._say)
+        self._janitor = Janitor(
+            self.members, self.node_timeout, lambda node, claim: self.mark_in_doubt(node, claim), self._say
+        )
         self.later, self.line_to = self._janitor.later, self._janitor.line_to
 
     @property
-    def wakes(self) -> BlockingWakes:
-        return self._wakes
+    def wakeups(self) -> BlockingWakeups:
+        return self._wakeups
 
     # All at once
 
@@ -130,7 +133,7 @@ class BlockingCrew:
                 for node in round.waits_for():
                     self.members[node].failed()
                     if round.claim:
-                        self.doubt(node, round.claim)
+                        self.mark_in_doubt(node, round.claim)
                     round.hear(node, unavailable(self.members[node].name, "did not answer in time"))
                 fan.give_up_silent(now, self.node_timeout)
                 return
@@ -167,7 +170,7 @@ class BlockingCrew:
                 self._idle.remove(late)
                 return late
             except ValueError:  # another thread uses it: what it still carries may arrive after what we send
-                self._doubt_late(claim, late)
+                self._mark_late_in_doubt(claim, late)
         try:
             return self._idle.pop()
         except IndexError:
@@ -177,13 +180,13 @@ class BlockingCrew:
         if len(self._late) >= _LATE:
             with suppress(StopIteration, RuntimeError, KeyError):  # another thread may be about it too
                 oldest = next(iter(self._late))
-                self._doubt_late(oldest, self._late.pop(oldest))
+                self._mark_late_in_doubt(oldest, self._late.pop(oldest))
         self._late[claim] = fan
 
-    def _doubt_late(self, claim: str, fan: Fan) -> None:
+    def _mark_late_in_doubt(self, claim: str, fan: Fan) -> None:
         for node, line in enumerate(fan.lines):
             if line is None or any(owed.claim == claim for owed in list(line.owed)):
-                self.doubt(node, claim)
+                self.mark_in_doubt(node, claim)
 
     def _put_back(self, fan: Fan) -> None:
         if len(self._idle) < _IDLE and not self._closed:
@@ -206,29 +209,29 @@ class BlockingCrew:
 
     # Wake-ups
 
-    def _open_mailbox(self) -> WakeFan:
-        if self._mailbox is None:
-            self._mailbox = WakeFan(self._channel, self._unsubscribed)
-        return self._mailbox
+    def _open_inbox(self) -> WakeFan:
+        if self._inbox is None:
+            self._inbox = WakeFan(self._channel, self._unsubscribed)
+        return self._inbox
 
     def _unsubscribed(self, node: int) -> None:
-        self.wires[node].node_wakes.subscribed = False
+        self.wires[node].node_wakeups.subscribed = False
 
     def subscribe(self, node: int, within: float) -> BackendUnavailable | None:
-        wakes, member = self.wires[node].node_wakes, self.members[node]
+        wakeups, member = self.wires[node].node_wakeups, self.members[node]
         with self._subscribing:
-            if wakes.subscribed:
+            if wakeups.subscribed:
                 return None
             if member.absent:  # nobody waits for it until it is back
                 return unavailable(member.name, "cannot be reached just now")
             try:
-                mailbox = self._open_mailbox()
-                mailbox.subscribe(node, _Line(member, None, within), within)
+                inbox = self._open_inbox()
+                inbox.subscribe(node, _Line(member, None, within), within)
             except BackendUnavailable as error:
                 if within >= self.node_timeout:  # else it was given less time than it may take
                     member.failed()
                 return error
-            wakes.subscribed = True
+            wakeups.subscribed = True
         return None
 
     # The rest
@@ -244,14 +247,14 @@ class BlockingCrew:
         while self._idle:
             self._idle.pop().close()
         self._janitor.close()
-        self._wakes.close()
+        self._wakeups.close()
 
     def after_fork(self) -> None:
         """The connections are the parent's; only our copies of them are closed."""
         for fan in self._idle:
             fan.abandon()
         self._janitor.abandon()
-        self._wakes.after_fork()
+        self._wakeups.after_fork()
         for wires in self.wires:
             wires.after_fork()
         self._channel = new_channel(clustered=False)

@@ -85,13 +85,13 @@ class Line(_Line):
         self.member.failures = 0
         return True
 
-    def end(self, what: str, doubt: Callable[[int, str], None]) -> None:
+    def end(self, what: str, mark_in_doubt: Callable[[int, str], None]) -> None:
         """Its requests may still be carried out, and nobody will hear of it."""
         owed, self.owed = self.owed, deque()
         self.close()
         for each in owed:
             if each.claim:
-                doubt(self.node, each.claim)
+                mark_in_doubt(self.node, each.claim)
         for each in owed:
             each.fail(self.node, unavailable(self.member.name, what))
 
@@ -120,7 +120,7 @@ class Host(Protocol):
     """What a fan needs of the crew that it belongs to."""
 
     members: tuple[Member, ...]
-    doubt: Callable[[int, str], None]
+    mark_in_doubt: Callable[[int, str], None]
 
     def line_to(self, node: int, within: float) -> Line | None: ...
     def subscribe(self, node: int, within: float) -> BackendUnavailable | None: ...
@@ -160,7 +160,7 @@ class Fan:
         line = self.take_out(node)
         if line is not None:
             self._crew.members[node].failed()
-            line.end(what, self._crew.doubt)
+            line.end(what, self._crew.mark_in_doubt)
 
     def shout(self, shout: Shout, request: bytes) -> None:
         for node, line in enumerate(self.lines):
@@ -236,7 +236,7 @@ class Fan:
         for node in range(len(self.lines)):
             line = self.take_out(node)
             if line is not None:
-                line.end("was let go of", self._crew.doubt)
+                line.end("was let go of", self._crew.mark_in_doubt)
 
     def abandon(self) -> None:
         """It is the parent's: close only our copies."""

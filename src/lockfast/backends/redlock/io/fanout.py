@@ -13,7 +13,7 @@ from lockfast._model import Claim, Health
 from lockfast._worlds import Clock, World
 from lockfast.backends.redis.io.endpoints import Address
 from lockfast.backends.redlock.io.members import Member
-from lockfast.backends.wakeups import Wakes
+from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
 
 Ask = Coroutine[Any, Any, Any]  # a verb of one node
@@ -31,7 +31,7 @@ def has_answered(heard: Any) -> bool:
 class Crew(Protocol):
     """Asks all nodes at once. What comes back for each is its answer, its error, or PENDING: not waited for."""
 
-    doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
+    mark_in_doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
 
     @property
     def wires(self) -> Sequence[NodeWires]:
@@ -39,7 +39,7 @@ class Crew(Protocol):
         ...
 
     @property
-    def wakes(self) -> Wakes: ...
+    def wakeups(self) -> Wakeups: ...
 
     async def shout(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
@@ -98,18 +98,18 @@ class Turn:
         return (yield self)
 
 
-class NodeWakes:
+class NodeWakeups:
     """The wakes of the whole crew as one node sees them: a claim that it grants may still wait for others."""
 
-    def __init__(self, wakes: Wakes) -> None:
-        self._wakes = wakes
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
         self.subscribed = False
-        self.expect, self.expects = wakes.expect, wakes.expects
-        self.wait, self.wake = wakes.wait, wakes.wake
+        self.expect, self.expects = wakeups.expect, wakeups.expects
+        self.wait, self.wake = wakeups.wait, wakeups.wake
 
     @property
     def address(self) -> str:
-        return self._wakes.address if self.subscribed else ""
+        return self._wakeups.address if self.subscribed else ""
 
     def forget(self, claim: Claim) -> None:
         """The crew does, when all are done with it."""
@@ -124,13 +124,13 @@ class NodeWakes:
 class NodeWires:
     """The connections of one node, for its driver. Nothing is sent here: whoever runs the verb does."""
 
-    def __init__(self, wakes: Wakes, member: Member) -> None:
-        self.node_wakes = NodeWakes(wakes)
+    def __init__(self, wakeups: Wakeups, member: Member) -> None:
+        self.node_wakeups = NodeWakeups(wakeups)
         self._member = member
 
     @property
-    def wakes(self) -> Wakes:
-        return self.node_wakes
+    def wakeups(self) -> Wakeups:
+        return self.node_wakeups
 
     def ask_one(self, address: Address | None, request: bytes, within: float) -> Turn:
         return Turn(request, 0)
@@ -151,9 +151,9 @@ class NodeWires:
         return heard
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        if not self.node_wakes.subscribed:
+        if not self.node_wakeups.subscribed:
             await Turn(b"", 0)
-        return self.node_wakes.expect(claim)
+        return self.node_wakeups.expect(claim)
 
     def drop(self, address: Address | None) -> None:
         self._member.failed()
@@ -162,7 +162,7 @@ class NodeWires:
         """The crew does."""
 
     def after_fork(self) -> None:
-        self.node_wakes.after_fork()
+        self.node_wakeups.after_fork()
 
 
 def open_crew(members: Sequence[Member], world: World, clock: Clock | None, node_timeout: float) -> Crew:

@@ -29,13 +29,13 @@ class Janitor:
         self,
         members: Sequence[Member],
         node_timeout: float,
-        doubt: Callable[[int, str], None],
-        say: Callable[[Line, Ask], bool],
+        mark_in_doubt: Callable[[int, str], None],
+        run_verb: Callable[[Line, Ask], bool],
     ) -> None:
         self._members = members
         self._patience = max(1.0, node_timeout)
-        self._doubt = doubt
-        self._say = say  # lets one verb run on that connection; False if it is gone again
+        self._mark_in_doubt = mark_in_doubt
+        self._run_verb = run_verb  # lets one verb run on that connection; False if it is gone again
         self._mutex = threading.Lock()
         self._worker: object = None  # there is one while a thread does this
         self._spare: list[list[Line]] = [[] for _ in members]
@@ -125,7 +125,7 @@ class Janitor:
                 self._spare[line.node].append(line)
             else:
                 self._members[line.node].failed()
-                line.end("did not answer in time", self._doubt)
+                line.end("did not answer in time", self._mark_in_doubt)
 
     def _reach(self, node: int, member: Member) -> None:
         try:
@@ -150,7 +150,7 @@ class Janitor:
                 if not left:
                     return True
                 claim, (ask, until) = left.popitem()
-            if until > boot_now() and not self._say(line, ask()):
+            if until > boot_now() and not self._run_verb(line, ask()):
                 with self._mutex:
                     left.setdefault(claim, (ask, until))
                 return False

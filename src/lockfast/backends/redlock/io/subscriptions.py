@@ -1,7 +1,7 @@
 """Where the waiting threads of one `Locks` are woken by any server of a quorum.
 
 Decides: that one subscription at each server leads to one mailbox, and what happens when one of them ends.
-Leaves to `wakes`: which thread reads it.
+Leaves to `wakeups`: which thread reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hiredis
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import _Line
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
-from lockfast.backends.wakeups import LOOK_ALL
+from lockfast.backends.wakeups import WAKE_ALL
 
 
 class WakeFan:
@@ -72,7 +72,7 @@ class WakeFan:
             self.poll.unregister(number)
             line.close()
             self._ended(node)
-            return [LOOK_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # what was told meanwhile is lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:

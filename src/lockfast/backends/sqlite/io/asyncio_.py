@@ -25,15 +25,15 @@ from typing import Any, Final, TypeVar
 
 from lockfast._model import Claim
 from lockfast._reentry import NoThread
-from lockfast._time import boot_now, say
+from lockfast._time import boot_now, format_duration
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import call_in
 from lockfast.backends.sqlite.io.blocking import AT_ONCE, OPENING, BlockingSqlite, Request, Step, Wake
-from lockfast.backends.sqlite.io.datagrams import Mailbox
+from lockfast.backends.sqlite.io.datagrams import DatagramInbox
 from lockfast.backends.sqlite.io.stalls import SLOW_S, Stalls, waits
 from lockfast.backends.sqlite.io.thread import SqliteThread
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.asyncio_ import AsyncioSeats
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 from lockfast.errors import BackendUnavailable
 
@@ -78,8 +78,8 @@ class _Pending:
 
 
 class AsyncioSqlite:
-    def __init__(self, blocking: BlockingSqlite, wakes: AsyncioWakes) -> None:
-        self.wakes = wakes
+    def __init__(self, blocking: BlockingSqlite, wakeups: AsyncioSqliteWakeups) -> None:
+        self.wakeups = wakeups
         self._blocking = blocking
         self._thread = SqliteThread(blocking.shut)
         self._stalls = Stalls()
@@ -112,7 +112,7 @@ class AsyncioSqlite:
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """Raises RuntimeError while the loop before lives. When that is closed nobody waits in the queue any more."""
-        self.wakes.read_in(loop)
+        self.wakeups.read_in(loop)
         self._loop = loop
         self._forget_queue()
         self._thread.move_to(loop, self._take_turn)
@@ -166,7 +166,7 @@ class AsyncioSqlite:
         if looks:
             pending.too_late = loop.call_later(LATE_S / LOOKS, self._give_up, loop, pending, within, looks - 1)
         else:
-            text = f"the lock store {str(self._blocking.path)!r} did not answer for {say(within)}"
+            text = f"the lock store {str(self._blocking.path)!r} did not answer for {format_duration(within)}"
             pending.settle(None, BackendUnavailable(text))
 
     def _go_on_in(self, seconds: float) -> None:
@@ -241,7 +241,7 @@ class AsyncioSqlite:
     async def close(self) -> None:
         """Whatever was asked for before is done first, unless the disk hangs or the file stays in use."""
         self._closed = True
-        self.wakes.close()
+        self.wakeups.close()
         if not self._thread.runs:
             self._blocking.shut()
             return
@@ -276,69 +276,69 @@ class AsyncioSqlite:
         return repr(self._blocking)
 
 
-class AsyncioWakes(AsyncioSeats):
+class AsyncioSqliteWakeups(AsyncioWaiters):
     """The loop itself reads the mailbox."""
 
     def __init__(
         self,
         clock: Clock | None,
-        open_mailbox: Callable[[], Mailbox | None],
+        open_inbox: Callable[[], DatagramInbox | None],
         flood_guard: FloodGuard | None = None,
     ) -> None:
         super().__init__(clock)
-        self._open = open_mailbox
+        self._open = open_inbox
         self._flood_guard = flood_guard
-        self._mailbox: Mailbox | None = None
+        self._inbox: DatagramInbox | None = None
 
     @property
     def address(self) -> str:
-        return self._mailbox.address if self._mailbox is not None else ""
+        return self._inbox.address if self._inbox is not None else ""
 
     def read_in(self, loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
-        if self.is_new(loop) and self._mailbox is not None:  # from an earlier loop, which is closed
-            loop.add_reader(self._mailbox.socket, self._read)
+        if self.is_new(loop) and self._inbox is not None:  # from an earlier loop, which is closed
+            loop.add_reader(self._inbox.socket, self._read)
         return loop
 
     def expect(self, claim: Claim) -> str:
-        self.seat(claim)
-        if self._mailbox is None:
-            self._mailbox = self._open()
-            if self._mailbox is not None and self._loop is not None:
-                call_in(self._loop, self._loop.add_reader, self._mailbox.socket, self._read)
+        self.waiter(claim)
+        if self._inbox is None:
+            self._inbox = self._open()
+            if self._inbox is not None and self._loop is not None:
+                call_in(self._loop, self._loop.add_reader, self._inbox.socket, self._read)
         return self.address
 
     def _read(self) -> None:
-        mailbox, guard = self._mailbox, self._flood_guard
-        if mailbox is None:
+        inbox, guard = self._inbox, self._flood_guard
+        if inbox is None:
             return
-        claims = mailbox.read()
+        claims = inbox.read()
         woken = [self._mark(claim) for claim in claims]
         if guard is not None:
             guard.has_read(claims, woken)
             if guard.rest():
-                self._leave_unread(mailbox, guard.rest())
+                self._leave_unread(inbox, guard.rest())
 
-    def _leave_unread(self, mailbox: Mailbox, seconds: float) -> None:
+    def _leave_unread(self, inbox: DatagramInbox, seconds: float) -> None:
         loop = self._loop
         if loop is not None:
-            loop.remove_reader(mailbox.socket)
-            loop.call_later(seconds, self._read_on, loop, mailbox)
+            loop.remove_reader(inbox.socket)
+            loop.call_later(seconds, self._read_on, loop, inbox)
 
-    def _read_on(self, loop: asyncio.AbstractEventLoop, mailbox: Mailbox) -> None:
-        if self._mailbox is mailbox and self._loop is loop:  # neither closed nor forked meanwhile
-            loop.add_reader(mailbox.socket, self._read)
+    def _read_on(self, loop: asyncio.AbstractEventLoop, inbox: DatagramInbox) -> None:
+        if self._inbox is inbox and self._loop is loop:  # neither closed nor forked meanwhile
+            loop.add_reader(inbox.socket, self._read)
 
     def close(self) -> None:
-        mailbox, self._mailbox = self._mailbox, None
-        if mailbox is not None:
+        inbox, self._inbox = self._inbox, None
+        if inbox is not None:
             if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(mailbox.socket)
-            mailbox.close()
-        self.wake(LOOK_ALL)
+                self._loop.remove_reader(inbox.socket)
+            inbox.close()
+        self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
         """The mailbox is the parent's; only our copy of it is closed."""
-        if self._mailbox is not None:
-            self._mailbox.abandon()
-        self._mailbox = None
-        self.get_up()
+        if self._inbox is not None:
+            self._inbox.abandon()
+        self._inbox = None
+        self.reset()

@@ -24,10 +24,10 @@ from lockfast._reentry import Mutex, outside, section
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.sqlite.io import file as sqlite_file
-from lockfast.backends.sqlite.io.datagrams import Mailbox, Sender, open_mailbox
+from lockfast.backends.sqlite.io.datagrams import DatagramInbox, Sender, open_inbox
 from lockfast.backends.sqlite.io.host import Host, this_host
-from lockfast.backends.wakeups import Wakes
-from lockfast.backends.wakeups.blocking import BlockingWakes
+from lockfast.backends.wakeups import Wakeups
+from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.flood_guard import FloodGuard
 from lockfast.errors import BackendUnavailable
 
@@ -55,14 +55,14 @@ class Wake(NamedTuple):
 class Transaction:
     """What a step of the backend may use, for the time of one transaction."""
 
-    __slots__ = ("execute", "host", "mailbox", "now", "wakes")
+    __slots__ = ("execute", "host", "inbox", "now", "wakeups")
 
-    def __init__(self, execute: Execute, host: Host, mailbox: Wakes) -> None:
+    def __init__(self, execute: Execute, host: Host, inbox: Wakeups) -> None:
         self.execute = execute
         self.host = host
-        self.mailbox = mailbox  # where the waiters of this process are woken
+        self.inbox = inbox  # where the waiters of this process are woken
         self.now = host.now()
-        self.wakes: list[Wake] = []  # sent when the transaction is committed
+        self.wakeups: list[Wake] = []  # sent when the transaction is committed
 
 
 Step = Callable[..., T]
@@ -95,7 +95,7 @@ class SqliteDriver(Protocol):
     """What the backend asks of either driver."""
 
     @property
-    def wakes(self) -> Wakes: ...
+    def wakeups(self) -> Wakeups: ...
     async def transact(
         self,
         step: Step[T],
@@ -125,7 +125,7 @@ class BlockingSqlite:
         self,
         path: Path,
         schema: Schema,
-        wakes: Wakes,
+        wakeups: Wakeups,
         clock: Clock | None,
         host: Host | None = None,
         *,
@@ -133,7 +133,7 @@ class BlockingSqlite:
     ) -> None:
         """Without `checkpoints` hardly any commit waits for the disk, and the caller sees to the log: `log_is_long`."""
         self.path = path
-        self.wakes = wakes
+        self.wakeups = wakeups
         self._name = str(path)  # a plain string is quicker to look up than a Path
         self._schema = schema
         self._clock = clock
@@ -181,7 +181,7 @@ class BlockingSqlite:
         try:
             # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
             with section(self._mutex):
-                answer, wakes = self._answer(*request)
+                answer, wakeups = self._answer(*request)
         except sqlite3.Error as error:
             if _is_busy(error) and boot_now() < until:
                 return None
@@ -192,7 +192,7 @@ class BlockingSqlite:
             text, self._warning = self._warning, ""
             with outside():
                 _logger.warning(text)
-        return answer, [wake for wake in wakes if not self._deliver(wake)] if wakes else wakes
+        return answer, [wake for wake in wakeups if not self._deliver(wake)] if wakeups else wakeups
 
     def _answer(
         self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None, reads: bool
@@ -217,7 +217,7 @@ class BlockingSqlite:
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:
-            return quick(Transaction(db.execute, self.host, self.wakes), *args)
+            return quick(Transaction(db.execute, self.host, self.wakeups), *args)
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return None
@@ -240,18 +240,18 @@ class BlockingSqlite:
         execute = db.execute
         try:
             execute(begin)
-            transaction = Transaction(execute, self.host, self.wakes)
+            transaction = Transaction(execute, self.host, self.wakeups)
             answer = step(transaction, *args)
             execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 execute("ROLLBACK")
             raise
-        return answer, transaction.wakes
+        return answer, transaction.wakeups
 
     def _deliver(self, wake: Wake) -> bool:
-        if wake.address == self.wakes.address:
-            self.wakes.wake(wake.claim)
+        if wake.address == self.wakeups.address:
+            self.wakeups.wake(wake.claim)
             return True
         return self._sender.send(wake.address, wake.claim)
 
@@ -394,7 +394,7 @@ class BlockingSqlite:
             if self._db is not None:
                 self._db.close()
                 self._db = None
-        self.wakes.close()
+        self.wakeups.close()
         self._sender.close()
 
     def before_fork(self) -> None:
@@ -406,7 +406,7 @@ class BlockingSqlite:
     def after_fork(self, *, child: bool) -> None:
         if child:
             self._reset()
-            self.wakes.after_fork()
+            self.wakeups.after_fork()
             self._sender = Sender()
         else:
             with suppress(RuntimeError):  # it was not had
@@ -460,13 +460,13 @@ _MEANINGS = {
 def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
 
-    def mailbox() -> Mailbox | None:
-        return open_mailbox(sqlite_file.follow(path))
+    def inbox() -> DatagramInbox | None:
+        return open_inbox(sqlite_file.follow(path))
 
     guard = FloodGuard() if clock is None else None  # a clock that a test moves may stand still
     if world.blocking:
-        return BlockingSqlite(path, schema, BlockingWakes(clock, mailbox, guard), clock)
-    from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqlite, AsyncioWakes
+        return BlockingSqlite(path, schema, BlockingWakeups(clock, inbox, guard), clock)
+    from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqlite, AsyncioSqliteWakeups
 
-    wakes = AsyncioWakes(clock, mailbox, guard)
-    return AsyncioSqlite(BlockingSqlite(path, schema, wakes, clock, checkpoints=False), wakes)
+    wakeups = AsyncioSqliteWakeups(clock, inbox, guard)
+    return AsyncioSqlite(BlockingSqlite(path, schema, wakeups, clock, checkpoints=False), wakeups)

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockfast.backends.wakeups import LOOK_ALL
-from lockfast.backends.wakeups.self_pipe import Bell
+from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.backends.wakeups.self_pipe import SelfPipe
 
 _ABSTRACT = sys.platform == "linux"  # such names need no file and vanish with their process
 
@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("iII")  # process, user, group
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) if _ABSTRACT else 0
 
 
-class Mailbox:
+class DatagramInbox:
     """The receiving end. Its address can be written into a shared store."""
 
     def __init__(self, store: Path) -> None:
@@ -43,7 +43,7 @@ class Mailbox:
         try:
             self.socket.setblocking(False)
             self.address = self._bind(f"lockfast-{os.urandom(8).hex()}")
-            self._bell = Bell(self.socket.fileno())
+            self._bell = SelfPipe(self.socket.fileno())
         except BaseException:
             self._close_socket()
             raise
@@ -76,7 +76,7 @@ class Mailbox:
                 return texts
             counts = self._users is None or _sender(ancillary) in self._users
             texts.append(data.decode(errors="replace") if counts else "")
-        texts.append(LOOK_ALL)
+        texts.append(WAKE_ALL)
         return texts
 
     def abandon(self) -> None:
@@ -96,10 +96,10 @@ class Mailbox:
             self._folder.rmdir()
 
 
-def open_mailbox(store: Path) -> Mailbox | None:
+def open_inbox(store: Path) -> DatagramInbox | None:
     """None where there are no such sockets; a waiter then looks by itself from time to time."""
     try:
-        return Mailbox(store)
+        return DatagramInbox(store)
     except OSError:
         return None
 
@@ -130,7 +130,7 @@ class Sender:
 
         Both come from the store, where anything may stand: what is no address of a mailbox is not written to.
         """
-        if not _is_mailbox(address) or not _CLAIM.fullmatch(claim):
+        if not _is_inbox_address(address) or not _CLAIM.fullmatch(claim):
             return True
         try:
             self._open().sendto(claim.encode(), _sockaddr(address))
@@ -158,7 +158,7 @@ class Sender:
             self._socket = None
 
 
-def _is_mailbox(address: str) -> bool:
+def _is_inbox_address(address: str) -> bool:
     folder, _, name = address.rpartition("/")
     here = folder == f"@{_NETWORK}" if _ABSTRACT else _FOLDER.fullmatch(folder)
     return bool(here and _NAME.fullmatch(name))

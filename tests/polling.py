@@ -33,6 +33,6 @@ def look_often(patch: pytest.MonkeyPatch) -> None:
 def _look_every(seconds: float, patch: pytest.MonkeyPatch) -> None:
     for name in _BACKENDS:
         module = importlib.import_module(f"lockfast.backends.{name}")
-        for timer, value in (("patrol", lambda position, room_in=seconds: seconds), ("PATROL", seconds)):
+        for timer, value in (("poll_after", lambda position, room_in=seconds: seconds), ("MAX_POLL_S", seconds)):
             if hasattr(module, timer):
                 patch.setattr(module, timer, value)

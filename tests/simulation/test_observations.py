@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from lockfast._model import Change, Claim, Grant, Sight, Terms
+from lockfast._model import Change, Claim, Grant, Observation, Terms
 from lockfast._values import NANO, Allowance, Booked, Rate
 from lockfast.primitives.election import Leadership
 from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import SOUND, Client
 from lockfast.testing.simulated_network import Network, Step
+from lockfast.testing.simulation_observations import (
+    Observations,
+    bookings,
+    over_the_rate,
+    terms_grow,
+    uses_without_permit,
+)
 from lockfast.testing.simulation_record import Told, Use, Watch
-from lockfast.testing.simulation_sights import Sights, bookings, over_the_rate, terms_grow, uses_without_permit
 
 RATE = Rate(NANO, 2)  # one a second, two at once after a rest
 
@@ -23,7 +29,7 @@ def granted(time: float, leader: str, term: int) -> Step:
 
 def observed(time: float, after: int, number: int) -> Step:
     claim = Claim("observer", Terms("x", "x", "us", 5.0))
-    return Step(time, time, "us", "observe", claim, {"after": after}, Sight((Change(number, 0, None),), 5.0), ())
+    return Step(time, time, "us", "observe", claim, {"after": after}, Observation((Change(number, 0, None),), 5.0), ())
 
 
 def watch(*told: tuple[float, str | None, int], dies: bool = False) -> Watch:
@@ -40,7 +46,7 @@ ALL = ((0, None, 0), (1, "a", 2), (2, None, 2), (2, "b", 5), (3, None, 5))
 
 
 def wrong(seen: Watch, log: list[Step] = LOG, excused: frozenset[str] = frozenset()) -> str:
-    return "; ".join(Sights(log, "x", set(excused)).check(seen))
+    return "; ".join(Observations(log, "x", set(excused)).check(seen))
 
 
 def test_an_observer_that_was_told_each_change_is_fine() -> None:

@@ -47,7 +47,7 @@ def _changes(terms: Sequence[_Term]) -> list[Leadership]:
     return [Leadership(leader, term.number) for term in terms for leader in (term.leader, None)]
 
 
-class Sights:
+class Observations:
     """What observers should have seen of one name."""
 
     def __init__(self, log: Sequence[Step], key: str, excused: set[str]) -> None:
