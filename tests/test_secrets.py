@@ -12,7 +12,7 @@ import pytest
 import lockfast
 from lockfast import BackendUnavailable, _connect, aio
 from lockfast._secrets import hide, secrets_in, shown_url
-from lockfast.backends.redis.io.endpoints import place_of_url
+from lockfast.backends.redis.io.endpoints import endpoint_of_url
 from tests.servers.waiting import LIMIT
 
 SECRET = "s3cret"
@@ -109,7 +109,7 @@ def test_a_url_is_shown_only_as_far_as_it_is_understood(url: str) -> None:
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
 def test_the_cause_shows_no_password_of_a_sentinel(world: str) -> None:
     url = f"rediss+sentinel://127.0.0.1:1/main?sentinel_password={SECRET}&ssl_password={SECRET}'2&password={SECRET}3"
-    place = place_of_url(urlsplit(url))
+    place = endpoint_of_url(urlsplit(url))
     with pytest.raises(BackendUnavailable) as caught:
         place.dial(None, LIMIT) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT))
     told = "".join(traceback.format_exception(caught.value))

@@ -71,7 +71,7 @@ class VotingBackend(MemoryBackend):
 
 
 class NodeNetwork(Network):
-    """One server and the wires to it. It may be down: then what arrives is lost."""
+    """One server and the network to it. It may be down: then what arrives is lost."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ waiters: dict[SimulatedWorld, SimulatedSeats] = {}
 class SimulatedCrew:
     """A task for each node; the client goes on as soon as it knows enough."""
 
-    wires = ()
+    connections = ()
 
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world

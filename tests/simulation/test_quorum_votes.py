@@ -81,7 +81,7 @@ class Silent:
     """A world where nobody waits, and a crew that asks one after the other."""
 
     blocking = True
-    wires = ()
+    connections = ()
 
     def __init__(self) -> None:
         self.mark_in_doubt: Any = None

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from lockfast import AcquireTimeout, BackendUnavailable
 from lockfast.backends.redis.io import asyncio_ as redis_asyncio
-from lockfast.backends.redis.io.endpoints import place_of_url
+from lockfast.backends.redis.io.endpoints import endpoint_of_url
 from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of
@@ -162,7 +162,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
         ours, theirs = socket.socketpair()
         with theirs:
             loop = asyncio.get_running_loop()
-            line = redis_asyncio._Line(place_of_url(urlsplit("redis://nowhere")), None, loop)
+            line = redis_asyncio.AsyncioConnection(endpoint_of_url(urlsplit("redis://nowhere")), None, loop)
             line._transport, _ = await loop.create_connection(lambda: line, sock=ours)
             line.alive = True
             first, second = line.ask(b"1", 60), line.ask(b"2", 60)
@@ -178,14 +178,14 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
 def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loop_calls_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = place_of_url(urlsplit("redis://nowhere"))
+    endpoint = endpoint_of_url(urlsplit("redis://nowhere"))
 
     def dial(error: Exception) -> None:
         async def connect(_: object) -> None:
             raise error
 
         monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
-        asyncio.run(place.dial_async(None, 1.0))
+        asyncio.run(endpoint.dial_async(None, 1.0))
 
     with pytest.raises(BackendUnavailable, match="cannot reach") as told:
         dial(RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"))

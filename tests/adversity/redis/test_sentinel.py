@@ -11,7 +11,7 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from lockfast import BackendUnavailable
-from lockfast.backends.redis.io.endpoints import Address, place_of_url
+from lockfast.backends.redis.io.endpoints import Address, endpoint_of_url
 from lockfast.backends.redis.requests import script
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows
@@ -117,8 +117,8 @@ def test_a_service_is_found_by_any_name_and_beside_any_other(calm: Watched) -> N
         for name in names:
             sentinel.command("SENTINEL", "MONITOR", name, HOST, calm.primary.port, 1)
         for name in names:
-            place = place_of_url(urlsplit(f"redis+sentinel://{HOST}:{sentinel.port}/{quote(name, safe='')}"))
-            for same in (place, place_of_url(urlsplit(place.url))):
+            endpoint = endpoint_of_url(urlsplit(f"redis+sentinel://{HOST}:{sentinel.port}/{quote(name, safe='')}"))
+            for same in (endpoint, endpoint_of_url(urlsplit(endpoint.url))):
                 assert same.find(LIMIT) == Address(HOST, calm.primary.port)
 
 

@@ -19,7 +19,7 @@ from redis.sentinel import Sentinel
 import lockfast
 from lockfast import BackendUnavailable
 from lockfast.backends.redis.io import tls as redis_tls
-from lockfast.backends.redis.io.endpoints import Address, place_of_client, place_of_url
+from lockfast.backends.redis.io.endpoints import Address, endpoint_of_client, endpoint_of_url
 from lockfast.backends.redis.io.tls import Tls, context_of
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere
@@ -273,12 +273,12 @@ def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates,
     with TlsFront(server, certificates) as front:
         ocsp = {"ssl_validate_ocsp": True, "ssl_validate_ocsp_stapled": True}
         client: Any = redis.Redis
-        place = place_of_client(client(host=HOST, port=front.port, ssl=True, **ocsp, **certificates.trusting))
-        assert place is not None
+        endpoint = endpoint_of_client(client(host=HOST, port=front.port, ssl=True, **ocsp, **certificates.trusting))
+        assert endpoint is not None
         with pytest.raises(BackendUnavailable, match="OCSP"):
-            place.dial(None, LIMIT)
+            endpoint.dial(None, LIMIT)
         with pytest.raises(BackendUnavailable, match="ssl_validate_ocsp"):
-            asyncio.run(place.dial_async(None, LIMIT))
+            asyncio.run(endpoint.dial_async(None, LIMIT))
 
 
 @pytest.mark.parametrize(
@@ -290,10 +290,10 @@ def test_a_ready_client_that_checks_no_certificate_or_no_name_decides_so(
     client: Any = redis.Redis
     with TlsFront(server, certificates, named=False) as front:
         authority = certificates.trusting if "ssl_check_hostname" in trust else {}
-        place = place_of_client(client(host=HOST, port=front.port, ssl=True, **authority, **trust))
-        assert place is not None
-        place.dial(None, LIMIT).disconnect()
-        place_of_url(urlsplit(place.url)).dial(None, LIMIT).disconnect()
+        endpoint = endpoint_of_client(client(host=HOST, port=front.port, ssl=True, **authority, **trust))
+        assert endpoint is not None
+        endpoint.dial(None, LIMIT).disconnect()
+        endpoint_of_url(urlsplit(endpoint.url)).dial(None, LIMIT).disconnect()
 
 
 def test_a_client_of_sentinels_that_checks_no_certificate_of_theirs_decides_so(
@@ -303,16 +303,16 @@ def test_a_client_of_sentinels_that_checks_no_certificate_of_theirs_decides_so(
         sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
         client: Any = Sentinel
         trust = {"ssl": True, "ssl_cert_reqs": None}
-        place = place_of_client(client([(HOST, front.port)], sentinel_kwargs=trust).master_for("locks"))
-        assert place is not None
-        assert place.find(LIMIT) == Address(HOST, server.port)
+        endpoint = endpoint_of_client(client([(HOST, front.port)], sentinel_kwargs=trust).master_for("locks"))
+        assert endpoint is not None
+        assert endpoint.find(LIMIT) == Address(HOST, server.port)
 
 
 def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Server) -> None:
     with Server(sentinel=True) as sentinel, TlsFront(sentinel, certificates) as front:
         sentinel.command("SENTINEL", "MONITOR", "locks", HOST, server.port, 1)
         url = front.url("rediss+sentinel", **certificates.trusting).replace("/?", "/locks?")
-        assert place_of_url(urlsplit(url)).find(LIMIT) == Address(HOST, server.port)
+        assert endpoint_of_url(urlsplit(url)).find(LIMIT) == Address(HOST, server.port)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_sentinels_are_asked_over_tls_too(certificates: Certificates, server: Se
 )
 def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"option|unix|service"):
-        place_of_url(urlsplit(url))
+        endpoint_of_url(urlsplit(url))
 
 
 @pytest.mark.parametrize(
@@ -356,22 +356,22 @@ def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: st
 
 def test_ocsp_is_asked_for_by_a_url_as_by_a_client() -> None:
     """redis-py takes any text for yes in the one way, and for no in the other."""
-    place = place_of_url(urlsplit("rediss://h?ssl_validate_ocsp=yes&ssl_validate_ocsp_stapled=no"))
-    assert place.url == "rediss://h:6379/0?ssl_validate_ocsp=True"
-    assert place._settings["ssl_validate_ocsp"] is True
+    endpoint = endpoint_of_url(urlsplit("rediss://h?ssl_validate_ocsp=yes&ssl_validate_ocsp_stapled=no"))
+    assert endpoint.url == "rediss://h:6379/0?ssl_validate_ocsp=True"
+    assert endpoint._settings["ssl_validate_ocsp"] is True
 
 
 def test_a_host_that_no_name_can_be_is_an_error_of_ours() -> None:
-    place = place_of_url(urlsplit(f"redis://{'h' * 70}"))
+    endpoint = endpoint_of_url(urlsplit(f"redis://{'h' * 70}"))
     with pytest.raises(BackendUnavailable, match="label"):
-        place.dial(None, LIMIT)
+        endpoint.dial(None, LIMIT)
     with pytest.raises(BackendUnavailable, match="label"):
-        asyncio.run(place.dial_async(None, LIMIT))
+        asyncio.run(endpoint.dial_async(None, LIMIT))
 
 
 def test_host_names_cannot_be_checked_without_certificates() -> None:
     with pytest.raises(ValueError, match=r"ssl_check_hostname.*ssl_cert_reqs"):
-        place_of_url(urlsplit("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true"))
+        endpoint_of_url(urlsplit("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true"))
 
 
 def test_the_password_is_never_told() -> None:
@@ -381,4 +381,4 @@ def test_the_password_is_never_told() -> None:
         "redis+cluster://ann:hush@h,i",
         "unix://ann:hush@/x",
     ):
-        assert "hush" not in place_of_url(urlsplit(url)).name
+        assert "hush" not in endpoint_of_url(urlsplit(url)).name

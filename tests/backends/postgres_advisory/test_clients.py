@@ -125,7 +125,7 @@ def test_the_managers_take_the_option_too(url: str, psql: psycopg.Connection) ->
 def test_what_is_ours_among_parameters_is_understood_and_what_is_the_tables_is_refused() -> None:
     with lockfast.connect({"host": "127.0.0.1", "waiting": "3", "pooler": "session"}, advisory=True) as locks:
         backend: Any = locks._logic.engine.backend
-        assert (backend._place.waiting, backend._place.pooler) == (3, "session")
+        assert (backend._endpoint.waiting, backend._endpoint.pooler) == (3, "session")
     for name, value in {"schema": "locks", "synchronous_commit": "off"}.items():
         with pytest.raises(ValueError, match=f"{name} is an option of the lock table"):
             lockfast.connect({name: value}, advisory=True)

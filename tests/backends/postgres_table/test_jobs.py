@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from lockfast.backends.postgres.io.endpoint import place_of_url
+from lockfast.backends.postgres.io.endpoint import endpoint_of_url
 from lockfast.backends.postgres.io.wire import NameInUse, Refused, Statement
 from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
 from lockfast.backends.postgres_table.io.batching import AGAIN, MEETS, Job, Many, as_answers, as_failures, as_statement
@@ -14,7 +14,7 @@ from lockfast.backends.postgres_table.io.blocking import BlockingPostgres, _Tick
 from lockfast.backends.postgres_table.io.connections_asyncio import Ticket as TaskTicket
 
 MANY = Many(Statement(b"many", b""), (("release", 6), ("acquire", 3)))
-PLACE = place_of_url(urlsplit("postgresql://localhost/db"))
+PLACE = endpoint_of_url(urlsplit("postgresql://localhost/db"))
 
 
 def _asked_for(name: str, *, met: bool = False) -> Job:

@@ -10,7 +10,7 @@ from lockfast import BackendUnavailable
 from lockfast._model import Claim, Terms
 from lockfast._worlds import drive
 from lockfast.backends.redis.backend import RedisBackend
-from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import no_connection
 from lockfast.backends.redis.io.router import RedisDriver
 
@@ -21,13 +21,13 @@ class ThenGone(RedisDriver):
     """It grants, and tells how many replicas have the grant; then nobody can connect to it any more."""
 
     def __init__(self) -> None:
-        super().__init__(Place("tcp", {}, Address("127.0.0.1", 1)), _NoWires(), None, replicas=1)  # type: ignore[arg-type]
+        super().__init__(RedisEndpoint("tcp", {}, Address("127.0.0.1", 1)), _NoWires(), None, replicas=1)  # type: ignore[arg-type]
 
     async def run_replicated(self, *_: object) -> tuple[bytes, int]:
         return b"1 1", 0
 
     async def run(self, *_: object) -> Any:
-        raise no_connection(self.place.url, "connection refused")
+        raise no_connection(self.endpoint.url, "connection refused")
 
 
 class _NoWires:

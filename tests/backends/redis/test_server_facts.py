@@ -97,12 +97,12 @@ def test_numbers_of_sixteen_digits_compare_as_text(client: Client) -> None:
     assert answer == 1
 
 
-def test_places_in_a_sorted_set_are_exact(client: Client) -> None:
-    places = [1_794_798_070_759_001 + n for n in range(5)]
-    for place in reversed(places):
-        client.eval("redis.call('ZADD', KEYS[1], ARGV[1], ARGV[1])", 1, "line", place)
-    assert client.zrange("line", 0, -1) == [b"%d" % place for place in places]
-    assert client.zrangebyscore("line", f"({places[1]}", "+inf") == [b"%d" % place for place in places[2:]]
+def test_scores_in_a_sorted_set_are_exact(client: Client) -> None:
+    scores = [1_794_798_070_759_001 + n for n in range(5)]
+    for score in reversed(scores):
+        client.eval("redis.call('ZADD', KEYS[1], ARGV[1], ARGV[1])", 1, "line", score)
+    assert client.zrange("line", 0, -1) == [b"%d" % score for score in scores]
+    assert client.zrangebyscore("line", f"({scores[1]}", "+inf") == [b"%d" % score for score in scores[2:]]
 
 
 def test_what_a_script_publishes_reaches_a_subscriber(client: Client) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lockfast.backends.redis.io.endpoints import place_of_url
+from lockfast.backends.redis.io.endpoints import endpoint_of_url
 from lockfast.backends.redlock.io import members as redis_quorum_members
 from lockfast.backends.redlock.io.members import Member, members_of
 from lockfast.errors import BackendUnavailable
@@ -27,7 +27,7 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Boot:
 
 @pytest.fixture
 def member() -> Member:
-    return members_of([place_of_url(urlsplit(f"redis://h{number}")) for number in range(3)])[0]
+    return members_of([endpoint_of_url(urlsplit(f"redis://h{number}")) for number in range(3)])[0]
 
 
 def connect(member: Member, uptime: int, *, run: str = "first", role: str = "master") -> float:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lockfast.backends.redis.io.endpoints import place_of_url
+from lockfast.backends.redis.io.endpoints import endpoint_of_url
 from lockfast.backends.redlock.io import members as redis_quorum_members
 from lockfast.backends.redlock.io.members import Member
 
@@ -21,7 +21,7 @@ def booted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def introduced(server: str, *, persistence: str = "aof_enabled:0", fsync: bytes = b"everysec") -> Member:
-    member = Member(place_of_url(urlsplit("redis://nowhere")), [], [])
+    member = Member(endpoint_of_url(urlsplit("redis://nowhere")), [], [])
     facts: list[Any] = [f"run_id:a\r\n{server}".encode(), b"role:master", persistence.encode(), b"maxmemory:0"]
     member._greet([*facts, [b"appendfsync", fsync]])
     return member

@@ -14,7 +14,7 @@ import lockfast
 from lockfast import BackendUnavailable, Diagnosis, Unsupported
 from lockfast._clients import RedisClient, UrlOrClient
 from lockfast._worlds.asyncio_ import background_tasks
-from lockfast.backends.redlock.io.asyncio_ import _NodeLine
+from lockfast.backends.redlock.io.asyncio_ import NodeConnection
 from lockfast.backends.redlock.io.members import Member
 from tests.adversity.redlock.servers import Quorum
 from tests.servers.server import HOST, Server
@@ -293,9 +293,9 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
     quorum: Quorum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Python 3.11 `asyncio.wait_for` may swallow a cancellation, and redis-py uses it."""
-    connect = _NodeLine.connect
+    connect = NodeConnection.connect
 
-    async def stubborn(line: _NodeLine, within: float) -> None:
+    async def stubborn(line: NodeConnection, within: float) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         await connect(line, within)
@@ -310,7 +310,7 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
             await asking
         assert {task for task in background_tasks() if task.get_name() == "lockfast-node"} <= making
 
-    monkeypatch.setattr(_NodeLine, "connect", stubborn)
+    monkeypatch.setattr(NodeConnection, "connect", stubborn)
     asyncio.run(use())
 
 

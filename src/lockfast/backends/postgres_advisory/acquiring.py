@@ -16,7 +16,7 @@ from typing import Final
 from lockfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, poll_after
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import unavailable
 from lockfast.backends.postgres_advisory.holds import Hold, Holds, fences_of, refuse_twins
 from lockfast.backends.postgres_advisory.io.blocking import open_sessions
@@ -45,13 +45,13 @@ _living: weakref.WeakSet[Asking] = weakref.WeakSet()  # of this process
 
 
 class Asking:
-    def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
-        self._place = place
+    def __init__(self, endpoint: PostgresEndpoint, world: World, clock: Clock | None) -> None:
+        self._endpoint = endpoint
         self._world = world
-        self._holds = Holds(fences_of(place.name))
+        self._holds = Holds(fences_of(endpoint.name))
         self._contended: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
         told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
-        self._sessions = open_sessions(place, PREPARE, world, clock, partial(_tell_end, told))
+        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_tell_end, told))
         _living.add(self)
 
     def _ended(self, line: Line) -> None:
@@ -118,7 +118,7 @@ class Asking:
         """Its holder believes from now on. After a long wait the server may not have heard from us for as long."""
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
-            raise unavailable(self._place.name, "ended the session")
+            raise unavailable(self._endpoint.name, "ended the session")
         line = hold.line
         if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
             await self._ask(line, b"hf_ping", (), until)
@@ -382,7 +382,7 @@ class Asking:
         pause = AT_ONCE
         while line.flight is not None and line.alive:
             if boot_now() >= until:
-                raise unavailable(self._place.name, "does not cancel in time")
+                raise unavailable(self._endpoint.name, "does not cancel in time")
             await self._ask(main, b"hf_cancel", (line.pid,), until)
             await self._sessions.briefly(line, pause)
             pause *= 2
@@ -394,7 +394,7 @@ class Asking:
                 return
             except Cancelled:  # the cancellation came late, and hit this
                 continue
-        raise unavailable(self._place.name, "cancels everything")
+        raise unavailable(self._endpoint.name, "cancels everything")
 
     # What this process knows
 
@@ -407,7 +407,7 @@ class Asking:
         return [hold for backend in self._near() for hold in backend.has_in(pid, number)]
 
     def _near(self) -> builtins.list[Asking]:
-        return [backend for backend in list(_living) if backend._place.name == self._place.name]
+        return [backend for backend in list(_living) if backend._endpoint.name == self._endpoint.name]
 
     async def _ask(self, line: Line, name: bytes, params: Params, until: float, *, urgent: bool = False) -> Rows:
         statement = Statement(name, params)

@@ -26,7 +26,7 @@ from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Observatio
 from lockfast._time import boot_now
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Clock, World
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres_advisory.acquiring import Asking
 from lockfast.backends.postgres_advisory.holds import Hold, Holds
@@ -54,10 +54,10 @@ class PostgresAdvisoryBackend(Asking):
         breaks_alone=False,
     )
 
-    def __init__(self, place: Place, world: World, clock: Clock | None) -> None:
-        super().__init__(place, world, clock)
+    def __init__(self, endpoint: PostgresEndpoint, world: World, clock: Clock | None) -> None:
+        super().__init__(endpoint, world, clock)
         self._closed = False
-        self._home = Home(place, blocking=world.blocking)
+        self._home = Home(endpoint, blocking=world.blocking)
         # Told of what has ended with its session: claims' ids and fences, and why.
         self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
 
@@ -252,10 +252,10 @@ class PostgresAdvisoryBackend(Asking):
 
     @property
     def url(self) -> str:
-        return self._place.url
+        return self._endpoint.url
 
     async def identify(self, within: float) -> tuple[str, str]:
-        return await identify(self._place, within, blocking=self._world.blocking)
+        return await identify(self._endpoint, within, blocking=self._world.blocking)
 
     def __repr__(self) -> str:
-        return self._place.name
+        return self._endpoint.name

@@ -43,8 +43,8 @@ class Fences:
 _fences: dict[str, Fences] = {}  # by the name of the place: the clock of another server may be ahead, and is its own
 
 
-def fences_of(place: str) -> Fences:
-    return _fences.setdefault(place, Fences())
+def fences_of(endpoint: str) -> Fences:
+    return _fences.setdefault(endpoint, Fences())
 
 
 class Hold:

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import ask_once
 from lockfast.backends.postgres.io.wire import unavailable
 from lockfast.backends.postgres_advisory.holds import refuse_twins
@@ -67,22 +67,22 @@ class Taken(NamedTuple):
 class Home:
     """The server and database that the locks of one `Locks` are in, as a number. It is another after a restart."""
 
-    def __init__(self, place: Place, *, blocking: bool) -> None:
-        self._place = place
+    def __init__(self, endpoint: PostgresEndpoint, *, blocking: bool) -> None:
+        self._endpoint = endpoint
         self._blocking = blocking
         self.number: int | None = None
 
     async def ask(self, within: float) -> int:
         """Raises BackendUnavailable."""
         sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_HOME} END"
-        self.number = int(await ask_once(self._place, sql, within, blocking=self._blocking)) or None
+        self.number = int(await ask_once(self._endpoint, sql, within, blocking=self._blocking)) or None
         if self.number is None:
-            raise unavailable(self._place.name, "is a replica: a lock there would exclude nobody at the primary")
+            raise unavailable(self._endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
         return self.number
 
     def elsewhere(self) -> ValueError:
         return ValueError(
-            f"in_transaction() was given a connection to another server or database than {self._place.name}: a lock "
+            f"in_transaction() was given a connection to another server or database than {self._endpoint.name}: a lock "
             "there would exclude nobody here. Nothing was taken"
         )
 

@@ -6,7 +6,7 @@ from functools import partial
 from urllib.parse import SplitResult
 
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
-from lockfast.backends.postgres.io.endpoint import Place, place_of_client, place_of_url
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, endpoint_of_client, endpoint_of_url
 from lockfast.backends.postgres_advisory.backend import PostgresAdvisoryBackend
 from lockfast.errors import Unsupported
 
@@ -14,14 +14,14 @@ from lockfast.errors import Unsupported
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
     _refuse(options)
     refuse_fragment(parts)
-    return _at(place_of_url(parts, advisory=True))
+    return _at(endpoint_of_url(parts, advisory=True))
 
 
 def open_client(client: object, options: ConnectOptions) -> BackendFactory | None:
     """None if it is no client of PostgreSQL."""
     _refuse(options)
-    place = place_of_client(client, advisory=True)
-    return None if place is None else _at(place)
+    endpoint = endpoint_of_client(client, advisory=True)
+    return None if endpoint is None else _at(endpoint)
 
 
 def _refuse(options: ConnectOptions) -> None:
@@ -32,5 +32,5 @@ def _refuse(options: ConnectOptions) -> None:
     options.refuse_all_but("advisory", where="PostgreSQL")
 
 
-def _at(place: Place) -> BackendFactory:
-    return partial(PostgresAdvisoryBackend, place)
+def _at(endpoint: PostgresEndpoint) -> BackendFactory:
+    return partial(PostgresAdvisoryBackend, endpoint)

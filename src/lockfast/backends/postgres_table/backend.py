@@ -264,10 +264,10 @@ class PostgresTableBackend:
 
     @property
     def url(self) -> str:
-        return self._driver.place.url
+        return self._driver.endpoint.url
 
     async def identify(self, within: float) -> tuple[str, str]:
-        return await identify(self._driver.place, within, blocking=self._driver.blocking)
+        return await identify(self._driver.endpoint, within, blocking=self._driver.blocking)
 
     def __repr__(self) -> str:
         return repr(self._driver)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import SplitResult
 
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
-from lockfast.backends.postgres.io.endpoint import Place, place_of_client, place_of_url
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, endpoint_of_client, endpoint_of_url
 from lockfast.backends.postgres_table.backend import PostgresTableBackend
 from lockfast.backends.postgres_table.io.blocking import open_driver
 from lockfast.backends.postgres_table.requests import Catalogue
@@ -20,14 +20,14 @@ from lockfast.errors import Unsupported
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
     _refuse(options, f"{parts.scheme}://")
     refuse_fragment(parts)
-    return _at(place_of_url(parts), options)
+    return _at(endpoint_of_url(parts), options)
 
 
 def open_client(client: object, options: ConnectOptions) -> BackendFactory | None:
     """None if it is no client of PostgreSQL."""
     _refuse(options, "PostgreSQL")
-    place = place_of_client(client)
-    return None if place is None else _at(place, options)
+    endpoint = endpoint_of_client(client)
+    return None if endpoint is None else _at(endpoint, options)
 
 
 def _refuse(options: ConnectOptions, where: str) -> None:
@@ -36,17 +36,17 @@ def _refuse(options: ConnectOptions, where: str) -> None:
     options.refuse_all_but("schema", where=where)
 
 
-def _at(place: Place, options: ConnectOptions) -> BackendFactory:
-    place = _in_schema(place, options.schema)
-    catalogue = Catalogue(valid_schema(place.schema))
+def _at(endpoint: PostgresEndpoint, options: ConnectOptions) -> BackendFactory:
+    endpoint = _in_schema(endpoint, options.schema)
+    catalogue = Catalogue(valid_schema(endpoint.schema))
     return lambda world, clock: PostgresTableBackend(
-        open_driver(place, world, clock, catalogue.many, VERSION), catalogue
+        open_driver(endpoint, world, clock, catalogue.many, VERSION), catalogue
     )
 
 
-def _in_schema(place: Place, schema: str | None) -> Place:
+def _in_schema(endpoint: PostgresEndpoint, schema: str | None) -> PostgresEndpoint:
     """As if the URL had said so."""
-    return place if schema is None else replace(place, schema=schema)
+    return endpoint if schema is None else replace(endpoint, schema=schema)
 
 
 class Migration(NamedTuple):
@@ -58,6 +58,6 @@ class Migration(NamedTuple):
 def migration(parts: SplitResult, schema: str | None) -> Migration:
     from lockfast.backends.postgres_table.io.migrate import run_script
 
-    place = _in_schema(place_of_url(parts), schema)
-    text = script(valid_schema(place.schema))
-    return Migration(text, partial(run_script, place, text), place.url)
+    endpoint = _in_schema(endpoint_of_url(parts), schema)
+    text = script(valid_schema(endpoint.schema))
+    return Migration(text, partial(run_script, endpoint, text), endpoint.url)

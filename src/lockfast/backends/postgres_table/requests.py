@@ -64,7 +64,7 @@ class Catalogue:
 
 
 def _statement(schema: str, name: str, number: int) -> Statement:
-    params = ", ".join(f"${place}" for place in range(1, number + 1))
+    params = ", ".join(f"${position}" for position in range(1, number + 1))
     return Statement(f"lockfast_{name}".encode(), f'SELECT "{schema}".lockfast_{name}({params})'.encode())
 
 

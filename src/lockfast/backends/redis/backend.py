@@ -283,7 +283,7 @@ class RedisBackend:
 
     @property
     def url(self) -> str:
-        return self._driver.place.url
+        return self._driver.endpoint.url
 
     async def identify(self, within: float) -> tuple[str, str]:
         return await self._driver.identify(within)

@@ -7,21 +7,21 @@ from urllib.parse import SplitResult
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
 from lockfast.backends.redis.backend import RedisBackend
 from lockfast.backends.redis.io.blocking import open_driver
-from lockfast.backends.redis.io.endpoints import Place, place_of_client, place_of_url
+from lockfast.backends.redis.io.endpoints import RedisEndpoint, endpoint_of_client, endpoint_of_url
 
 
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
     options.refuse_all_but("replicas", where=f"{parts.scheme}://")
     refuse_fragment(parts)
-    return _at(place_of_url(parts), options)
+    return _at(endpoint_of_url(parts), options)
 
 
 def open_client(client: object, options: ConnectOptions) -> BackendFactory | None:
     """None if it is no client of theirs."""
     options.refuse_all_but("replicas", where="Redis")
-    place = place_of_client(client)
-    return None if place is None else _at(place, options)
+    endpoint = endpoint_of_client(client)
+    return None if endpoint is None else _at(endpoint, options)
 
 
-def _at(place: Place, options: ConnectOptions) -> BackendFactory:
-    return lambda world, clock: RedisBackend(open_driver(place, world, clock, options.replicas))
+def _at(endpoint: RedisEndpoint, options: ConnectOptions) -> BackendFactory:
+    return lambda world, clock: RedisBackend(open_driver(endpoint, world, clock, options.replicas))

@@ -15,7 +15,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis import requests
 from lockfast.backends.redis.backend import RedisBackend, _granted
 from lockfast.backends.redis.io.resp import ReplyError, words
-from lockfast.backends.redis.io.router import RedisDriver, Wires
+from lockfast.backends.redis.io.router import Connections, RedisDriver
 from lockfast.backends.redis.requests import Prepared, script
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
@@ -33,7 +33,7 @@ def _quick_vote(terms: Terms) -> Prepared:
 
 
 class NodeDriver(RedisDriver):
-    def __init__(self, member: Member, wires: Wires, now: Callable[[], float] | None) -> None:
+    def __init__(self, member: Member, wires: Connections, now: Callable[[], float] | None) -> None:
         super().__init__(member, wires, now)
         self._greeted = self._direct = True  # a member is looked at with every connection
 

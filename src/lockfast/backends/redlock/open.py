@@ -14,7 +14,7 @@ from lockfast._text import shown
 from lockfast._time import length
 from lockfast._worlds import Clock, World
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment, split_url
-from lockfast.backends.redis.io.endpoints import Place, place_of_client, place_of_url
+from lockfast.backends.redis.io.endpoints import RedisEndpoint, endpoint_of_client, endpoint_of_url
 from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redis.requests import source
 from lockfast.backends.redlock.backend import QuorumBackend
@@ -38,25 +38,25 @@ def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
             "where they differ give connect() a list of URLs"
         )
     one = parts._replace(scheme="rediss" if parts.scheme == "redlocks" else "redis", query=query)
-    places = [
-        place_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
+    endpoints = [
+        endpoint_of_url(one._replace(netloc=f"{login}{at}{host}")) for host in map(str.strip, hosts.split(",")) if host
     ]
     user = f"{login.partition(':')[0]}{at}".lstrip("@")
     url = parts._replace(netloc=f"{user}{hosts}", query=without_secrets(parts.query)).geturl()
-    return lambda world, clock: open_quorum(places, world, clock, url=url, **ours)
+    return lambda world, clock: open_quorum(endpoints, world, clock, url=url, **ours)
 
 
 def open_clients(clients: Sequence[object], options: ConnectOptions) -> BackendFactory:
     """A quorum of the servers that these clients, or URLs, lead to."""
     options.refuse_all_but("rejoin", where="a quorum")
     rejoin = _rejoin(options)
-    places = []
+    endpoints = []
     for client in clients:
-        place = place_of_url(_of_one_server(client)) if isinstance(client, str) else place_of_client(client)
-        if place is None:
+        endpoint = endpoint_of_url(_of_one_server(client)) if isinstance(client, str) else endpoint_of_client(client)
+        if endpoint is None:
             raise ValueError(f"a quorum is of clients or URLs of Redis, not of {type(client).__name__}")
-        places.append(place)
-    return lambda world, clock: open_quorum(places, world, clock, node_timeout=NODE_TIMEOUT_S, rejoin=rejoin)
+        endpoints.append(endpoint)
+    return lambda world, clock: open_quorum(endpoints, world, clock, node_timeout=NODE_TIMEOUT_S, rejoin=rejoin)
 
 
 def _of_the_quorum(parts: SplitResult) -> tuple[dict[str, Any], str]:
@@ -87,7 +87,7 @@ def _of_one_server(url: str) -> SplitResult:
 
 
 def open_quorum(
-    places: Sequence[Place],
+    endpoints: Sequence[RedisEndpoint],
     world: World,
     clock: Clock | None,
     *,
@@ -99,10 +99,12 @@ def open_quorum(
 
     `url` leads to all of them, without secrets; empty if no URL does.
     """
-    members = members_of(places, [command("SCRIPT", "LOAD", source(name)) for name in LOADED_AT_ONCE])
+    members = members_of(endpoints, [command("SCRIPT", "LOAD", source(name)) for name in LOADED_AT_ONCE])
     crew = open_crew(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
-    drivers = [NodeDriver(member, wires, now) for member, wires in zip(members, crew.wires, strict=True)]
+    drivers = [
+        NodeDriver(member, connections, now) for member, connections in zip(members, crew.connections, strict=True)
+    ]
     nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
     quorum = QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
     quorum.url = url

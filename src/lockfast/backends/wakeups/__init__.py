@@ -66,7 +66,7 @@ class Inbox(Protocol):
         """It is the parent's: close only our copy."""
         ...
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Let whoever sleeps at the sockets look up."""
         ...
 

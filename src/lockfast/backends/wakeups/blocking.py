@@ -86,13 +86,13 @@ class BlockingWakeups:
                 self._mark(claim.id)
                 self._waiters.pop(claim.id, None)
                 if self._leader == claim.id:
-                    self._ring()
+                    self._notify()
 
     def wake(self, claim: str) -> None:
         with self._mutex:
             self._mark(claim)
             if self._leader is not None:
-                self._ring()  # the seat may be the leader's
+                self._notify()  # the seat may be the leader's
 
     def _mark(self, claim: str) -> bool:
         """True if it names a waiter, for which no wake-up was kept yet."""
@@ -107,10 +107,10 @@ class BlockingWakeups:
         named.wake()
         return news
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         inbox = self._inbox
         if inbox is not None:
-            inbox.ring()
+            inbox.notify()
 
     def attach(self, inbox: Inbox) -> None:
         """From now on wake-ups arrive there."""
@@ -171,7 +171,7 @@ class BlockingWakeups:
         if self._clock is None:
             with outside():
                 return poll.poll(max(0, math.ceil(seconds * 1000)))
-        cancel = self._clock.alarm(self._clock.deadline(seconds), self._ring)
+        cancel = self._clock.alarm(self._clock.deadline(seconds), self._notify)
         try:
             with outside():
                 return poll.poll()
@@ -210,7 +210,7 @@ class BlockingWakeups:
             if self._leader is None:
                 self._put_away()
             else:
-                self._ring()
+                self._notify()
 
     def _put_away(self) -> None:
         if self._inbox is not None:

@@ -1,6 +1,6 @@
-"""A bell of our own beside a mailbox's socket, so that a thread that sleeps at both can be made to look up.
+"""A socket pair of our own beside an inbox's socket, so that a thread that polls both can be woken from inside.
 
-Decides: what rings, and how it is told from what arrives. Leaves to each technology's mailbox: the socket beside it.
+Decides: how our own wake-ups are told from what arrives. Leaves to each backend's inbox: the socket beside it.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from contextlib import suppress
 class SelfPipe:
     def __init__(self, beside: int) -> None:
         """`beside` is the number of the socket that wake-ups arrive at."""
-        self._bell, self._hand = socket.socketpair()
-        self._bell.setblocking(False)
-        self._hand.setblocking(False)
-        self._number = self._bell.fileno()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._number = self._reader.fileno()
         self.poll = select.poll()  # of both
         self.poll.register(beside, select.POLLIN)
-        self.poll.register(self._bell, select.POLLIN)
+        self.poll.register(self._reader, select.POLLIN)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with suppress(OSError):
-            self._hand.send(b"!")
+            self._writer.send(b"!")
 
-    def heard_besides(self, ready: Sequence[tuple[int, int]]) -> bool:
-        """Whether the other socket is among those that `poll` found; the bell is silent from here on."""
+    def other_is_ready(self, ready: Sequence[tuple[int, int]]) -> bool:
+        """Whether the other socket is among those that `poll` found. Our own notifications are read and dropped."""
         numbers = [number for number, _ in ready]
         if self._number in numbers:
             with suppress(BlockingIOError):
-                self._bell.recv(4096)
+                self._reader.recv(4096)
             numbers.remove(self._number)
         return bool(numbers)
 
     def close(self) -> None:
-        self._bell.close()
-        self._hand.close()
+        self._reader.close()
+        self._writer.close()

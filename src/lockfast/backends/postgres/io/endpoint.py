@@ -48,7 +48,7 @@ _OF_ADVISORY: tuple[str, ...] = ("waiting", "pooler")
 
 
 @dataclass(frozen=True)
-class Place:
+class PostgresEndpoint:
     params: Mapping[str, str]  # of libpq, with secrets
     schema: str = PUBLIC  # of the lock table, as is the next
     synchronous_commit: str | None = None  # None: as the server has it
@@ -110,14 +110,14 @@ def conninfo(params: Mapping[str, str]) -> bytes:
     return make_conninfo("", **params).encode()
 
 
-def place_of_url(parts: SplitResult, *, advisory: bool = False) -> Place:
+def endpoint_of_url(parts: SplitResult, *, advisory: bool = False) -> PostgresEndpoint:
     """Raises ValueError, with nothing of the URL in it that could be a secret."""
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     ours = {name: options.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in options}
     url = parts._replace(scheme="postgresql", query=urlencode(options, quote_via=quote)).geturl()
     if not parts.netloc:  # which `geturl` leaves out
         url = url.replace("postgresql:", "postgresql://", 1) if "://" not in url else url
-    return _place({**_read(url), **ours}, advisory)
+    return _endpoint({**_read(url), **ours}, advisory)
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -130,10 +130,10 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError(f"PostgreSQL {what}; is something in its password not percent-encoded?") from None
 
 
-def place_of_client(client: object, *, advisory: bool = False) -> Place | None:
+def endpoint_of_client(client: object, *, advisory: bool = False) -> PostgresEndpoint | None:
     """Where a ready pool, connection, or mapping of parameters leads; None if it is nothing of that kind."""
     params = _params_of(client)
-    return None if params is None else _place(params, advisory)
+    return None if params is None else _endpoint(params, advisory)
 
 
 def _params_of(client: object) -> Mapping[str, Any] | None:
@@ -184,7 +184,7 @@ def _text(value: object) -> str:
         raise ValueError(f"a parameter of PostgreSQL must be text, not a {type(value).__name__}") from error
 
 
-def _place(given: Mapping[str, Any], advisory: bool) -> Place:
+def _endpoint(given: Mapping[str, Any], advisory: bool) -> PostgresEndpoint:
     """Parameters of libpq, and our own options among them."""
     params = dict(given)
     ours = {name: params.pop(name) for name in (*_OF_TABLE, *_OF_ADVISORY) if name in params}
@@ -198,7 +198,7 @@ def _place(given: Mapping[str, Any], advisory: bool) -> Place:
     except (psycopg.Error, UnicodeEncodeError) as error:
         raise ValueError(f"PostgreSQL does not understand these parameters: {shown(sorted(kept))}") from error
     ours = {name: value for name, value in ours.items() if value is not None}
-    return Place(kept, advisory=advisory, **_checked(ours, advisory))
+    return PostgresEndpoint(kept, advisory=advisory, **_checked(ours, advisory))
 
 
 def _checked(ours: dict[str, Any], advisory: bool) -> dict[str, Any]:

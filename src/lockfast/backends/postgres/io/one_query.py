@@ -8,7 +8,7 @@ from __future__ import annotations
 from psycopg import pq
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import Broken, connect, no_connection, talk
@@ -16,33 +16,33 @@ from lockfast.backends.postgres.io.wire import Broken, connect, no_connection, t
 _IDENTITY = "SELECT current_setting('server_version') || '|' || pg_is_in_recovery()"
 
 
-async def identify(place: Place, within: float, *, blocking: bool) -> tuple[str, str]:
+async def identify(endpoint: PostgresEndpoint, within: float, *, blocking: bool) -> tuple[str, str]:
     """Version and role of the server, whatever its database has in it. Raises BackendUnavailable."""
-    answer = await ask_once(place, _IDENTITY, within, blocking=blocking)
+    answer = await ask_once(endpoint, _IDENTITY, within, blocking=blocking)
     version, _, replica = answer.decode().rpartition("|")
     return version.partition(" ")[0], "replica" if replica == "true" else "primary"
 
 
-async def ask_once(place: Place, sql: str, within: float, *, blocking: bool) -> bytes:
+async def ask_once(endpoint: PostgresEndpoint, sql: str, within: float, *, blocking: bool) -> bytes:
     """The one value of the answer. Raises BackendUnavailable."""
     until = boot_now() + within
     if blocking:
-        return _ask(place, sql, until)
+        return _ask(endpoint, sql, until)
     import asyncio  # takes long to import, and a blocking caller does not need it
 
     from lockfast._worlds.asyncio_ import in_executor
 
-    return await in_executor(asyncio.get_running_loop(), _ask, place, sql, until)
+    return await in_executor(asyncio.get_running_loop(), _ask, endpoint, sql, until)
 
 
-def _ask(place: Place, sql: str, until: float) -> bytes:
+def _ask(endpoint: PostgresEndpoint, sql: str, until: float) -> bytes:
     reasons: list[Exception] = []
-    for params, end in each_address(Names(), place.hosts, until, reasons):
+    for params, end in each_address(Names(), endpoint.hosts, until, reasons):
         try:
             return _ask_host(conninfo(params), sql, end)
         except (Late, Broken) as reason:
             reasons.append(reason)
-    raise no_connection(place, reasons)
+    raise no_connection(endpoint, reasons)
 
 
 def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 import psycopg
 from psycopg import pq
 
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.errors import BackendUnavailable
 
 Waiting = Generator[tuple[int, Literal["r", "w"]], None, Any]  # until that socket can be read from, or written to
@@ -85,8 +85,8 @@ class ReadOnly(Broken):
         return f"is read-only: {self}"
 
 
-def unavailable(place: str, what: str, *, transient: bool = True) -> BackendUnavailable:
-    return BackendUnavailable(f"PostgreSQL at {place} {what}", transient=transient)
+def unavailable(endpoint: str, what: str, *, transient: bool = True) -> BackendUnavailable:
+    return BackendUnavailable(f"PostgreSQL at {endpoint} {what}", transient=transient)
 
 
 def for_one(error: BackendUnavailable, *, last: bool = False) -> BackendUnavailable:
@@ -133,20 +133,20 @@ def talk(pg: pq.abc.PGconn, send: Callable[[], None]) -> Waiting:
         raise Broken(_one_line(str(error))) from error
 
 
-class Speaker:
+class PostgresSession:
     """One connection: what it has been told before, and what its answers mean."""
 
-    def __init__(self, pg: Any, place: Place) -> None:
+    def __init__(self, pg: Any, endpoint: PostgresEndpoint) -> None:
         self.pg = pg
         self.pooled = False  # something stands between: each statement may be for another server process
-        self._place = place
+        self._endpoint = endpoint
         self._prepared: set[bytes] = set()
         self._before: list[bytes] = []  # what each statement asks for first, by way of a pooler
 
     def greet(self, version: int) -> Waiting:
         """Learn who is there, and settle what is good for every statement. With a version, see that it is there."""
         self.must_keep_every_name()
-        schema = self._place.schema
+        schema = self._endpoint.schema
         arrive = f'"{schema}".lockfast_arrive()'.encode()
         asked = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
             to_regclass('"{schema}".lockfast_schema'), pg_is_in_recovery(),
@@ -156,9 +156,9 @@ class Speaker:
             raise Broken("it is a replica, and grants nothing until it is promoted")
         if read_only == b"on":
             what = "default_transaction_read_only is on, for the server, this database or this role"
-            raise unavailable(self._place.name, f"grants nothing: {what}", transient=False)
+            raise unavailable(self._endpoint.name, f"grants nothing: {what}", transient=False)
         self.pooled = int(pid) != self.pg.backend_pid
-        commit = self._place.synchronous_commit
+        commit = self._endpoint.synchronous_commit
         if self.pooled:  # each statement may be the first of ours there, and a setting would stay behind for the next
             self._before = [arrive]
             self._before += [b"set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
@@ -177,7 +177,7 @@ class Speaker:
         if encoding != b"UTF8":
             what = f"keeps this database in {encoding.decode()}, and the lock table needs one in UTF8"
             how = "CREATE DATABASE locks ENCODING 'UTF8' TEMPLATE template0"
-            raise unavailable(self._place.name, f"{what}; for example: {how}", transient=False)
+            raise unavailable(self._endpoint.name, f"{what}; for example: {how}", transient=False)
 
     def _settle(self, settings: list[str]) -> Waiting:
         """A request that we give up must not go on to wait for a lock there; but not every system can notice that."""
@@ -193,11 +193,11 @@ class Speaker:
     def _check(self, found: bytes | None, version: int) -> Waiting:
         there: Any = [[b"0"]]
         if found is not None:
-            question = f'SELECT coalesce(max(version), 0) FROM "{self._place.schema}".lockfast_schema'
+            question = f'SELECT coalesce(max(version), 0) FROM "{self._endpoint.schema}".lockfast_schema'
             there = yield from self.say_plainly(question.encode())
         if int(there[0][0]) < version:
             what = "has no lock table" if found is None else "has an old lock table"
-            raise unavailable(self._place.name, f"{what}; {how_to_migrate(self._place.url)}", transient=False)
+            raise unavailable(self._endpoint.name, f"{what}; {how_to_migrate(self._endpoint.url)}", transient=False)
 
     def execute(self, statement: Statement, params: Sequence[bytes | None]) -> Waiting:
         """The answer, from JSON. Raises TryAgain, BackendUnavailable, and Broken if the connection is."""
@@ -245,7 +245,7 @@ class Speaker:
             return _parsed(text.decode())
         except (ValueError, RecursionError) as error:
             what = f"gives an answer that cannot be read: {error}"
-            raise Refused(f"PostgreSQL at {self._place.name} {what}", transient=False) from error
+            raise Refused(f"PostgreSQL at {self._endpoint.name} {what}", transient=False) from error
 
     def _refuse(self, result: Any) -> None:
         code, text = complaint(result)
@@ -258,7 +258,7 @@ class Speaker:
         raise self._refusal(code, text)
 
     def _refusal(self, code: str, text: str) -> Refused:
-        return refusal(self._place, code, text)
+        return refusal(self._endpoint, code, text)
 
     def close(self) -> None:
         self.pg.finish()
@@ -286,15 +286,17 @@ def complaint(result: Any) -> tuple[str, str]:
     return code.decode(), text.decode(errors="replace")
 
 
-def refusal(place: Place, code: str, text: str) -> Refused:
+def refusal(endpoint: PostgresEndpoint, code: str, text: str) -> Refused:
     """What an error of the server's means for whoever asked."""
-    at = f"PostgreSQL at {place.name}"
+    at = f"PostgreSQL at {endpoint.name}"
     if code == _LOCK_TIMEOUT:
         return NameInUse(f"{at}: a transaction of somebody else's is at that lock, and does not end")
     if code in _NO_SCHEMA:
-        return Refused(f"{at} has no lock table, or an old one: {text}; {how_to_migrate(place.url)}", transient=False)
+        return Refused(
+            f"{at} has no lock table, or an old one: {text}; {how_to_migrate(endpoint.url)}", transient=False
+        )
     if code == NO_RIGHTS:
-        return NoRights(f"{at} refuses: {text}; {how_to_grant(place)}", transient=False)
+        return NoRights(f"{at} refuses: {text}; {how_to_grant(endpoint)}", transient=False)
     return Refused(f"{at} refuses: {text} ({code})", transient=passes(code))
 
 
@@ -307,8 +309,10 @@ def how_to_migrate(url: str) -> str:
     return f"run: lockfast migrate {shlex.quote(url)} (as a user who may create tables there)"
 
 
-def how_to_grant(place: Place) -> str:
-    schema, user = (f'"{name}"' for name in (place.schema, place.params.get("user", "the_user").replace('"', '""')))
+def how_to_grant(endpoint: PostgresEndpoint) -> str:
+    schema, user = (
+        f'"{name}"' for name in (endpoint.schema, endpoint.params.get("user", "the_user").replace('"', '""'))
+    )
     return (
         f"whoever ran `lockfast migrate` can run: GRANT USAGE ON SCHEMA {schema} TO {user}; "
         f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {user}; "
@@ -316,7 +320,9 @@ def how_to_grant(place: Place) -> str:
     )
 
 
-def no_connection(place: Place, reasons: Sequence[Exception] = (), *, sent: bool = True) -> BackendUnavailable:
+def no_connection(
+    endpoint: PostgresEndpoint, reasons: Sequence[Exception] = (), *, sent: bool = True
+) -> BackendUnavailable:
     """Why none of its hosts could be reached: the last one's reason, which passes if one of them does.
 
     It is not `sent` if all that was to be sent was to go over this connection.
@@ -324,7 +330,7 @@ def no_connection(place: Place, reasons: Sequence[Exception] = (), *, sent: bool
     told = [_QUESTION.sub("", str(reason)) for reason in reasons]
     lasts = bool(told) and all(_LASTING.search(reason) for reason in told)
     reason = (told[-1] if told else "") or "no answer in time"
-    text = f"{place.url} cannot be used: {reason}" if lasts else f"cannot reach {place.url}: {reason}"
+    text = f"{endpoint.url} cannot be used: {reason}" if lasts else f"cannot reach {endpoint.url}: {reason}"
     return BackendUnavailable(text, transient=not lasts, sent=sent)
 
 
@@ -347,9 +353,9 @@ def echo(channel: str) -> tuple[Statement, tuple[str, str]]:
     return Statement(b"lockfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
 
 
-def present(place: Place, channel: str) -> bytes:
+def present(endpoint: PostgresEndpoint, channel: str) -> bytes:
     """What a connection that listens says, so that others know that it does; an operator sees what it is for."""
-    return f"LISTEN {channel}; SELECT \"{place.schema}\".lockfast_listens('{channel}')".encode()
+    return f"LISTEN {channel}; SELECT \"{endpoint.schema}\".lockfast_listens('{channel}')".encode()
 
 
 def tell_deaf_for_now(reason: BackendUnavailable) -> None:
@@ -360,10 +366,10 @@ def tell_deaf_for_now(reason: BackendUnavailable) -> None:
     )
 
 
-def tell_deaf(place: Place) -> None:
+def tell_deaf(endpoint: PostgresEndpoint) -> None:
     _logger.warning(
         "PostgreSQL at %s is reached by way of a pooler that gives each transaction to another connection, so LISTEN "
         "does not work there and waiters look for themselves; locks are safe, hand-overs are slower. Connect to the "
         "server itself, or by way of a pool in session mode",
-        place.name,
+        endpoint.name,
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
 from lockfast._worlds.asyncio_ import background_task, end_tasks, in_executor, wait_for_task
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.blocking import IDLE, MOST
 from lockfast.backends.postgres_advisory.io.session import Dialled, Line, Rows, Statement, dial
@@ -72,8 +72,8 @@ class _Line(Line):
 
 
 class AsyncioSessions:
-    def __init__(self, place: Place, prepare: str, on_broken: OnBroken) -> None:
-        self.place = place
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, on_broken: OnBroken) -> None:
+        self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
         self._on_broken = on_broken
@@ -103,9 +103,9 @@ class AsyncioSessions:
 
     async def _dial(self, within: float) -> _Line:
         if self._closed:
-            raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
         loop = self._belong_here()
-        dialling = in_executor(loop, dial, self.place, self.holder, self._prepare, within)
+        dialling = in_executor(loop, dial, self.endpoint, self.holder, self._prepare, within)
         try:
             dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
         except asyncio.CancelledError:
@@ -113,8 +113,8 @@ class AsyncioSessions:
             raise
         if self._closed:
             dialled.pgconn.finish()
-            raise unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
-        line = _Line(dialled, self.place.name, loop, self._broke)
+            raise unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
+        line = _Line(dialled, self.endpoint.name, loop, self._broke)
         self._lines.add(line)
         return line
 
@@ -135,7 +135,7 @@ class AsyncioSessions:
         if self._dialling is None:
             self._dialling = background_task(loop, self._dial(max(within, _DIAL)), "lockfast-dial")
             self._dialling.add_done_callback(self._dialled)
-        return await wait_for_task(self._dialling, within, lambda _: no_connection(self.place))
+        return await wait_for_task(self._dialling, within, lambda _: no_connection(self.endpoint))
 
     def _dialled(self, task: asyncio.Task[_Line]) -> None:
         self._dialling = None
@@ -144,7 +144,7 @@ class AsyncioSessions:
 
     async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         self._belong_here()
-        waiting = self.place.waiting
+        waiting = self.endpoint.waiting
         waits = self._given - self._holding
         if self._given >= waiting * MOST or (waits >= waiting and not beside):
             return None
@@ -189,7 +189,7 @@ class AsyncioSessions:
         assert isinstance(line, _Line)
         self._belong_here()
         if not line.alive:
-            raise unavailable(self.place.name, "ended the session")
+            raise unavailable(self.endpoint.name, "ended the session")
         answered: asyncio.Future[None] = line.loop.create_future()
         statement.done = _and_then(statement.done, answered)
         line.put(statement)
@@ -201,7 +201,7 @@ class AsyncioSessions:
             if not statement.finished:
                 line.withdraw(statement)
         if not statement.finished:
-            raise unavailable(self.place.name, "did not answer in time")
+            raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()
 
     def send(self, line: Line, statement: Statement) -> None:

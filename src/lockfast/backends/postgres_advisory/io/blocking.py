@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from lockfast._reentry import NoThread, outside
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, Signal, World
-from lockfast.backends.postgres.io.endpoint import Place
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement, dial
 from lockfast.backends.postgres_advisory.io.watch import OnBroken, Watch, WatchedLine
@@ -33,7 +33,7 @@ IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds i
 class Sessions(Protocol):
     """What the backend asks of either driver."""
 
-    place: Place
+    endpoint: PostgresEndpoint
     holder: str  # what new sessions are called, for operators
 
     @property
@@ -92,8 +92,8 @@ class _Promise:
 
 
 class BlockingSessions:
-    def __init__(self, place: Place, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
-        self.place = place
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
+        self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
         self._clock = clock
@@ -113,13 +113,13 @@ class BlockingSessions:
 
     def _dial(self, within: float) -> WatchedLine:
         self._must_be_open()
-        dialled = dial(self.place, self.holder, self._prepare, within)
+        dialled = dial(self.endpoint, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
                 self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
                 weakref.finalize(self, self._watch.close)
         try:
-            line = WatchedLine(dialled, self.place.name, self._watch, self._broke)
+            line = WatchedLine(dialled, self.endpoint.name, self._watch, self._broke)
         except NoThread:
             dialled.pgconn.finish()
             raise
@@ -134,7 +134,7 @@ class BlockingSessions:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+            raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
 
     def _broke(self, line: Line) -> None:
         with self._mutex:
@@ -152,7 +152,7 @@ class BlockingSessions:
             return line
         found = in_turn(self._opening, within, partial(self._open_main, boot_now() + within))
         if found is None:
-            raise no_connection(self.place)
+            raise no_connection(self.endpoint)
         return found
 
     def _open_main(self, until: float) -> Line:
@@ -161,7 +161,7 @@ class BlockingSessions:
         return self._main
 
     async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
-        waiting = self.place.waiting
+        waiting = self.endpoint.waiting
         promise = _Promise()  # gone when this ends, whatever happens
         with self._mutex:
             given = list(self._given)
@@ -209,7 +209,7 @@ class BlockingSessions:
         until = boot_now() + within
         first, ask = (line.turn, self._ask) if statement.urgent else (line.crowd, self._ask_in_turn)
         if not in_turn(first, within, partial(ask, line, statement, until)):
-            raise unavailable(self.place.name, "did not answer in time")
+            raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()
 
     def _ask_in_turn(self, line: WatchedLine, statement: Statement, until: float) -> bool:
@@ -222,7 +222,7 @@ class BlockingSessions:
         elif line.alive:
             line.heed()  # the thread that watches may not have noticed yet that the server ended the session
         if not line.alive:
-            raise unavailable(self.place.name, "ended the session")
+            raise unavailable(self.endpoint.name, "ended the session")
         line.begin(statement)
         if line.flight is not None:
             self._finish(line, until)
@@ -231,7 +231,7 @@ class BlockingSessions:
     def _finish(self, line: WatchedLine, until: float) -> None:
         while line.flight is not None and line.alive:
             if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
-                raise unavailable(self.place.name, "did not answer in time")
+                raise unavailable(self.endpoint.name, "did not answer in time")
             line.heed()
 
     def send(self, line: Line, statement: Statement) -> None:
@@ -328,10 +328,12 @@ def _end(line: WatchedLine) -> None:
         line.broken(ConnectionAbortedError("let go of"))
 
 
-def open_sessions(place: Place, prepare: str, world: World, clock: Clock | None, on_broken: OnBroken) -> Sessions:
+def open_sessions(
+    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, on_broken: OnBroken
+) -> Sessions:
     """The driver for that world. Nothing is opened yet."""
     if world.blocking:
-        return BlockingSessions(place, prepare, clock, on_broken)
+        return BlockingSessions(endpoint, prepare, clock, on_broken)
     from lockfast.backends.postgres_advisory.io.asyncio_ import AsyncioSessions
 
-    return AsyncioSessions(place, prepare, on_broken)
+    return AsyncioSessions(endpoint, prepare, on_broken)

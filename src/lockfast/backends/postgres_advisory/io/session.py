@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from psycopg import pq
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import Broken, complaint, connect, no_connection, passes, talk, unavailable
@@ -215,24 +215,24 @@ class Line:
         self.pgconn.finish()
 
 
-def dial(place: Place, holder: str, prepare: str, within: float) -> Dialled:
+def dial(endpoint: PostgresEndpoint, holder: str, prepare: str, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
     until = boot_now() + within
     called = {}
-    if holder and "fallback_application_name" not in place.params:
+    if holder and "fallback_application_name" not in endpoint.params:
         called = {"fallback_application_name": short(holder)}
     reasons: list[Exception] = []
-    for params, end in each_address(Names(), place.hosts, until, reasons):
+    for params, end in each_address(Names(), endpoint.hosts, until, reasons):
         try:
-            return _dial(place, conninfo({**_OF_CLIENT, **params, **called}), prepare, end)
+            return _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), prepare, end)
         except (Late, Broken, BackendUnavailable) as reason:
             reasons.append(reason)
     if isinstance(reasons[-1], BackendUnavailable):
         raise reasons[-1]
-    raise no_connection(place, reasons)
+    raise no_connection(endpoint, reasons)
 
 
-def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:
+def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float) -> Dialled:
     """Raises Late, Broken, BackendUnavailable or Unsupported."""
     pgconn = run(connect(params), until)
     try:
@@ -244,21 +244,21 @@ def _dial(place: Place, params: bytes, prepare: str, until: float) -> Dialled:
         if result is None:
             raise Broken("no answer")
         if result.status != pq.ExecStatus.TUPLES_OK:
-            raise refusal(place.name, result)
+            raise refusal(endpoint.name, result)
         dialled = Dialled(pgconn, int(result.get_value(0, 0)))
-        _must_be_ours(dialled, place, result.get_value(0, 1))
+        _must_be_ours(dialled, endpoint, result.get_value(0, 1))
     except BaseException:
         pgconn.finish()
         raise
     return dialled
 
 
-def _must_be_ours(dialled: Dialled, place: Place, replica: bytes | None) -> None:
+def _must_be_ours(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes | None) -> None:
     if replica == b"t":
-        raise unavailable(place.name, "is a replica: a lock there would exclude nobody at the primary")
-    if dialled.pid != dialled.pgconn.backend_pid and place.pooler != "session":
+        raise unavailable(endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
+    if dialled.pid != dialled.pgconn.backend_pid and endpoint.pooler != "session":
         raise Unsupported(
-            f"{place.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
+            f"{endpoint.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "
             "session's advisory locks would be granted twice or never be freed. Connect to PostgreSQL itself, use "
             "postgresql:// (the lock table), or add ?pooler=session if its pool_mode is `session`"
         )

@@ -15,13 +15,13 @@ from typing import Any
 from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
-from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
 from lockfast.backends.postgres.io.wire import (
     ECHO_WITHIN_S,
     Broken,
-    Speaker,
+    PostgresSession,
     TryAgain,
     Waiting,
     connect,
@@ -61,8 +61,8 @@ _DIAL = 1.0  # seconds that connecting may take at least, however soon the first
 class AsyncioPostgres:
     blocking = False
 
-    def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
-        self.place = place
+    def __init__(self, endpoint: PostgresEndpoint, clock: Clock | None, many: Many, version: int) -> None:
+        self.endpoint = endpoint
         self.now = clock.now if clock is not None else None
         self.wakeups = AsyncioPostgresTableWakeups(clock)
         self._many = many
@@ -99,7 +99,7 @@ class AsyncioPostgres:
         return loop
 
     def _let_go(self) -> BackendUnavailable:
-        return unavailable(self.place.name, "was let go of: this AsyncLocks is closed", transient=False)
+        return unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
 
     async def ask(self, job: Job, within: float) -> Any:
         loop = self._begin(cleans=job.cleans)
@@ -114,7 +114,7 @@ class AsyncioPostgres:
                 return answer
             if loop.time() >= until:
                 break
-        raise unavailable(self.place.name, "rolled it back again and again, because of others at the same rows")
+        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
 
     def _carried(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> asyncio.Future[Any]:
         """What becomes of it, later: an answer, or an error."""
@@ -135,8 +135,8 @@ class AsyncioPostgres:
 
     def _late(self) -> BackendUnavailable:
         if self._busy or self._idle:
-            return unavailable(self.place.name, "did not answer in time")
-        return no_connection(self.place, sent=False)
+            return unavailable(self.endpoint.name, "did not answer in time")
+        return no_connection(self.endpoint, sent=False)
 
     def _look(self) -> None:
         """One timer for all requests: few of them ever wait for long."""
@@ -226,7 +226,7 @@ class AsyncioPostgres:
             line.close()
         jobs = [ticket.job for ticket in tickets]
         if isinstance(answer, Broken):
-            answers = [unavailable(self.place.name, answer.told)] * len(jobs)
+            answers = [unavailable(self.endpoint.name, answer.told)] * len(jobs)
         elif isinstance(answer, TryAgain | BackendUnavailable):
             answers = as_failures(jobs, answer)
         else:
@@ -243,14 +243,14 @@ class AsyncioPostgres:
     async def _dial(self, within: float) -> None:
         try:
             async with asyncio.timeout(max(within, _DIAL)):
-                speaker = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
+                session = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
         except TimeoutError:
-            self._fail(no_connection(self.place, sent=False))
+            self._fail(no_connection(self.endpoint, sent=False))
         except BackendUnavailable as error:
             self._fail(error)
         else:
             self._checked = True
-            self._idle.append(Line(speaker, asyncio.get_running_loop(), self._done))
+            self._idle.append(Line(session, asyncio.get_running_loop(), self._done))
             self._pump()
 
     def _fail(self, error: BackendUnavailable) -> None:
@@ -265,10 +265,10 @@ class AsyncioPostgres:
             if not ticket.answer.done():
                 ticket.answer.set_result(error)
 
-    async def _connect(self, within: float, version: int) -> Speaker:
+    async def _connect(self, within: float, version: int) -> PostgresSession:
         now = asyncio.get_running_loop().time
         reasons: list[Exception] = []
-        for params, last in shares(self.place.hosts, now() + within, now):
+        for params, last in shares(self.endpoint.hosts, now() + within, now):
             try:
                 async with asyncio.timeout_at(last):
                     found = await asyncio.wrap_future(self._names.addresses(params))
@@ -284,16 +284,16 @@ class AsyncioPostgres:
                         return await self._connect_to(conninfo(one), version)
                 except (TimeoutError, Broken, TryAgain) as reason:
                     reasons.append(reason)
-        raise no_connection(self.place, reasons, sent=False)
+        raise no_connection(self.endpoint, reasons, sent=False)
 
-    async def _connect_to(self, where: bytes, version: int) -> Speaker:
-        speaker = Speaker(await run(connect(where)), self.place)
+    async def _connect_to(self, where: bytes, version: int) -> PostgresSession:
+        session = PostgresSession(await run(connect(where)), self.endpoint)
         try:
-            await run(speaker.greet(version))
+            await run(session.greet(version))
         except BaseException:
-            speaker.close()
+            session.close()
             raise
-        return speaker
+        return session
 
     # Wake-ups
 
@@ -318,7 +318,7 @@ class AsyncioPostgres:
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
         await asyncio.wait({listening}, timeout=within)
         if not listening.done():
-            raise no_connection(self.place, sent=False)
+            raise no_connection(self.endpoint, sent=False)
         if listening.cancelled():
             raise self._let_go()
         error = listening.exception()
@@ -334,38 +334,38 @@ class AsyncioPostgres:
         hears = True
         try:
             async with asyncio.timeout(within):
-                speaker = await self._connect(within, 0)
+                session = await self._connect(within, 0)
                 try:
-                    await run(speaker.say_plainly(f"LISTEN {self.wakeups.channel}".encode()))
-                    if speaker.pooled and not await self._hears(speaker, within):
+                    await run(session.say_plainly(f"LISTEN {self.wakeups.channel}".encode()))
+                    if session.pooled and not await self._hears(session, within):
                         hears = False
                     else:
-                        await run(speaker.say_plainly(present(self.place, self.wakeups.channel)))
+                        await run(session.say_plainly(present(self.endpoint, self.wakeups.channel)))
                 except BaseException:
-                    speaker.close()
+                    session.close()
                     raise
         except TimeoutError as error:
-            raise unavailable(self.place.name, "did not answer in time") from error
+            raise unavailable(self.endpoint.name, "did not answer in time") from error
         except Broken as broken:
-            raise unavailable(self.place.name, broken.told) from broken
+            raise unavailable(self.endpoint.name, broken.told) from broken
         if hears and not self._closed:
-            self.wakeups.attach(speaker)
+            self.wakeups.attach(session)
             self._listens_at = 0.0
             return
-        speaker.close()
+        session.close()
         if not hears:
             self._listens_at = _NEVER
-            tell_deaf(self.place)
+            tell_deaf(self.endpoint)
 
-    async def _hears(self, speaker: Speaker, within: float) -> bool:
+    async def _hears(self, session: PostgresSession, within: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         await self.ask(Job(*echo(self.wakeups.channel)), within)
         try:
             async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
-                await run(_readable(speaker.pg.socket))
+                await run(_readable(session.pg.socket))
         except TimeoutError:
             return False
-        return bool(speaker.heard())
+        return bool(session.heard())
 
     # The end
 
@@ -399,7 +399,7 @@ class AsyncioPostgres:
         self._reset()
 
     def __repr__(self) -> str:
-        return self.place.name
+        return self.endpoint.name
 
 
 def _readable(number: int) -> Waiting:

@@ -16,13 +16,13 @@ from uuid import uuid4
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
-from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import (
     ECHO_WITHIN_S,
     Broken,
-    Speaker,
+    PostgresSession,
     TryAgain,
     connect,
     echo,
@@ -59,7 +59,7 @@ from lockfast.errors import BackendUnavailable
 class PostgresDriver(Protocol):
     """What the backend asks of either world's driver."""
 
-    place: Place
+    endpoint: PostgresEndpoint
     now: Callable[[], float] | None  # a test's clock, which the server is told
 
     @property
@@ -102,8 +102,8 @@ class _Ticket:
 class BlockingPostgres:
     blocking = True
 
-    def __init__(self, place: Place, clock: Clock | None, many: Many, version: int) -> None:
-        self.place = place
+    def __init__(self, endpoint: PostgresEndpoint, clock: Clock | None, many: Many, version: int) -> None:
+        self.endpoint = endpoint
         self.now = clock.now if clock is not None else None
         self._many = many
         self._version = version
@@ -143,7 +143,7 @@ class BlockingPostgres:
                 return answer
             if boot_now() >= until:
                 break
-        raise unavailable(self.place.name, "rolled it back again and again, because of others at the same rows")
+        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
 
     # Who uses which connection
 
@@ -162,7 +162,7 @@ class BlockingPostgres:
     def _queue_up(self, ticket: _Ticket) -> None:
         with self._mutex:
             if self._closed and not ticket.job.cleans:
-                raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
+                raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
             if self._free:
                 ticket.line, ticket.home = self._free[-1], self._free
                 del self._free[-1]
@@ -182,7 +182,7 @@ class BlockingPostgres:
                 ticket.line, ticket.home = self._spare[-1], self._spare
                 del self._spare[-1]
         if left <= STUCK and ticket.home is None and ticket.answer is None:
-            raise unavailable(self.place.name, "did not answer in time")
+            raise unavailable(self.endpoint.name, "did not answer in time")
 
     def _leave(self, ticket: _Ticket) -> None:
         with self._mutex:
@@ -197,7 +197,7 @@ class BlockingPostgres:
             else:
                 home.insert(0, None)
                 if ticket.line is not None:
-                    ticket.line.speaker.close()
+                    ticket.line.session.close()
             if self._waiting and home is self._free:
                 self._hand_on(self._first_to_lead())
 
@@ -236,7 +236,7 @@ class BlockingPostgres:
             answers = self._converse(ticket, jobs)
         finally:
             if answers is None:
-                answers = [unavailable(self.place.name, "was asked by a thread that was interrupted")] * len(jobs)
+                answers = [unavailable(self.endpoint.name, "was asked by a thread that was interrupted")] * len(jobs)
             for one, answer in zip(tickets, answers, strict=True):
                 one.answer = [answer]
                 if one is not ticket and one.gate is not None:
@@ -246,23 +246,23 @@ class BlockingPostgres:
         line, ticket.line = ticket.line, None  # thrown away, unless it turns out well
         try:
             if line is not None and line.stale:
-                line.speaker.close()
+                line.session.close()
                 line = None
             line = line or self._dial(ticket.until)
             statement, params = as_statement(jobs, self._many)
-            answer = line.run(line.speaker.execute(statement, params), ticket.until)
+            answer = line.run(line.session.execute(statement, params), ticket.until)
             ticket.line = line
             return as_answers(jobs, answer, self._many)
         except (TryAgain, BackendUnavailable) as error:
             ticket.line = line
             return as_failures(jobs, error)
         except Late:
-            return [unavailable(self.place.name, "did not answer in time")] * len(jobs)
+            return [unavailable(self.endpoint.name, "did not answer in time")] * len(jobs)
         except Broken as broken:
-            return [unavailable(self.place.name, broken.told)] * len(jobs)
+            return [unavailable(self.endpoint.name, broken.told)] * len(jobs)
         finally:
             if ticket.line is None and line is not None:
-                line.speaker.close()
+                line.session.close()
 
     def _dial(self, until: float) -> Line:
         """Raises BackendUnavailable."""
@@ -270,23 +270,23 @@ class BlockingPostgres:
         self._checked = True
         return line
 
-    def _connect(self, until: float, version: int) -> Speaker:
+    def _connect(self, until: float, version: int) -> PostgresSession:
         reasons: list[Exception] = []
-        for params, end in each_address(self._names, self.place.hosts, until, reasons):
+        for params, end in each_address(self._names, self.endpoint.hosts, until, reasons):
             try:
                 return self._connect_to(conninfo(params), end, version)
             except (Late, Broken, TryAgain) as reason:
                 reasons.append(reason)
-        raise no_connection(self.place, reasons, sent=False)
+        raise no_connection(self.endpoint, reasons, sent=False)
 
-    def _connect_to(self, where: bytes, until: float, version: int) -> Speaker:
-        speaker = Speaker(run(connect(where), until), self.place)
+    def _connect_to(self, where: bytes, until: float, version: int) -> PostgresSession:
+        session = PostgresSession(run(connect(where), until), self.endpoint)
         try:
-            run(speaker.greet(version), until)
+            run(session.greet(version), until)
         except BaseException:
-            speaker.close()
+            session.close()
             raise
-        return speaker
+        return session
 
     # Wake-ups
 
@@ -317,7 +317,7 @@ class BlockingPostgres:
             return True
 
         if not in_turn(self._opening, max(0.0, until - boot_now()), listen):
-            raise no_connection(self.place, sent=False)
+            raise no_connection(self.endpoint, sent=False)
 
     def _works(self) -> bool:
         """Whether there is a connection to ask on."""
@@ -333,37 +333,37 @@ class BlockingPostgres:
 
     def _listen(self, until: float) -> None:
         if self._closed:
-            raise unavailable(self.place.name, "was let go of: this Locks is closed", transient=False)
-        speaker = self._connect(until, 0)
+            raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
+        session = self._connect(until, 0)
         try:
-            run(speaker.say_plainly(f"LISTEN {self._channel}".encode()), until)
-            if speaker.pooled and not self._hears(speaker, until):
-                speaker.close()
+            run(session.say_plainly(f"LISTEN {self._channel}".encode()), until)
+            if session.pooled and not self._hears(session, until):
+                session.close()
                 self._listens_at = math.inf
-                tell_deaf(self.place)
+                tell_deaf(self.endpoint)
             else:
-                run(speaker.say_plainly(present(self.place, self._channel)), until)
-                self._wakeups.attach(WakeLine(speaker, self._channel))
+                run(session.say_plainly(present(self.endpoint, self._channel)), until)
+                self._wakeups.attach(WakeLine(session, self._channel))
                 self._listens_at = 0.0
                 if self._closed:  # meanwhile
                     self._wakeups.close()
         except Late:
-            speaker.close()
-            raise unavailable(self.place.name, "did not answer in time") from None
+            session.close()
+            raise unavailable(self.endpoint.name, "did not answer in time") from None
         except Broken as broken:
-            speaker.close()
-            raise unavailable(self.place.name, broken.told) from broken
+            session.close()
+            raise unavailable(self.endpoint.name, broken.told) from broken
         except BaseException:
-            speaker.close()
+            session.close()
             raise
 
-    def _hears(self, speaker: Speaker, until: float) -> bool:
+    def _hears(self, session: PostgresSession, until: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         self._ask(Job(*echo(self._channel)), until - boot_now())
         poll = select.poll()
-        poll.register(speaker.pg.socket, select.POLLIN)
+        poll.register(session.pg.socket, select.POLLIN)
         seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))
-        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(speaker.heard())
+        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(session.heard())
 
     # The end
 
@@ -374,7 +374,7 @@ class BlockingPostgres:
             self._free[:] = [None] * len(self._free)
             self._spare[:] = [None] * len(self._spare)
         for line in lines:
-            line.speaker.close()
+            line.session.close()
         self._wakeups.close()
 
     def after_fork(self) -> None:
@@ -383,13 +383,15 @@ class BlockingPostgres:
         self._reset()
 
     def __repr__(self) -> str:
-        return self.place.name
+        return self.endpoint.name
 
 
-def open_driver(place: Place, world: World, clock: Clock | None, many: Many, version: int) -> PostgresDriver:
+def open_driver(
+    endpoint: PostgresEndpoint, world: World, clock: Clock | None, many: Many, version: int
+) -> PostgresDriver:
     """The driver for that world. Nothing is opened yet."""
     if world.blocking:
-        return BlockingPostgres(place, clock, many, version)
+        return BlockingPostgres(endpoint, clock, many, version)
     from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
 
-    return AsyncioPostgres(place, clock, many, version)
+    return AsyncioPostgres(endpoint, clock, many, version)

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockfast.backends.postgres.io.stepping import run
-from lockfast.backends.postgres.io.wire import Broken, Speaker, Waiting
+from lockfast.backends.postgres.io.wire import Broken, PostgresSession, Waiting
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.self_pipe import SelfPipe
 
 
 class Line:
-    def __init__(self, speaker: Speaker) -> None:
-        self.speaker = speaker
+    def __init__(self, session: PostgresSession) -> None:
+        self.session = session
         self._poll = select.poll()
-        self._poll.register(speaker.pg.socket, select.POLLIN)
+        self._poll.register(session.pg.socket, select.POLLIN)
 
     def run(self, steps: Waiting, until: float) -> Any:
         return run(steps, until, self._poll)
@@ -35,30 +35,30 @@ class Line:
 class WakeLine:
     """The mailbox of the waiters: a connection that listens, and a pair of sockets to ring our own bell with."""
 
-    def __init__(self, speaker: Speaker, channel: str) -> None:
+    def __init__(self, session: PostgresSession, channel: str) -> None:
         self.address = channel
         self.broken = False
-        self._speaker = speaker
-        self._bell = SelfPipe(speaker.pg.socket)
-        self.poll = self._bell.poll
-        self.ring = self._bell.ring
+        self._session = session
+        self._self_pipe = SelfPipe(session.pg.socket)
+        self.poll = self._self_pipe.poll
+        self.notify = self._self_pipe.notify
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        if not self._bell.heard_besides(ready):
+        if not self._self_pipe.other_is_ready(ready):
             return []
         try:
-            return self._speaker.heard()
+            return self._session.heard()
         except Broken:
             self.broken = True
             return [WAKE_ALL]  # what was told meanwhile is lost
 
     def abandon(self) -> None:
         """It is the parent's. `wire` has closed our copy of the connection."""
-        self._bell.close()
+        self._self_pipe.close()
 
     def close(self) -> None:
-        self._speaker.close()
-        self._bell.close()
+        self._session.close()
+        self._self_pipe.close()
 
 
 class PostgresTableWakeups(BlockingWakeups):
@@ -67,4 +67,4 @@ class PostgresTableWakeups(BlockingWakeups):
         with self._mutex:
             self._mark(claim)
             if self._leader == claim:
-                self._ring()
+                self._notify()

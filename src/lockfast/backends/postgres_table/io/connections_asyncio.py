@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
-from lockfast.backends.postgres.io.wire import Broken, Speaker, TryAgain, Waiting
+from lockfast.backends.postgres.io.wire import Broken, PostgresSession, TryAgain, Waiting
 from lockfast.backends.postgres_table.io.batching import Job, Many, as_statement
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -34,8 +34,10 @@ class Ticket:
 class Line:
     """One connection, and the statement that is under way on it."""
 
-    def __init__(self, speaker: Speaker, loop: asyncio.AbstractEventLoop, done: Callable[[Line, Any], None]) -> None:
-        self.speaker = speaker
+    def __init__(
+        self, session: PostgresSession, loop: asyncio.AbstractEventLoop, done: Callable[[Line, Any], None]
+    ) -> None:
+        self.session = session
         self.tickets: list[Ticket] = []  # those that wait for the statement that is under way
         self.since = 0.0  # when it was sent
         self.alive = True
@@ -43,13 +45,13 @@ class Line:
         self._done = done
         self._steps: Waiting | None = None
         self._writing = False
-        self._number = speaker.pg.socket
+        self._number = session.pg.socket
         loop.add_reader(self._number, self._go_on)
 
     def start(self, tickets: list[Ticket], many: Many) -> None:
         self.tickets = tickets
         self.since = self._loop.time()
-        self._steps = self.speaker.execute(*as_statement([ticket.job for ticket in tickets], many))
+        self._steps = self.session.execute(*as_statement([ticket.job for ticket in tickets], many))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -86,7 +88,7 @@ class Line:
             self._write(False)
             self._loop.remove_reader(self._number)
         self.alive = False
-        self.speaker.close()
+        self.session.close()
 
 
 class AsyncioPostgresTableWakeups(AsyncioWaiters):
@@ -95,44 +97,44 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
         self.channel = f"lockfast_{uuid4().hex}"
-        self._speaker: Speaker | None = None
+        self._session: PostgresSession | None = None
         self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
         self._ears: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
-        return self.channel if self._speaker is not None else ""
+        return self.channel if self._session is not None else ""
 
     def expect(self, claim: Claim) -> str:
         self.waiter(claim)
         return self.address
 
-    def attach(self, speaker: Speaker) -> None:
-        self._speaker = speaker
-        self._number = speaker.pg.socket
+    def attach(self, session: PostgresSession) -> None:
+        self._session = session
+        self._number = session.pg.socket
         self._ears = asyncio.get_running_loop()
         self._ears.add_reader(self._number, self._hear)
 
     def _hear(self) -> None:
-        assert self._speaker is not None
+        assert self._session is not None
         try:
-            for claim in self._speaker.heard():
+            for claim in self._session.heard():
                 self.wake(claim)
         except Broken:
             self._move_out()
             self.wake(WAKE_ALL)  # what was told meanwhile is lost
 
     def _move_out(self) -> None:
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None and self._ears is not None and not self._ears.is_closed():
+        session, self._session = self._session, None
+        if session is not None and self._ears is not None and not self._ears.is_closed():
             self._ears.remove_reader(self._number)
-            speaker.close()
+            session.close()
 
     def begin_again(self) -> None:
         """In another loop."""
-        speaker, self._speaker = self._speaker, None
-        if speaker is not None:
-            speaker.close()
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
     def close(self) -> None:
         self._move_out()
@@ -140,5 +142,5 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
 
     def after_fork(self) -> None:
         self.channel = f"lockfast_{uuid4().hex}"
-        self._speaker = None
+        self._session = None
         self.reset()

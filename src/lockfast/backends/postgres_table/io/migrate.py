@@ -16,14 +16,14 @@ from psycopg import pq
 
 from lockfast._reentry import NoThread, start_thread
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import Place, conninfo
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import (
     NO_RIGHTS,
     Broken,
     NoRights,
+    PostgresSession,
     Refused,
-    Speaker,
     TryAgain,
     Waiting,
     connect,
@@ -39,7 +39,7 @@ _INFO: Final = b"INFO"  # the severity of messages that the script means for its
 Report = Callable[[str], None]
 
 
-class _Script(Speaker):
+class _Script(PostgresSession):
     """A connection on which a refusal is about the script itself: no other command would mend it."""
 
     unreported: Exception | None = None  # why the first message that could not be reported was not
@@ -52,7 +52,7 @@ class _Script(Speaker):
             yield from self._settle([])
 
     def _refusal(self, code: str, text: str) -> Refused:
-        at = f"PostgreSQL at {self._place.name} refuses: {text}"
+        at = f"PostgreSQL at {self._endpoint.name} refuses: {text}"
         if code == NO_RIGHTS:
             return NoRights(at, transient=False)
         return Refused(f"{at} ({code})", transient=passes(code))
@@ -89,45 +89,45 @@ def _cancel(request: pq.abc.PGcancel, done: Event) -> None:
     done.set()
 
 
-def run_script(place: Place, text: str, report: Report) -> None:
+def run_script(endpoint: PostgresEndpoint, text: str, report: Report) -> None:
     """Raises BackendUnavailable. Messages are reported while the script runs; an error in that is raised afterwards."""
     reasons: list[Exception] = []
-    for params in place.hosts:
+    for params in endpoint.hosts:
         try:
-            speaker = _Script(run(connect(conninfo(params)), boot_now() + _CONNECTS), place)
+            session = _Script(run(connect(conninfo(params)), boot_now() + _CONNECTS), endpoint)
         except (Late, Broken) as reason:
             reasons.append(reason)
         else:
-            speaker.report_to(report)
-            _run(speaker, place, text)
-            if speaker.unreported is not None:
-                raise speaker.unreported
+            session.report_to(report)
+            _run(session, endpoint, text)
+            if session.unreported is not None:
+                raise session.unreported
             return
-    raise no_connection(place, reasons)
+    raise no_connection(endpoint, reasons)
 
 
-def _run(speaker: _Script, place: Place, text: str) -> None:
+def _run(session: _Script, endpoint: PostgresEndpoint, text: str) -> None:
     try:
-        run(_say(speaker, place, text.encode()), boot_now() + _RUNS)
+        run(_say(session, endpoint, text.encode()), boot_now() + _RUNS)
     except Late:
-        raise unavailable(place.name, "did not answer in time; what was begun is rolled back") from None
+        raise unavailable(endpoint.name, "did not answer in time; what was begun is rolled back") from None
     except TryAgain as again:
         raise unavailable(
-            place.name, f"has rolled it back, because of others: {again}; another try may succeed"
+            endpoint.name, f"has rolled it back, because of others: {again}; another try may succeed"
         ) from again
     except Broken as broken:
-        raise unavailable(place.name, f"{broken.told}; what was begun is rolled back") from broken
+        raise unavailable(endpoint.name, f"{broken.told}; what was begun is rolled back") from broken
     finally:
-        speaker.close()
+        session.close()
 
 
-def _say(speaker: _Script, place: Place, script: bytes) -> Waiting:
-    yield from speaker.prepare()
+def _say(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Waiting:
+    yield from session.prepare()
     try:
-        yield from speaker.say_plainly(script)
+        yield from session.say_plainly(script)
     except NoRights as error:
-        yield from speaker.say_plainly(b"ROLLBACK")
-        ((advice,),) = yield from speaker.say_plainly(_advice(place.schema))
+        yield from session.say_plainly(b"ROLLBACK")
+        ((advice,),) = yield from session.say_plainly(_advice(endpoint.schema))
         raise NoRights(f"{error}; {advice.decode()}. Nothing was changed", transient=False) from error
 
 

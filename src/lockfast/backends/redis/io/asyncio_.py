@@ -20,7 +20,7 @@ import hiredis
 from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen, wait_for_task
-from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     PATIENT,
@@ -65,13 +65,13 @@ class _Several:
         self.answer.set_exception(error)
 
 
-class _Line(asyncio.Protocol):
+class AsyncioConnection(asyncio.Protocol):
     """One connection: what is written is answered in order; what nobody asked for is a message."""
 
-    def __init__(self, place: Place, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
-        self._place = place
+    def __init__(self, endpoint: RedisEndpoint, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._endpoint = endpoint
         self._address = address
-        self._name = str(address or place.name)
+        self._name = str(address or endpoint.name)
         self.loop = loop
         self._future = loop.create_future
         self._time = loop.time
@@ -83,20 +83,20 @@ class _Line(asyncio.Protocol):
         self._heard_at = 0.0
         self._look_at = _NEVER  # when the first of the unanswered may be late
         self._timer: asyncio.TimerHandle | None = None
-        self._connection: Any = None
+        self._redis_py: Any = None
         self._transport: Any = None
         self._gone = asyncio.Event()
         self.alive = False
 
     async def connect(self, within: float) -> None:
         """redis-py shakes hands; from then on the connection is ours. Raises BackendUnavailable."""
-        connection = await self._place.dial_async(self._address, within)
-        self._transport = connection._writer.transport
+        redis_py = await self._endpoint.dial_async(self._address, within)
+        self._transport = redis_py._writer.transport
         self._transport.set_protocol(self)
-        self._connection = connection  # it would close what is ours now, were it dropped
+        self._redis_py = redis_py  # it would close what is ours now, were it dropped
         self._heard_at = self._time()
         self.alive = True
-        if self._transport.is_closing() or connection._reader.at_eof():  # of which redis-py was told, and not we
+        if self._transport.is_closing() or redis_py._reader.at_eof():  # of which redis-py was told, and not we
             self.close()
             raise unavailable(self._name, "closed the connection after the handshake")
 
@@ -217,9 +217,9 @@ class _Line(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._look_at = _NEVER
-        if self._connection is not None:  # it has nothing to close any more
-            self._connection._reader = self._connection._writer = None
-            self._connection = None
+        if self._redis_py is not None:  # it has nothing to close any more
+            self._redis_py._reader = self._redis_py._writer = None
+            self._redis_py = None
 
 
 class _Shared:
@@ -245,9 +245,9 @@ class _Shared:
         await wait_for_task(self.task, within, partial(no_connection, self._url))
 
 
-class _WakeLine(_Line):
-    def __init__(self, waiters: AsyncioWaiters, place: Place, address: Address | None) -> None:
-        super().__init__(place, address, asyncio.get_running_loop())
+class AsyncioSubscription(AsyncioConnection):
+    def __init__(self, waiters: AsyncioWaiters, endpoint: RedisEndpoint, address: Address | None) -> None:
+        super().__init__(endpoint, address, asyncio.get_running_loop())
         self._waiters = waiters
 
     def message(self, message: Any) -> None:
@@ -262,21 +262,21 @@ class _WakeLine(_Line):
 class AsyncioRedisWakeups(AsyncioWaiters):
     """The loop itself hears the subscription."""
 
-    def __init__(self, place: Place, clock: Clock | None) -> None:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
         super().__init__(clock)
-        self._place = place
-        self._channel = new_channel(clustered=self._place.clustered)
-        self.line: _WakeLine | None = None
+        self._endpoint = endpoint
+        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self.subscription: AsyncioSubscription | None = None
         self.opening: _Shared | None = None
         self._closed = False
 
     @property
     def address(self) -> str:
-        return self._channel if self.line is not None and self.line.alive else ""
+        return self._channel if self.subscription is not None and self.subscription.alive else ""
 
     def begin_again(self) -> None:
         """In another loop."""
-        self.line = self.opening = None
+        self.subscription = self.opening = None
 
     def expect(self, claim: Claim) -> str:
         self.waiter(claim)
@@ -284,47 +284,47 @@ class AsyncioRedisWakeups(AsyncioWaiters):
 
     async def subscribe(self, address: Address | None, within: float) -> None:
         if self.opening is None or not self.opening.under_way:  # else it would be the node of the first time for ever
-            self.opening = _Shared(partial(self._subscribe, address), self._place.url_of(address))
+            self.opening = _Shared(partial(self._subscribe, address), self._endpoint.url_of(address))
         await self.opening.made(within)
 
     async def _subscribe(self, address: Address | None, within: float) -> None:
         if self.address:
             return
-        line = _WakeLine(self, self._place, address)
-        await line.connect(within)
-        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        subscription = AsyncioSubscription(self, self._endpoint, address)
+        await subscription.connect(within)
+        keep_alive(subscription.socket)  # it is only ever read: of a cut that nobody tells it would never know
         try:
-            answer = await line.ask(command("SUBSCRIBE", self._channel), within)
+            answer = await subscription.ask(command("SUBSCRIBE", self._channel), within)
             if answer.__class__ is ReplyError:
-                raise refusal(str(address or self._place.name), answer)
+                raise refusal(str(address or self._endpoint.name), answer)
         except BaseException:
-            line.close()
+            subscription.close()
             raise
         if self._closed:
-            line.close()
-        self.line = line
+            subscription.close()
+        self.subscription = subscription
 
     def close(self) -> None:
         self._closed = True
-        line, self.line = self.line, None
-        if line is not None:
-            line.close()
+        subscription, self.subscription = self.subscription, None
+        if subscription is not None:
+            subscription.close()
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
-        self._channel = new_channel(clustered=self._place.clustered)
-        self.line = self.opening = None
+        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self.subscription = self.opening = None
         self.reset()
 
 
-class AsyncioWires:
-    def __init__(self, place: Place, clock: Clock | None) -> None:
-        self.wakeups = AsyncioRedisWakeups(place, clock)
-        self._place = place
+class AsyncioConnections:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
+        self.wakeups = AsyncioRedisWakeups(endpoint, clock)
+        self._endpoint = endpoint
         self._reset()
 
     def _reset(self) -> None:
-        self._lines: dict[Address | None, _Line] = {}
+        self._connections: dict[Address | None, AsyncioConnection] = {}
         self._dialling: dict[Address | None, _Shared] = {}
         self._closed = False
 
@@ -336,20 +336,20 @@ class AsyncioWires:
         return self.wakeups.expect(claim)
 
     def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
-        line = self._lines.get(address)
-        if line is not None and line.alive and line.loop is asyncio.get_running_loop():
-            return line.ask(request, within)
+        connection = self._connections.get(address)
+        if connection is not None and connection.alive and connection.loop is asyncio.get_running_loop():
+            return connection.ask(request, within)
         return self._ask_first(address, request, within)
 
     async def _ask_first(self, address: Address | None, request: bytes, within: float) -> Any:
         started = asyncio.get_running_loop().time()
-        line = await self._line_to(address, within)
-        return await line.ask(request, max(0.001, within - (line.loop.time() - started)))
+        connection = await self._connection_to(address, within)
+        return await connection.ask(request, max(0.001, within - (connection.loop.time() - started)))
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
         started = asyncio.get_running_loop().time()
-        line = await self._line_to(address, within)
-        return await line.ask_several(request, replies, max(0.001, within - (line.loop.time() - started)))
+        connection = await self._connection_to(address, within)
+        return await connection.ask_several(request, replies, max(0.001, within - (connection.loop.time() - started)))
 
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
@@ -366,50 +366,52 @@ class AsyncioWires:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise unavailable(self._place.name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise unavailable(self._endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
 
-    async def _line_to(self, address: Address | None, within: float) -> _Line:
+    async def _connection_to(self, address: Address | None, within: float) -> AsyncioConnection:
         self._must_be_open()
         loop = asyncio.get_running_loop()
         self._belong_to(loop)
-        line = self._lines.get(address)
-        if line is None or not line.alive:
+        connection = self._connections.get(address)
+        if connection is None or not connection.alive:
             dialling = self._dialling.get(address)
             if dialling is None:
-                dialling = self._dialling[address] = _Shared(partial(self._dial, address), self._place.url_of(address))
+                dialling = self._dialling[address] = _Shared(
+                    partial(self._dial, address), self._endpoint.url_of(address)
+                )
             await dialling.made(within)
-            line = self._lines.get(address)
-            if line is None or not line.alive:
-                raise unavailable(str(address or self._place.name), "was connected to and is gone again")
-        return line
+            connection = self._connections.get(address)
+            if connection is None or not connection.alive:
+                raise unavailable(str(address or self._endpoint.name), "was connected to and is gone again")
+        return connection
 
     async def _dial(self, address: Address | None, within: float) -> None:
-        line = _Line(self._place, address, asyncio.get_running_loop())
-        await line.connect(within)
+        connection = AsyncioConnection(self._endpoint, address, asyncio.get_running_loop())
+        await connection.connect(within)
         if self._closed:
-            line.close()
-        self._lines[address] = line
+            connection.close()
+        self._connections[address] = connection
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.wakeups.is_new(loop):
-            self._lines = {}
+            self._connections = {}
             self._dialling = {}
             self.wakeups.begin_again()
 
     def drop(self, address: Address | None) -> None:
-        line = self._lines.pop(address, None)
-        if line is not None:
-            line.close()
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
 
     async def close(self) -> None:
         self._closed = True
         await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakeups.opening) if shared])
-        lines = [*self._lines.values(), *filter(None, [self.wakeups.line])]
+        connections = [*self._connections.values(), *filter(None, [self.wakeups.subscription])]
         self.wakeups.close()
-        for address in list(self._lines):
+        for address in list(self._connections):
             self.drop(address)
-        for line in lines:
-            await line.gone()
+        for connection in connections:
+            await connection.gone()
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""

@@ -18,7 +18,7 @@ import hiredis
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
-from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
     PATIENT,
@@ -42,13 +42,13 @@ _SILENT = 1.0  # seconds without an answer after which the other connections are
 _IDLE = 16  # connections that are kept for later, for each server
 
 
-class _Line:
+class BlockingConnection:
     """One connection of our own: what is written is answered in order."""
 
-    def __init__(self, place: Place, address: Address | None, within: float) -> None:
-        self.name = str(address or place.name)
-        self._connection = place.dial(address, within)
-        self.socket: socket.socket = self._connection._sock
+    def __init__(self, endpoint: RedisEndpoint, address: Address | None, within: float) -> None:
+        self.name = str(address or endpoint.name)
+        self._redis_py = endpoint.dial(address, within)
+        self.socket: socket.socket = self._redis_py._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
         self.late = False  # it was given up because an answer did not come
@@ -130,31 +130,31 @@ class _Line:
 
     def close(self) -> None:
         with suppress(OSError):
-            self._connection.disconnect()
+            self._redis_py.disconnect()
 
 
-class _WakeLine:
+class BlockingSubscription:
     """The mailbox of the waiters: a subscription, and a pair of sockets to ring our own bell with."""
 
-    def __init__(self, line: _Line, channel: str, within: float) -> None:
+    def __init__(self, connection: BlockingConnection, channel: str, within: float) -> None:
         self.address = channel
         self.broken = False
-        self._line = line
-        line.send(command("SUBSCRIBE", channel), within)
-        (answer,) = line.replies(1, boot_now() + within)
+        self._connection = connection
+        connection.send(command("SUBSCRIBE", channel), within)
+        (answer,) = connection.replies(1, boot_now() + within)
         if answer.__class__ is ReplyError:
-            raise refusal(line.name, answer)
-        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
-        line.socket.setblocking(False)
-        self._bell = SelfPipe(line.socket.fileno())
-        self.poll = self._bell.poll
-        self.ring = self._bell.ring
+            raise refusal(connection.name, answer)
+        keep_alive(connection.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        connection.socket.setblocking(False)
+        self._self_pipe = SelfPipe(connection.socket.fileno())
+        self.poll = self._self_pipe.poll
+        self.notify = self._self_pipe.notify
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
-        if not self._bell.heard_besides(ready):
+        if not self._self_pipe.other_is_ready(ready):
             return []
         try:
-            messages = self._line.read_all()
+            messages = self._connection.read_all()
         except (OSError, hiredis.HiredisError):
             self.broken = True
             return [WAKE_ALL]  # what was told meanwhile is lost
@@ -162,23 +162,23 @@ class _WakeLine:
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
-        self._line.socket.close()
-        self._bell.close()
+        self._connection.socket.close()
+        self._self_pipe.close()
 
     def close(self) -> None:
-        self._line.close()
-        self._bell.close()
+        self._connection.close()
+        self._self_pipe.close()
 
 
-class BlockingWires:
-    def __init__(self, place: Place, clock: Clock | None) -> None:
-        self._place = place
+class BlockingConnections:
+    def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
+        self._endpoint = endpoint
         self._wakeups = BlockingWakeups(clock, None)
         self._reset()
 
     def _reset(self) -> None:
-        self._channel = new_channel(clustered=self._place.clustered)
-        self._idle: dict[Address | None, list[_Line]] = {}
+        self._channel = new_channel(clustered=self._endpoint.clustered)
+        self._idle: dict[Address | None, list[BlockingConnection]] = {}
         self._opening = threading.RLock()
         self._closed = False
 
@@ -190,7 +190,7 @@ class BlockingWires:
         if not self._wakeups.address:
             until = boot_now() + within
             if not in_turn(self._opening, within, lambda: self._see_to_subscription(address, until)):
-                raise no_connection(self._place.url_of(address), "no answer in time")
+                raise no_connection(self._endpoint.url_of(address), "no answer in time")
         return self._wakeups.expect(claim)
 
     def _see_to_subscription(self, address: Address | None, until: float) -> bool:
@@ -199,70 +199,72 @@ class BlockingWires:
         return True
 
     def _subscribe(self, address: Address | None, within: float) -> None:
-        line = self._dial(address, within)
+        connection = self._dial(address, within)
         try:
-            self._wakeups.attach(_WakeLine(line, self._channel, within))
+            self._wakeups.attach(BlockingSubscription(connection, self._channel, within))
         except BaseException:
-            line.close()
+            connection.close()
             raise
 
-    def _line_to(self, address: Address | None, within: float) -> tuple[_Line, float]:
+    def _connection_to(self, address: Address | None, within: float) -> tuple[BlockingConnection, float]:
         """A connection, and how long to wait on it for an answer: one that used to work may lead nowhere by now."""
-        line: _Line | None
+        connection: BlockingConnection | None
         try:
-            line = self._idle[address].pop()
+            connection = self._idle[address].pop()
         except LookupError:
-            line = None
-        if line is not None:
-            return line, within if within < PATIENT else PATIENT
+            connection = None
+        if connection is not None:
+            return connection, within if within < PATIENT else PATIENT
         started = boot_now()  # not inside `except`: an error in there would seem to come of the missing key
         return self._dial(address, within), max(0.01, within - (boot_now() - started))
 
-    def _dial(self, address: Address | None, within: float) -> _Line:
+    def _dial(self, address: Address | None, within: float) -> BlockingConnection:
         if self._closed:
-            raise unavailable(self._place.name, "was let go of: this Locks is closed", transient=False)
-        return _Line(self._place, address, within)
+            raise unavailable(self._endpoint.name, "was let go of: this Locks is closed", transient=False)
+        return BlockingConnection(self._endpoint, address, within)
 
-    def _put_back(self, address: Address | None, line: _Line) -> None:
+    def _put_back(self, address: Address | None, connection: BlockingConnection) -> None:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle.setdefault(address, [])
         if len(idle) < _IDLE and not self._closed:
-            idle.append(line)
+            idle.append(connection)
         else:
-            line.close()
+            connection.close()
 
-    def _throw_away(self, address: Address | None, line: _Line, error: BaseException, within: float) -> None:
+    def _throw_away(
+        self, address: Address | None, connection: BlockingConnection, error: BaseException, within: float
+    ) -> None:
         """A late reply must never be taken for another's. Where one connection has ended, the idle ones have too; but
         a server that does not answer at once may just be far away.
         """
-        line.close()
-        if isinstance(error, BackendUnavailable) and (within >= _SILENT or not line.late):
+        connection.close()
+        if isinstance(error, BackendUnavailable) and (within >= _SILENT or not connection.late):
             self.drop(address)
 
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
-        line, within = self._line_to(address, within)
+        connection, within = self._connection_to(address, within)
         try:
-            answer = line.ask(request, within)
+            answer = connection.ask(request, within)
         except BaseException as error:
-            self._throw_away(address, line, error, within)
+            self._throw_away(address, connection, error, within)
             raise
-        self._put_back(address, line)
+        self._put_back(address, connection)
         return answer
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
         return self._ask(address, request, replies, within)
 
     def _ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
-        line, within = self._line_to(address, within)
+        connection, within = self._connection_to(address, within)
         until = boot_now() + within
         try:
-            line.send(request, within)
-            answers = line.replies(replies, until)
+            connection.send(request, within)
+            answers = connection.replies(replies, until)
         except BaseException as error:
-            self._throw_away(address, line, error, within)
+            self._throw_away(address, connection, error, within)
             raise
-        self._put_back(address, line)
+        self._put_back(address, connection)
         return answers
 
     async def ask_each(
@@ -271,23 +273,23 @@ class BlockingWires:
         """Those that there is a connection to are asked first: one that is gone may take all the time there is."""
         until = boot_now() + within
         heard: dict[Address | None, list[Any] | BackendUnavailable] = {}
-        sent: list[tuple[Address | None, _Line, int]] = []
+        sent: list[tuple[Address | None, BlockingConnection, int]] = []
         for address, request, replies in requests:
             if self._idle.get(address):
-                line, patience = self._line_to(address, within)
+                connection, patience = self._connection_to(address, within)
                 try:
-                    line.send(request, patience)
-                    sent.append((address, line, replies))
+                    connection.send(request, patience)
+                    sent.append((address, connection, replies))
                 except BackendUnavailable as error:
-                    self._throw_away(address, line, error, within)
+                    self._throw_away(address, connection, error, within)
                     heard[address] = error
         patient_until = min(until, boot_now() + PATIENT)
-        for address, line, replies in sent:
+        for address, connection, replies in sent:
             try:
-                heard[address] = line.replies(replies, patient_until)
-                self._put_back(address, line)
+                heard[address] = connection.replies(replies, patient_until)
+                self._put_back(address, connection)
             except BackendUnavailable as error:
-                self._throw_away(address, line, error, within)
+                self._throw_away(address, connection, error, within)
                 heard[address] = error
         for address, request, replies in requests:
             if address not in heard:
@@ -298,8 +300,8 @@ class BlockingWires:
         return [heard[address] for address, _, _ in requests]
 
     def drop(self, address: Address | None) -> None:
-        for line in self._idle.pop(address, ()):
-            line.close()
+        for connection in self._idle.pop(address, ()):
+            connection.close()
 
     async def close(self) -> None:
         self._closed = True
@@ -310,17 +312,17 @@ class BlockingWires:
     def after_fork(self) -> None:
         """The connections are the parent's; only our copies of them are closed."""
         for idle in self._idle.values():
-            for line in idle:
-                line.socket.close()
+            for connection in idle:
+                connection.socket.close()
         self._wakeups.after_fork()
         self._reset()
 
 
-def open_driver(place: Place, world: World, clock: Clock | None, replicas: int) -> RedisDriver:
+def open_driver(endpoint: RedisEndpoint, world: World, clock: Clock | None, replicas: int) -> RedisDriver:
     """The driver for that world. Nothing is opened yet."""
     now = clock.now if clock is not None else None
     if world.blocking:
-        return RedisDriver(place, BlockingWires(place, clock), now, replicas)
-    from lockfast.backends.redis.io.asyncio_ import AsyncioWires
+        return RedisDriver(endpoint, BlockingConnections(endpoint, clock), now, replicas)
+    from lockfast.backends.redis.io.asyncio_ import AsyncioConnections
 
-    return RedisDriver(place, AsyncioWires(place, clock), now, replicas)
+    return RedisDriver(endpoint, AsyncioConnections(endpoint, clock), now, replicas)

@@ -70,7 +70,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}" if self.port else host
 
 
-class Place:
+class RedisEndpoint:
     """One server."""
 
     clustered = False
@@ -253,7 +253,7 @@ def _reason(root: BaseException) -> str:
     return text
 
 
-class Sentinels(Place):
+class SentinelEndpoint(RedisEndpoint):
     """The primary of a service that Sentinels watch: asked for anew with each connection."""
 
     variant = "+sentinel"
@@ -275,7 +275,7 @@ class Sentinels(Place):
             to_sentinels["ssl"] = kind == "tls"
         self._to_sentinels = to_sentinels
         its_kind = "tls" if to_sentinels.get("ssl") else "tcp"
-        self._sentinels = tuple(Place(its_kind, to_sentinels, address) for address in sentinels)
+        self._sentinels = tuple(RedisEndpoint(its_kind, to_sentinels, address) for address in sentinels)
 
     @property
     def name(self) -> str:
@@ -319,7 +319,7 @@ class Sentinels(Place):
     def _each(self, within: float) -> float:
         return min(SENTINEL_WITHIN, within / len(self._sentinels))
 
-    def _primary_in(self, masters: Any, told_by: Place) -> Address | None:
+    def _primary_in(self, masters: Any, told_by: RedisEndpoint) -> Address | None:
         """Whom that Sentinel takes for the primary, if it is up. That Sentinel is asked first from now on: one that
         hangs then costs time only once."""
         service = self._service.encode(errors=_AS_BYTES)
@@ -338,7 +338,7 @@ class Sentinels(Place):
         return no_connection(self.url, f"no primary of {self._service!r} was found: {reasons}", transient=not final)
 
 
-class Cluster(Place):
+class ClusterEndpoint(RedisEndpoint):
     """Many nodes, each with a part of the names; `address` is None wherever a node must be chosen first."""
 
     clustered = True
@@ -364,7 +364,7 @@ class Cluster(Place):
 # From a URL
 
 
-def place_of_url(parts: SplitResult) -> Place:
+def endpoint_of_url(parts: SplitResult) -> RedisEndpoint:
     """Raises ValueError for a URL that says nothing sensible."""
     scheme = parts.scheme.replace("valkey", "redis", 1)
     base, _, variant = scheme.partition("+")
@@ -379,17 +379,17 @@ def place_of_url(parts: SplitResult) -> Place:
         if kind != "unix":
             _number(parts.path.strip("/"), parts)
         host, port = settings.get("host", "localhost"), settings.get("port", PORT)
-        return Place(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
+        return RedisEndpoint(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
     hosts = _hosts(parts, SENTINEL_PORT if variant == "sentinel" else PORT)
     if variant == "cluster":
         if parts.path.strip("/0"):
             raise ValueError(f"{parts.scheme}:// has no database to choose: a cluster has but one, 0")
-        return Cluster(kind, settings, hosts)
+        return ClusterEndpoint(kind, settings, hosts)
     service, _, db = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
     settings |= {"db": _number(db, parts)} if db else {}
-    return Sentinels(kind, settings, unquote(service, errors=_AS_BYTES), hosts)
+    return SentinelEndpoint(kind, settings, unquote(service, errors=_AS_BYTES), hosts)
 
 
 def _number(db: str, parts: SplitResult) -> int:
@@ -453,14 +453,14 @@ def _hosts(parts: SplitResult, port: int) -> list[Address]:
 # From a client
 
 
-def place_of_client(client: Any) -> Place | None:
+def endpoint_of_client(client: Any) -> RedisEndpoint | None:
     """Where it would connect to, or None if this is no client of redis-py's. Its connections are not used."""
     nodes = getattr(client, "nodes_manager", None)
     if nodes is not None:
         settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)
         seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
         tls = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
-        return Cluster("tls" if tls else "tcp", settings, seeds)
+        return ClusterEndpoint("tls" if tls else "tcp", settings, seeds)
     pool = getattr(client, "connection_pool", None)
     if pool is None or not hasattr(pool, "connection_kwargs"):
         return None
@@ -470,7 +470,7 @@ def place_of_client(client: Any) -> Place | None:
     if manager is not None:
         sentinels = [one.connection_pool.connection_kwargs for one in manager.sentinels]
         addresses = [Address(one["host"], int(one["port"])) for one in sentinels]
-        return Sentinels(kind, settings, pool.service_name, addresses, dict(manager.sentinel_kwargs))
+        return SentinelEndpoint(kind, settings, pool.service_name, addresses, dict(manager.sentinel_kwargs))
     if kind == "unix":
-        return Place(kind, settings, Address(settings["path"]))
-    return Place(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))
+        return RedisEndpoint(kind, settings, Address(settings["path"]))
+    return RedisEndpoint(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.cluster import ClusterMap, address_in
-from lockfast.backends.redis.io.endpoints import Address, Cluster, Place
+from lockfast.backends.redis.io.endpoints import Address, ClusterEndpoint, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     ASKING,
     ReplyError,
@@ -40,7 +40,7 @@ NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else m
 _NO_SCRIPT = Script(b"", b"")
 
 
-class Wires(Protocol):
+class Connections(Protocol):
     """The connections of one world. An address of None is the one server of a place that has one."""
 
     @property
@@ -74,25 +74,27 @@ class Call(NamedTuple):
 
 
 class RedisDriver:
-    def __init__(self, place: Place, wires: Wires, now: Callable[[], float] | None, replicas: int = 0) -> None:
+    def __init__(
+        self, endpoint: RedisEndpoint, connections: Connections, now: Callable[[], float] | None, replicas: int = 0
+    ) -> None:
         self.now = now  # a test's clock, which the server is told
-        self.place = place
+        self.endpoint = endpoint
         self.replicas = replicas
-        self.names_in_one = 1 if place.clustered else NAMES_IN_ONE
-        self._wires = wires
-        self._ask_one = wires.ask_one
-        self._map = ClusterMap(place.seeds) if isinstance(place, Cluster) else None
+        self.names_in_one = 1 if endpoint.clustered else NAMES_IN_ONE
+        self._connections = connections
+        self._ask_one = connections.ask_one
+        self._map = ClusterMap(endpoint.seeds) if isinstance(endpoint, ClusterEndpoint) else None
         self._greeted = False
         self._direct = False  # greeted, and there is one server
 
     @property
     def wakeups(self) -> Wakeups:
-        return self._wires.wakeups
+        return self._connections.wakeups
 
     async def expect(self, claim: Claim, within: float) -> str:
         address = None if self._map is None else self._map.any()
         try:
-            return await self._wires.expect(claim, address, within)
+            return await self._connections.expect(claim, address, within)
         except BackendUnavailable:
             self._lost_track(address)
             raise
@@ -126,7 +128,7 @@ class RedisDriver:
         address = None if self._map is None else self._map.node_of(key)
         wait = self._wait(within)
         try:
-            answer, replicas = await self._wires.ask(address, request + wait, 2, within)
+            answer, replicas = await self._connections.ask(address, request + wait, 2, within)
         except BackendUnavailable:
             self._lost_track(address)
             raise
@@ -162,7 +164,9 @@ class RedisDriver:
             (address, b"".join([calls[index].request for index in indices]) + wait, len(indices) + bool(wait))
             for address, indices in shares.items()
         ]
-        for (address, indices), share in zip(shares.items(), await self._wires.ask_each(requests, within), strict=True):
+        for (address, indices), share in zip(
+            shares.items(), await self._connections.ask_each(requests, within), strict=True
+        ):
             told = self._enough(share, address) if wait else share
             if isinstance(told, BackendUnavailable):
                 self._lost_track(address)
@@ -178,7 +182,7 @@ class RedisDriver:
     ) -> Any:
         left = until - boot_now()
         if left <= 0:
-            return unavailable(self.place.name, "did not answer in time")
+            return unavailable(self.endpoint.name, "did not answer in time")
         try:
             settled = await self._settle(script, call.request, answer, address, left, wait)
         except BackendUnavailable as error:
@@ -196,7 +200,7 @@ class RedisDriver:
 
     def too_few(self, replicas: int, *, transient: bool = True) -> BackendUnavailable:
         return unavailable(
-            self.place.name,
+            self.endpoint.name,
             f"has only {replicas} replicas that confirm what it was told, and {self.replicas} were asked for",
             transient=transient,
         )
@@ -240,13 +244,13 @@ class RedisDriver:
             await self._ask_one(address, command("PING"), within / 2)
 
     async def close(self) -> None:
-        await self._wires.close()
+        await self._connections.close()
 
     def after_fork(self) -> None:
-        self._wires.after_fork()
+        self._connections.after_fork()
 
     def __repr__(self) -> str:
-        return f"redis at {self.place.name}, db {self.place.db}"  # two of them are one store if this is the same
+        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"  # two of them are one store if this is the same
 
     # Answers that are none
 
@@ -268,16 +272,16 @@ class RedisDriver:
                 raise self._refused(answer, address)
             left = max(0.01, until - boot_now())
             replies = bool(asking) + 1 + bool(wait)
-            answers = (await self._wires.ask(address, asking + request + wait, replies, left))[bool(asking) :]
+            answers = (await self._connections.ask(address, asking + request + wait, replies, left))[bool(asking) :]
             answer = answers[0]
             if answer.__class__ is not ReplyError:
                 return answers
-        raise unavailable(self.place.name, "sends us from node to node")
+        raise unavailable(self.endpoint.name, "sends us from node to node")
 
     def _refused(self, answer: Any, address: Address | None) -> BackendUnavailable:
-        error = refusal(str(address or self.place.name), answer)
+        error = refusal(str(address or self.endpoint.name), answer)
         if kind_of(answer) in ("READONLY", "CLUSTERDOWN", "LOADING", "MASTERDOWN"):
-            self._wires.drop(address)  # the next connection finds the new primary
+            self._connections.drop(address)  # the next connection finds the new primary
             self._lost_track(address)
         return error
 
@@ -302,7 +306,7 @@ class RedisDriver:
             if answer.__class__ is not ReplyError and self._map.read(answer, address):
                 return address
             error = unavailable(str(address), f"does not tell of its cluster: {answer}", transient=answer == [])
-        raise error or unavailable(self.place.name, "did not answer in time")
+        raise error or unavailable(self.endpoint.name, "did not answer in time")
 
     def _lost_track(self, address: Address | None) -> None:
         if self._map is not None:
@@ -325,19 +329,21 @@ class RedisDriver:
         """Version and role of the server, or of a node of the cluster; empty where it does not tell this user."""
         address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "server") + command("INFO", "replication")
-        return version_and_role(facts_in(await self._wires.ask(address, questions, 2, within)))
+        return version_and_role(facts_in(await self._connections.ask(address, questions, 2, within)))
 
     async def _greet(self, within: float) -> None:
         """Once: look at what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
         address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "memory") + command("INFO", "replication")
-        facts = facts_in(await self._wires.ask(address, questions, 2, within))
-        if facts.get("role") == "slave" and type(self.place) is Place:
-            raise unavailable(self.place.name, "is a read-only replica: locks are kept on the primary", transient=False)
+        facts = facts_in(await self._connections.ask(address, questions, 2, within))
+        if facts.get("role") == "slave" and type(self.endpoint) is RedisEndpoint:
+            raise unavailable(
+                self.endpoint.name, "is a read-only replica: locks are kept on the primary", transient=False
+            )
         policy = facts.get("maxmemory_policy", "noeviction")
         told, self._greeted, self._direct = self._greeted, True, self._map is None  # others may have asked meanwhile
         if not told and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
-            _logger.warning(EVICTS, self.place.name, policy)
+            _logger.warning(EVICTS, self.endpoint.name, policy)
 
 
 EVICTS = (

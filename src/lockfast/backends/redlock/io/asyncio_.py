@@ -17,7 +17,7 @@ from lockfast._model import Claim, Health
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks
-from lockfast.backends.redis.io.asyncio_ import _Line, _WakeLine
+from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
 from lockfast.backends.redis.io.resp import (
     ReplyError,
     command,
@@ -27,7 +27,7 @@ from lockfast.backends.redis.io.resp import (
     refusal,
     unavailable,
 )
-from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeWires, Turn
+from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeConnections, Turn
 from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import Round, Shout
 from lockfast.backends.wakeups import WAKE_ALL
@@ -68,7 +68,7 @@ class _Reply:
         self._round.fail(self._node, error)
 
 
-class _NodeLine(_Line):
+class NodeConnection(AsyncioConnection):
     def put(self, reply: _Reply, turn: Turn, within: float) -> None:
         now = self._time()
         waiting: Any = reply  # it has all of a future that a line asks for
@@ -78,7 +78,7 @@ class _NodeLine(_Line):
             self._fail("closed the connection")
 
 
-class _NodeWakeLine(_WakeLine):
+class NodeSubscription(AsyncioSubscription):
     def __init__(self, waiters: AsyncioWaiters, member: Member, ended: Callable[[], None]) -> None:
         super().__init__(waiters, member, None)
         self._ended = ended
@@ -114,20 +114,20 @@ class AsyncioCrew:
         # Called with a claim of which a request may come late to that node.
         self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
         self.wakeups = QuorumWaiters(clock)
-        self.wires = tuple(NodeWires(self.wakeups, member) for member in members)
+        self.connections = tuple(NodeConnections(self.wakeups, member) for member in members)
         self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._forget()
 
     def _forget(self) -> None:
-        self._lines: list[_NodeLine | None] = [None] * len(self.members)
-        self._wake_lines: list[_NodeWakeLine | None] = [None] * len(self.members)
+        self._lines: list[NodeConnection | None] = [None] * len(self.members)
+        self._wake_lines: list[NodeSubscription | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
         self._strangers = True  # nobody has been connected to yet
-        for wires in self.wires:
-            wires.node_wakeups.subscribed = False
+        for connections in self.connections:
+            connections.node_wakeups.subscribed = False
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
@@ -284,7 +284,7 @@ class AsyncioCrew:
             (self.members[node].failed if task.exception() else self.members[node].answered)()
 
     async def _dial(self, node: int) -> None:
-        line = _NodeLine(self.members[node], None, asyncio.get_running_loop())
+        line = NodeConnection(self.members[node], None, asyncio.get_running_loop())
         await line.connect(max(1.0, self.node_timeout))
         if self._closed:
             line.close()
@@ -292,12 +292,12 @@ class AsyncioCrew:
         self._clean_up(node)
 
     async def _subscribe(self, node: int) -> None:
-        wakeups, within = self.wires[node].node_wakeups, max(1.0, self.node_timeout)
+        wakeups, within = self.connections[node].node_wakeups, max(1.0, self.node_timeout)
 
         def ended() -> None:
             wakeups.subscribed = False
 
-        line = _NodeWakeLine(self.wakeups, self.members[node], ended)
+        line = NodeSubscription(self.wakeups, self.members[node], ended)
         await line.connect(within)
         keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         try:

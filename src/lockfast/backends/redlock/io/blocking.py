@@ -17,10 +17,10 @@ from typing import Any, Final
 from lockfast._model import Health
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
-from lockfast.backends.redis.io.blocking import _Line
+from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import new_channel, unavailable
 from lockfast.backends.redlock.io.connections import Fan, Line, at_once
-from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeWires
+from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeConnections
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import LINGER, Round, Shout
 from lockfast.backends.redlock.io.stragglers import Janitor
@@ -39,7 +39,7 @@ class BlockingCrew:
         # Called with a claim of which a request may come late to that node.
         self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
         self._wakeups = BlockingWakeups(clock, self._open_inbox)
-        self.wires = tuple(NodeWires(self._wakeups, member) for member in members)
+        self.connections = tuple(NodeConnections(self._wakeups, member) for member in members)
         self._channel = new_channel(clustered=False)
         self._reset()
 
@@ -215,10 +215,10 @@ class BlockingCrew:
         return self._inbox
 
     def _unsubscribed(self, node: int) -> None:
-        self.wires[node].node_wakeups.subscribed = False
+        self.connections[node].node_wakeups.subscribed = False
 
     def subscribe(self, node: int, within: float) -> BackendUnavailable | None:
-        wakeups, member = self.wires[node].node_wakeups, self.members[node]
+        wakeups, member = self.connections[node].node_wakeups, self.members[node]
         with self._subscribing:
             if wakeups.subscribed:
                 return None
@@ -226,7 +226,7 @@ class BlockingCrew:
                 return unavailable(member.name, "cannot be reached just now")
             try:
                 inbox = self._open_inbox()
-                inbox.subscribe(node, _Line(member, None, within), within)
+                inbox.subscribe(node, BlockingConnection(member, None, within), within)
             except BackendUnavailable as error:
                 if within >= self.node_timeout:  # else it was given less time than it may take
                     member.failed()
@@ -255,7 +255,7 @@ class BlockingCrew:
             fan.abandon()
         self._janitor.abandon()
         self._wakeups.after_fork()
-        for wires in self.wires:
-            wires.after_fork()
+        for connections in self.connections:
+            connections.after_fork()
         self._channel = new_channel(clustered=False)
         self._reset()

@@ -20,7 +20,7 @@ import hiredis
 
 from lockfast._reentry import start_thread
 from lockfast._time import boot_now
-from lockfast.backends.redis.io.blocking import _Line
+from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import NOTHING, unavailable
 from lockfast.backends.redlock.io.fanout import Turn
 from lockfast.backends.redlock.io.members import Member
@@ -35,7 +35,7 @@ _SOON: Final = 0.001  # seconds in which all have answered that are heard in tur
 _POLLED: Final = 100  # rounds in which whoever answers first is heard first, before it is tried again in turn
 
 
-class Line(_Line):
+class Line(BlockingConnection):
     """A connection on which several answers may be due, some of which nobody waits for any more."""
 
     def __init__(self, node: int, member: Member, within: float) -> None:

@@ -34,7 +34,7 @@ class Crew(Protocol):
     mark_in_doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
 
     @property
-    def wires(self) -> Sequence[NodeWires]:
+    def connections(self) -> Sequence[NodeConnections]:
         """Of each node."""
         ...
 
@@ -121,7 +121,7 @@ class NodeWakeups:
         self.subscribed = False
 
 
-class NodeWires:
+class NodeConnections:
     """The connections of one node, for its driver. Nothing is sent here: whoever runs the verb does."""
 
     def __init__(self, wakeups: Wakeups, member: Member) -> None:

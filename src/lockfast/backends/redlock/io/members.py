@@ -17,7 +17,7 @@ import redis
 from lockfast._model import Health
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.connections import hang_up, is_of_a_closed_connection
-from lockfast.backends.redis.io.endpoints import Address, Place
+from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import command, facts_in, unavailable, version_and_role
 from lockfast.backends.redis.io.router import EVICTS
 from lockfast.errors import BackendUnavailable
@@ -32,11 +32,11 @@ _ANSWERS: Final = len(_QUESTIONS) + 1
 _ALWAYS: Final = -math.inf  # not 0: that is when this machine booted, and a server may be older
 
 
-class Member(Place):
+class Member(RedisEndpoint):
     """One server of the quorum: where it is, and what is known of it."""
 
-    def __init__(self, place: Place, members: list[Member], preload: Sequence[bytes]) -> None:
-        vars(self).update(vars(place))
+    def __init__(self, endpoint: RedisEndpoint, members: list[Member], preload: Sequence[bytes]) -> None:
+        vars(self).update(vars(endpoint))
         self._members = members  # all of the quorum
         self._preload = preload  # said with every connection
         self.run_id = ""
@@ -242,22 +242,22 @@ async def _reply_async(connection: Any) -> Any:
         return error
 
 
-def members_of(places: Sequence[Place], preload: Sequence[bytes] = ()) -> list[Member]:
+def members_of(endpoints: Sequence[RedisEndpoint], preload: Sequence[bytes] = ()) -> list[Member]:
     """Each is told the requests `preload` with every connection.
 
     Raises ValueError for too few of them, and for one that is named twice.
     """
-    if len(places) < FEWEST:
-        raise ValueError(f"a quorum is of {FEWEST} lock servers at least, and not {len(places)}")
-    names = [place.name for place in places]
+    if len(endpoints) < FEWEST:
+        raise ValueError(f"a quorum is of {FEWEST} lock servers at least, and not {len(endpoints)}")
+    names = [endpoint.name for endpoint in endpoints]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name} is named twice: its vote would count twice")
-    for place in places:
-        if type(place) is not Place:
-            raise ValueError(f"a quorum is of single servers, and {place.name} is more than one")
+    for endpoint in endpoints:
+        if type(endpoint) is not RedisEndpoint:
+            raise ValueError(f"a quorum is of single servers, and {endpoint.name} is more than one")
     members: list[Member] = []
-    members.extend(Member(place, members, preload) for place in places)
+    members.extend(Member(endpoint, members, preload) for endpoint in endpoints)
     return members
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import hiredis
 
 from lockfast._time import boot_now
-from lockfast.backends.redis.io.blocking import _Line
+from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
 
@@ -25,14 +25,14 @@ class WakeFan:
     def __init__(self, channel: str, ended: Callable[[int], None]) -> None:
         self.address = channel
         self._ended = ended  # told which server's subscription has ended
-        self._lines: dict[int, tuple[int, _Line]] = {}  # by file number: which server's
-        self._bell, self._hand = socket.socketpair()
-        self._bell.setblocking(False)
+        self._lines: dict[int, tuple[int, BlockingConnection]] = {}  # by file number: which server's
+        self._self_pipe, self._hand = socket.socketpair()
+        self._self_pipe.setblocking(False)
         self._hand.setblocking(False)
         self.poll = select.poll()
-        self.poll.register(self._bell, select.POLLIN)
+        self.poll.register(self._self_pipe, select.POLLIN)
 
-    def subscribe(self, node: int, line: _Line, within: float) -> None:
+    def subscribe(self, node: int, line: BlockingConnection, within: float) -> None:
         """Raises BackendUnavailable."""
         try:
             line.send(command("SUBSCRIBE", self.address), within)
@@ -47,9 +47,9 @@ class WakeFan:
         number = line.socket.fileno()
         self._lines[number] = node, line
         self.poll.register(number, select.POLLIN)
-        self.ring()  # whoever sleeps here does not know of it yet
+        self.notify()  # whoever sleeps here does not know of it yet
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with suppress(OSError):
             self._hand.send(b"!")
 
@@ -60,7 +60,7 @@ class WakeFan:
                 claims += self._read(number)
             else:
                 with suppress(BlockingIOError, InterruptedError):
-                    self._bell.recv(4096)
+                    self._self_pipe.recv(4096)
         return claims
 
     def _read(self, number: int) -> list[str]:
@@ -79,7 +79,7 @@ class WakeFan:
         """It is the parent's: close only our copy."""
         for _, line in self._lines.values():
             line.socket.close()
-        self._bell.close()
+        self._self_pipe.close()
         self._hand.close()
 
     def close(self) -> None:
@@ -87,5 +87,5 @@ class WakeFan:
             line.close()
             self._ended(node)
         self._lines.clear()
-        self._bell.close()
+        self._self_pipe.close()
         self._hand.close()

@@ -43,12 +43,12 @@ class DatagramInbox:
         try:
             self.socket.setblocking(False)
             self.address = self._bind(f"lockfast-{os.urandom(8).hex()}")
-            self._bell = SelfPipe(self.socket.fileno())
+            self._self_pipe = SelfPipe(self.socket.fileno())
         except BaseException:
             self._close_socket()
             raise
-        self.poll = self._bell.poll
-        self.ring = self._bell.ring
+        self.poll = self._self_pipe.poll
+        self.notify = self._self_pipe.notify
 
     def _bind(self, name: str) -> str:
         if _ABSTRACT:
@@ -66,7 +66,7 @@ class DatagramInbox:
 
     def read(self, ready: Sequence[tuple[int, int]] | None = None) -> list[str]:
         """What the datagrams since the last reading say; an empty text for one that does not count."""
-        if ready is not None and not self._bell.heard_besides(ready):
+        if ready is not None and not self._self_pipe.other_is_ready(ready):
             return []
         texts: list[str] = []
         while len(texts) < _QUEUE_LENGTH:  # else a sender that is quicker than we are keeps us here
@@ -82,11 +82,11 @@ class DatagramInbox:
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
         self.socket.close()
-        self._bell.close()
+        self._self_pipe.close()
 
     def close(self) -> None:
         self._close_socket()
-        self._bell.close()
+        self._self_pipe.close()
 
     def _close_socket(self) -> None:
         self.socket.close()
