@@ -1,4 +1,4 @@
-"""What docs/postgres.md tells an operator is enough, and so."""
+"""What docs/backends/postgres_table.md and postgres_advisory.md tell an operator is enough, and true."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.servers.waiting import join, until
 
 pytestmark = pytest.mark.slow
 
-PAGE = (Path(__file__).parents[3] / "docs" / "postgres.md").read_text()
+PAGES = Path(__file__).parents[3] / "docs" / "backends"
+PAGE = "\n".join((PAGES / f"{name}.md").read_text() for name in ("postgres_table", "postgres_advisory"))
 
 
 @pytest.fixture(params=VERSIONS)

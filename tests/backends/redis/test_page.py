@@ -1,4 +1,4 @@
-"""What docs/redis.md tells an operator to allow is enough for everything, and no word of it is idle."""
+"""What docs/backends/redis.md tells an operator to allow is enough for everything, and no word of it is idle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.servers.waiting import LIMIT, join, until
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[3] / "docs" / "redis.md"
+PAGE = Path(__file__).parents[3] / "docs" / "backends" / "redis.md"
 
 
 @pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])

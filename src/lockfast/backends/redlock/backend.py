@@ -2,7 +2,7 @@
 
 Decides: what is given back and what is repaired, when a lease is still held, and what a majority says.
 Leaves to `votes`: when votes are a grant. Leaves to the nodes: each step at each server. Leaves to the crew: to
-ask all at once, and to wait for no more than are needed. `docs/concepts/redlock.md` has the argument.
+ask all at once, and to wait for no more than are needed. `docs/backends/redlock.md` has the argument.
 """
 
 from __future__ import annotations
