@@ -25,11 +25,11 @@ from tests.servers.waiting import LIMIT, join, until
 
 import lockfast
 from bench.harness import Finding, Setting
-from lockfast._model import GRACE, poll_after
+from lockfast._model import GRACE_S, poll_after
 from lockfast._time import boot_now
 
 WAIT = 0.3  # seconds
-LATE = poll_after(0) + GRACE  # seconds: what the first in line may have to wait when it was not woken
+LATE = poll_after(0) + GRACE_S  # seconds: what the first in line may have to wait when it was not woken
 Try = Callable[[], float]  # seconds
 
 

@@ -14,12 +14,12 @@ Mode = Literal["exclusive", "shared"]
 EXCLUSIVE: Final = "exclusive"
 SHARED: Final = "shared"
 
-GRACE: Final = 1.0  # seconds a resource stays reserved for a waiter that was woken and has not come yet
-PRESENCE: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
-KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
-LONGEST_TTL: Final = 10 * 365 * 86400.0  # seconds
+GRACE_S: Final = 1.0  # seconds a resource stays reserved for a waiter that was woken and has not come yet
+PRESENCE_S: Final = 15.0  # seconds after its last request that a waiter keeps its place in the queue
+MAX_KEPT_CHANGES: Final = 1000  # changes that are kept for an observer that does not ask for them
+MAX_TTL_S: Final = 10 * 365 * 86400.0  # seconds
 MAX_POLL_S: Final = 5.0  # the longest that a waiter sleeps before it looks for itself, as repair
-ROUND: Final = 0.5  # seconds within which all waiters look, once time has made room
+POLL_SPREAD_S: Final = 0.5  # seconds within which all waiters look, once time has made room
 
 
 class Terms(NamedTuple):
@@ -168,7 +168,7 @@ class Capabilities(NamedTuple):
     """What a backend can do, known before anything is sent."""
 
     min_ttl: float = 0.01
-    max_ttl: float = LONGEST_TTL
+    max_ttl: float = MAX_TTL_S
     drift: float = 0.0  # how far its clock's rate may differ from ours; 0 where both are one clock
     instant: bool = False  # verbs never suspend, so a cancellation cannot fall inside one
     renew_batch: int = 500  # leases renewed in one request
@@ -226,7 +226,7 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def next_in_line(queue: Iterable[W], occupancy: Occupancy, successor: str = "") -> list[W]:
+def next_in_queue(queue: Iterable[W], occupancy: Occupancy, successor: str = "") -> list[W]:
     """The waiters to reserve for now, in order; `occupancy` counts holders and all that are reserved for, and grows.
 
     An `successor` goes before everybody else, if somebody of that name waits.
@@ -262,5 +262,5 @@ def poll_after(position: int, room_in: float = inf) -> float:
     half a second, because all that stand before it may be dead. Renewals keep that away for at least two thirds of a
     ttl, so this adds requests only where a ttl is shorter than a few seconds, or holders do not renew.
     """
-    by_turns = max(0.0, room_in) + ROUND * position / (position + 8)
-    return min(MAX_POLL_S, GRACE * (0.75 + position), by_turns)
+    by_turns = max(0.0, room_in) + POLL_SPREAD_S * position / (position + 8)
+    return min(MAX_POLL_S, GRACE_S * (0.75 + position), by_turns)

@@ -30,7 +30,7 @@ _ROOM: Final = 3  # a store may write the same JSON with spaces, and as many cha
 MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata that a store need not read on from
 
 
-class Held(NamedTuple):
+class StoredHold(NamedTuple):
     """A hold as a store gives it back: none of it is known to be what it should be."""
 
     holder: Any
@@ -42,7 +42,7 @@ class Held(NamedTuple):
     metadata: Any  # JSON text, or nothing
 
 
-def lock_info(key: str, holds: Iterable[Held], queue: Iterable[Any], damage: str = "") -> LockInfo:
+def lock_info(key: str, holds: Iterable[StoredHold], queue: Iterable[Any], damage: str = "") -> LockInfo:
     """What is shown of a name. Never raises: what cannot be read is named as its damage.
 
     `damage` is why there may be holds beside these.
@@ -63,7 +63,7 @@ def listed(flaws: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(filter(None, flaws)))
 
 
-def _shown(held: Held) -> tuple[HolderInfo, str]:
+def _shown(held: StoredHold) -> tuple[HolderInfo, str]:
     if not _is_sound(held):
         return UNREADABLE, NO_HOLD
     holder, claim_id = cut_id(held.holder), cut_id(held.claim_id, LONGEST_KEY)
@@ -80,7 +80,7 @@ def _shown(held: Held) -> tuple[HolderInfo, str]:
     return HolderInfo(holder, claim_id, *facts), listed([flaw, reason])
 
 
-def _is_sound(held: Held) -> bool:
+def _is_sound(held: StoredHold) -> bool:
     return (
         isinstance(held.holder, str)
         and isinstance(held.claim_id, str)

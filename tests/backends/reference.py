@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockfast._model import GRACE, MAX_POLL_S, PRESENCE, SHARED, Claim
+from lockfast._model import GRACE_S, MAX_POLL_S, PRESENCE_S, SHARED, Claim
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Resource:
                 continue
             if not self._room_for(waiter.claim):
                 break
-            waiter.reserved_until = now + GRACE
+            waiter.reserved_until = now + GRACE_S
 
     def _end(self, over: list[Held]) -> None:
         self.held = [hold for hold in self.held if hold not in over]
@@ -99,9 +99,9 @@ class Resource:
             return "granted"
         waiter = self.waiter(claim)
         if enqueue and waiter is None:
-            self.queue.append(Waits(claim, now + PRESENCE))
+            self.queue.append(Waits(claim, now + PRESENCE_S))
         elif enqueue and waiter is not None:
-            waiter.gone_at, waiter.late = now + PRESENCE, False
+            waiter.gone_at, waiter.late = now + PRESENCE_S, False
         return "busy"
 
     def granted(self, claim: Claim, now: float, fence: int) -> None:
@@ -144,7 +144,7 @@ class Resource:
     def observe(self, claim: Claim, known: int | None, now: float) -> list[Event] | None:
         """What happened since it heard of so many changes; None if it has to begin with what is true now."""
         watched = claim.id in self.watched_until
-        self.watched_until[claim.id] = now + PRESENCE
+        self.watched_until[claim.id] = now + PRESENCE_S
         return self.history[known:] if watched and known is not None else None
 
     def as_it_is(self) -> list[Event]:

@@ -15,7 +15,7 @@ import pytest
 import lockfast
 from lockfast import BackendUnavailable
 from lockfast._model import SHARED, Claim, Renewal, Terms
-from lockfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, Held, lock_info, parsed
+from lockfast._records import DEEPEST, LONGEST_KEY, LONGEST_NAME, MOST_READ, StoredHold, lock_info, parsed
 from lockfast._reentry import drive
 from lockfast.primitives.names import metadata_text
 from tests.backends import damages
@@ -224,7 +224,7 @@ def test_metadata_that_names_a_claim_costs_that_claim_nothing(backend: str, posi
 
 
 def test_an_id_without_end_is_cut() -> None:
-    info = lock_info("x", [Held("h", "c" * 1_000_000, 1, "exclusive", 0.0, 1.0, None)], ["h" * 1_000_000])
+    info = lock_info("x", [StoredHold("h", "c" * 1_000_000, 1, "exclusive", 0.0, 1.0, None)], ["h" * 1_000_000])
     assert len(info.holders[0].claim_id) == LONGEST_KEY
     assert info.damage == f"a claim id is longer than {LONGEST_KEY} characters"
     assert len(info.queue[0]) == LONGEST_NAME

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
-from lockfast._model import EXCLUSIVE, GRACE, PRESENCE, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
+from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.base import Backend
@@ -37,7 +37,7 @@ KEYS = ("a", "b")
 HOLDERS = ("us", "them")
 WITHIN = LIMIT
 # All lengths of time are whole 64ths of a second: then sums that look equal are equal, in microseconds too.
-times = st.sampled_from([0.0625, 0.3125, GRACE / 2, GRACE, 2.0, 5.0, PRESENCE / 2, PRESENCE])
+times = st.sampled_from([0.0625, 0.3125, GRACE_S / 2, GRACE_S, 2.0, 5.0, PRESENCE_S / 2, PRESENCE_S])
 
 
 def claim_of(
@@ -351,7 +351,7 @@ def test_one_that_came_back_late_is_not_let_in_beside_a_younger_reservation(back
     ask(store, late)
     ask(store, young)
     drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `late`, which does not come
-    clock.advance(GRACE)
+    clock.advance(GRACE_S)
     drive(store.abandon(claim_of("a"), within=WITHIN))  # somebody looks: now it is reserved for `young`
     assert isinstance(ask(store, late), Busy)
     assert isinstance(ask(store, young), Grant), "what is reserved for it is its own"
@@ -367,9 +367,9 @@ def test_a_waiter_that_was_silent_for_too_long_is_not_let_in_by_its_old_reservat
     holder, silent, young = claim_of("a", ttl=600), claim_of("a"), claim_of("a", ttl=600)
     ask(store, holder)
     ask(store, silent)
-    clock.advance(PRESENCE - GRACE / 2)
+    clock.advance(PRESENCE_S - GRACE_S / 2)
     drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `silent`, for longer than its presence
-    clock.advance(GRACE * 3 / 4)
+    clock.advance(GRACE_S * 3 / 4)
     assert isinstance(ask(store, young), Grant)
     for _ in range(3):
         assert isinstance(ask(store, silent), Busy)
@@ -380,7 +380,7 @@ def test_a_waiter_that_was_silent_for_too_long_goes_to_the_end_of_the_queue(back
     holder, silent, young = claim_of("a", ttl=600), claim_of("a"), claim_of("a")
     ask(store, holder)
     ask(store, silent)
-    clock.advance(PRESENCE)
+    clock.advance(PRESENCE_S)
     ask(store, young)
     answer = ask(store, silent)
     assert isinstance(answer, Busy)

@@ -14,7 +14,7 @@ import pytest
 
 import lockfast
 from lockfast._worlds import drive
-from lockfast.backends.sqlite.io.blocking import BlockingSqlite, Transaction
+from lockfast.backends.sqlite.io.blocking import BlockingSqlite, SqliteTransaction
 from lockfast.backends.sqlite.schema import SCHEMA
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable
@@ -182,14 +182,14 @@ def test_what_a_signal_handler_asks_in_the_middle_of_a_request_does_not_spoil_it
     """It is refused, and the request that was interrupted goes on."""
     driver = BlockingSqlite(tmp_path / "locks.db", SCHEMA, BlockingWakeups(None), None)
 
-    def nested(t: Transaction) -> str:
+    def nested(t: SqliteTransaction) -> str:
         t.execute("UPDATE claims SET counter = counter + 1")
         with pytest.raises(BackendUnavailable, match="in the middle of another request"):
             drive(driver.transact(lambda _: "never", (), 0.01))
         assert drive_counter(t) == before + 1
         return "done"
 
-    def drive_counter(t: Transaction) -> int:
+    def drive_counter(t: SqliteTransaction) -> int:
         counter: int = t.execute("SELECT max(counter) FROM claims").fetchone()[0]
         return counter
 

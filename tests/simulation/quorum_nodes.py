@@ -12,7 +12,7 @@ from typing import Any
 from lockfast._model import Busy, Claim, Grant, Health
 from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
-from lockfast.backends.memory.store import Holder, MemoryStore, Resource
+from lockfast.backends.memory.store import MemoryHolder, MemoryResource, MemoryStore
 from lockfast.backends.redlock.io.fanout import PENDING, Ask, Asks, Enough
 from lockfast.backends.redlock.io.rounds import LINGER
 from lockfast.errors import BackendUnavailable
@@ -38,7 +38,7 @@ class VotingBackend(MemoryBackend):
         self._line_up(resource, claim, place)
         return await self.acquire(claim, enqueue=enqueue, within=within)  # which tells where it stands now
 
-    def _line_up(self, resource: Resource, claim: Claim, place: int) -> None:
+    def _line_up(self, resource: MemoryResource, claim: Claim, place: int) -> None:
         self._places[claim.id] = place
         resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._places[waiter[0]]))
 
@@ -64,7 +64,7 @@ class VotingBackend(MemoryBackend):
         self._line_up(resource, claim, place)
         resource.hand_over(now)
 
-    def _holder(self, claim: Claim) -> Holder | None:
+    def _holder(self, claim: Claim) -> MemoryHolder | None:
         resource = self._store.look(claim.terms.key, self._store.clock())
         holder = resource.holders.get(claim.id) if resource is not None else None
         return None if holder is None or holder.ended else holder

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from lockfast._model import PRESENCE, Claim
+from lockfast._model import PRESENCE_S, Claim
 from lockfast._time import FOREVER
 from lockfast.errors import BackendUnavailable, LockError
 
@@ -45,7 +45,7 @@ class Unfinished:
     def note(self, claim: Claim) -> None:
         """The caller abandons it, or else `close` does. No worker takes it."""
         ends = self._engine.backend.capabilities.expires
-        until = self._engine.now() + claim.terms.ttl + PRESENCE if ends else FOREVER
+        until = self._engine.now() + claim.terms.ttl + PRESENCE_S if ends else FOREVER
         self._owed[claim.id] = _Owed(claim, until)
         self._last_until = max(self._last_until, until)
 

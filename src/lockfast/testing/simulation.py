@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lockfast._model import PRESENCE
+from lockfast._model import PRESENCE_S
 from lockfast.errors import LimitMismatch
 from lockfast.observe.events import Event
 from lockfast.testing.history import judge
@@ -157,7 +157,7 @@ class Run:
 
     def _freeze(self, client: Client) -> None:
         client.disturb("freeze")
-        seconds = self.random.choice((0.5, LONGEST_TTL, 2 * LONGEST_TTL, PRESENCE + 5)) * self.random.random()
+        seconds = self.random.choice((0.5, LONGEST_TTL, 2 * LONGEST_TTL, PRESENCE_S + 5)) * self.random.random()
         client.world.freeze(seconds)
         self._disturbed(client, seconds)
 
@@ -224,10 +224,10 @@ class Run:
     def _calm(self) -> None:
         """No new faults, and nobody asks for anything: time alone must clear away what is left."""
         self.network.faults = NO_FAULTS
-        self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL + PRESENCE) + 10.0)
+        self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL + PRESENCE_S) + 10.0)
         for task in self.watching:
             task.cancel()
-        self.simulation.run(self.simulation.time + 1.1 * PRESENCE if self.watching else self.simulation.time)
+        self.simulation.run(self.simulation.time + 1.1 * PRESENCE_S if self.watching else self.simulation.time)
 
     def _judge(self) -> Iterator[str]:
         network, log, record = self.network, self.network.server.log, self.record

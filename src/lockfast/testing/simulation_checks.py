@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from lockfast._model import EXCLUSIVE, GRACE, MAX_POLL_S, SHARED, Claim, Grant
+from lockfast._model import EXCLUSIVE, GRACE_S, MAX_POLL_S, SHARED, Claim, Grant
 from lockfast.errors import LimitMismatch
 from lockfast.testing.simulated_network import Fault, Step
 
@@ -167,7 +167,7 @@ class LogReader:
             return
         idle = step.now - max(free_since, waiter.since)
         dead = name.gone + sum(1 for id in name.queue if id in self.excused)
-        allowed = HOP + 0.1 * name.given_up + dead * (GRACE + MAX_POLL_S)
+        allowed = HOP + 0.1 * name.given_up + dead * (GRACE_S + MAX_POLL_S)
         if free_since > name.ended_at:  # nobody is woken by an expiry: the first in line looks, or somebody on patrol
             allowed += MAX_POLL_S
         if idle > allowed:

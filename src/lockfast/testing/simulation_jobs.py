@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import count
 
 from lockfast._facades.primitives import AsyncElection, AsyncMultiLease
-from lockfast._model import PRESENCE
+from lockfast._model import PRESENCE_S
 from lockfast._values import Rate
 from lockfast.aio import AsyncLease, AsyncLock
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LimitMismatch, LockError
@@ -125,7 +125,7 @@ class Jobs:
             return
         claims, machine = client.claims_of[task], client.world.name
         stood = [fault.time for fault in client.network.record if fault.client == machine and not fault.verb]
-        if not client.network.excused.intersection(claims) and max(stood, default=-60.0) < started - 2 * PRESENCE:
+        if not client.network.excused.intersection(claims) and max(stood, default=-60.0) < started - 2 * PRESENCE_S:
             self._wrong(f"{plan.names} were waited for for {took:.3f}s, not {plan.wait:g}s together")
 
     async def _hold_all(self, client: Client, plan: Plan, multi: AsyncMultiLease) -> None:

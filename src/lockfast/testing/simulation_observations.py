@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from lockfast._model import PRESENCE, Grant
+from lockfast._model import PRESENCE_S, Grant
 from lockfast._values import NANO, Rate
 from lockfast.primitives.election import Leadership
 from lockfast.testing.simulated_network import DRIFT, Step
@@ -63,7 +63,7 @@ class Observations:
     def silent(self, watch: Watch) -> bool:
         """Whether it did not ask for so long that the server may have stopped keeping changes for it."""
         times = [step.now for _, step in self._asked[watch.claim_id]]
-        return any(later - earlier > 0.98 * PRESENCE for earlier, later in pairwise(times))
+        return any(later - earlier > 0.98 * PRESENCE_S for earlier, later in pairwise(times))
 
     def check(self, watch: Watch) -> Iterator[str]:
         told = [each.leadership for each in watch.told]

@@ -35,7 +35,7 @@ def request_of(verb: str) -> bytes:
 def sooner(patch: pytest.MonkeyPatch, seconds: float = 0.5) -> float:
     """A connection that falls silent is given up after so many seconds instead of three."""
     for driver in (redis_blocking, redis_asyncio):
-        patch.setattr(driver, "PATIENT", seconds)
+        patch.setattr(driver, "SUSPECT_AFTER_S", seconds)
     return seconds
 
 

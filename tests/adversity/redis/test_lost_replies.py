@@ -155,8 +155,8 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else whatever is asked there later would wait for ever behind what was lost."""
-    monkeypatch.setattr(redis_asyncio, "PATIENT", 0.1)
-    monkeypatch.setattr(redis_asyncio, "_SILENT", 0.1)
+    monkeypatch.setattr(redis_asyncio, "SUSPECT_AFTER_S", 0.1)
+    monkeypatch.setattr(redis_asyncio, "_SILENCE_S", 0.1)
 
     async def story() -> None:
         ours, theirs = socket.socketpair()

@@ -9,7 +9,7 @@ from lockfast._model import Claim, Terms
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.sqlite.backend import SqliteBackend
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite
-from lockfast.backends.sqlite.io.host import Host
+from lockfast.backends.sqlite.io.host import HostIdentity
 from lockfast.backends.sqlite.schema import SCHEMA
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.engine.core import Engine
@@ -17,12 +17,12 @@ from lockfast.primitives.locks import LocksLogic
 from lockfast.sync import Lease, Locks
 
 
-def backend_on(path: Path, host: Host) -> SqliteBackend:
+def backend_on(path: Path, host: HostIdentity) -> SqliteBackend:
     """A backend that takes this machine for another one, or for another boot of it."""
     return SqliteBackend(BlockingSqlite(path, SCHEMA, BlockingWakeups(None), None, host))
 
 
-def on_host(path: Path, host: Host) -> Locks:
+def on_host(path: Path, host: HostIdentity) -> Locks:
     return Locks(LocksLogic(Engine(backend_on(path, host), ThreadWorld(), lease_type=Lease), "lockfast"))
 
 

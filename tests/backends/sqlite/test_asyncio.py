@@ -22,7 +22,7 @@ from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.backends.sqlite.io import asyncio_ as sqlite_asyncio
 from lockfast.backends.sqlite.io import blocking as sqlite
 from lockfast.backends.sqlite.io import thread as sqlite_thread
-from lockfast.backends.sqlite.io.blocking import BlockingSqlite, Transaction
+from lockfast.backends.sqlite.io.blocking import BlockingSqlite, SqliteTransaction
 from lockfast.backends.sqlite.io.stalls import Stalls
 from lockfast.backends.sqlite.io.thread import SqliteThread
 from tests.no_threads import no_thread_left
@@ -41,16 +41,16 @@ async def _cycle(locks: AsyncLocks) -> None:
     await lease.release()
 
 
-async def _ask(locks: AsyncLocks, step: Callable[[Transaction], Any], within: float = LIMIT) -> Any:
+async def _ask(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT) -> Any:
     answer, _ = await _driver_of(locks).transact(step, (), within)
     return answer
 
 
-def _asked(locks: AsyncLocks, step: Callable[[Transaction], Any], within: float = LIMIT) -> asyncio.Task[Any]:
+def _asked(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any], within: float = LIMIT) -> asyncio.Task[Any]:
     return asyncio.ensure_future(_ask(locks, step, within))
 
 
-def _thread(_: Transaction) -> int:
+def _thread(_: SqliteTransaction) -> int:
     return threading.get_ident()
 
 
@@ -63,7 +63,7 @@ def _well_again(locks: AsyncLocks) -> None:
     _driver_of(locks)._stalls = Stalls()
 
 
-def _is_queued_after(locks: AsyncLocks, step: Callable[[Transaction], Any]) -> bool:
+def _is_queued_after(locks: AsyncLocks, step: Callable[[SqliteTransaction], Any]) -> bool:
     queue = _driver_of(locks)._queue
     return bool(queue) and queue[-1].request[0] is not step
 
@@ -172,7 +172,7 @@ def test_a_file_that_can_no_longer_be_looked_at_is_a_clear_error(path: Path, mon
     def refuse(_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(sqlite, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(sqlite, "CHECK_FILE_EVERY_S", 0.0)
 
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
@@ -196,7 +196,9 @@ def test_the_loop_goes_on_while_another_program_has_the_file(path: Path) -> None
             with _in_use(path) as stranger:
                 waits = _asked(locks, _thread)
                 driver = _driver_of(locks)
-                await until_async(lambda: driver._refused > sqlite.AT_ONCE, "the file to be asked for again and again")
+                await until_async(
+                    lambda: driver._refused > sqlite.TRIES_WITHOUT_PAUSE, "the file to be asked for again and again"
+                )
                 assert not waits.done()
                 stranger.rollback()
                 assert await waits == threading.get_ident()
@@ -220,7 +222,7 @@ def test_requests_that_wait_for_the_file_are_answered_in_their_order(path: Path)
     asyncio.run(main())
 
 
-def _note(ran: list[int], number: int, _: Transaction) -> None:
+def _note(ran: list[int], number: int, _: SqliteTransaction) -> None:
     ran.append(number)
 
 
@@ -257,7 +259,7 @@ def test_a_store_that_is_closed_while_another_program_has_the_file_says_so_to_th
 def test_an_interrupt_in_a_request_of_the_queue_strands_no_other_and_repeats_none(path: Path) -> None:
     done: list[str] = []
 
-    def interrupted(_: Transaction) -> None:
+    def interrupted(_: SqliteTransaction) -> None:
         done.append("once")
         raise KeyboardInterrupt
 
@@ -377,7 +379,7 @@ def test_a_request_in_the_loop_does_not_overtake_one_in_the_thread(path: Path) -
     ran: list[str] = []
     moves_on, begun = threading.Event(), threading.Event()
 
-    def slow(_: Transaction) -> None:
+    def slow(_: SqliteTransaction) -> None:
         begun.set()
         happens(moves_on)
         ran.append("in the thread")
@@ -404,7 +406,7 @@ def test_a_new_loop_waits_for_what_the_thread_does_for_the_old_one(path: Path) -
     moves_on, begun = threading.Event(), threading.Event()
     ran: list[str] = []
 
-    def slow(_: Transaction) -> None:
+    def slow(_: SqliteTransaction) -> None:
         begun.set()
         happens(moves_on)
         ran.append("for the old loop")

@@ -99,7 +99,7 @@ def test_missing_folders_are_made(tmp_path: Path) -> None:
 def test_a_deleted_file_means_a_loss_and_a_higher_fence(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(driver, "CHECK_FILE_EVERY_S", 0.0)
     lease = hold(locks)
     for file in path.parent.iterdir():
         file.unlink()

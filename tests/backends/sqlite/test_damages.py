@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
-from lockfast._model import LONGEST_TTL
+from lockfast._model import MAX_TTL_S
 from lockfast.backends.sqlite import backend as sqlite
 from lockfast.backends.sqlite import schema as sqlite_store
 from lockfast.backends.sqlite.io.host import this_host
@@ -44,7 +44,7 @@ def locks(store: damages.SqliteStore) -> Iterator[Locks]:
 def test_damaged_holds_where_one_piece_ends_hide_no_other(
     locks: Locks, store: damages.SqliteStore, monkeypatch: pytest.MonkeyPatch, what: str, at_a_time: int
 ) -> None:
-    monkeypatch.setattr(sqlite, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(sqlite, "MAX_LISTED_AT_ONCE", at_a_time)
     for name in "abcde":
         hold(locks, name)
     for name in "bcd":
@@ -57,7 +57,7 @@ def test_damaged_holds_where_one_piece_ends_hide_no_other(
 def test_a_key_that_is_no_text_neither_ends_a_list_nor_begins_it_again(
     locks: Locks, store: damages.SqliteStore, monkeypatch: pytest.MonkeyPatch, key: str, at_a_time: int
 ) -> None:
-    monkeypatch.setattr(sqlite, "AT_A_TIME", at_a_time)
+    monkeypatch.setattr(sqlite, "MAX_LISTED_AT_ONCE", at_a_time)
     for name in ("a", "ab", "b", "spoilt"):
         hold(locks, name)
     store.execute(f"UPDATE claims SET key = {key} WHERE key = 'spoilt'")
@@ -68,7 +68,7 @@ def test_a_key_that_is_no_text_neither_ends_a_list_nor_begins_it_again(
 def test_waiters_that_count_as_gone_do_not_end_a_list(
     locks: Locks, store: damages.SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "AT_A_TIME", 1)
+    monkeypatch.setattr(sqlite, "MAX_LISTED_AT_ONCE", 1)
     for name in "abc":
         hold(locks, name)
     store.execute("UPDATE claims SET waiting = 1, ends_at = 'tomorrow' WHERE key IN ('a', 'b')")
@@ -120,7 +120,7 @@ def test_a_damaged_hold_of_another_host_keeps_this_one_out_as_long_as_it_can_las
         for use in (lambda: hold(elsewhere), elsewhere.list, lambda: elsewhere.inspect("y")):
             with pytest.raises(BackendUnavailable, match="another host"):
                 use()
-        monkeypatch.setattr("time.time", lambda: before.acquired_at + LONGEST_TTL + 1)
+        monkeypatch.setattr("time.time", lambda: before.acquired_at + MAX_TTL_S + 1)
         assert elsewhere.list() == []
         assert hold(elsewhere).fence > before.fence
 

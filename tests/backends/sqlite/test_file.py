@@ -101,7 +101,7 @@ def test_fences_keep_growing_when_an_older_copy_of_the_file_is_put_back(path: Pa
 def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(driver, "CHECK_FILE_EVERY_S", 0.0)
     with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     copy = {path.name: path.read_bytes()}
@@ -145,7 +145,7 @@ def test_a_link_leads_to_the_same_store_as_its_file(path: Path, made: str) -> No
 
 
 def test_a_link_that_leads_elsewhere_now_means_a_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(driver, "CHECK_FILE_EVERY_S", 0.0)
     path.symlink_to("one.db")
     with lockfast.connect(f"sqlite:///{path}") as locks:
         lease = hold(locks)

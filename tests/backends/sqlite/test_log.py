@@ -23,7 +23,7 @@ SHORT = 1 << 16  # bytes
 @pytest.fixture(autouse=True)
 def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LOG_LIMIT_BYTES", SHORT)
-    monkeypatch.setattr(sqlite, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(sqlite, "CHECK_FILE_EVERY_S", 0.0)
     monkeypatch.setattr(sqlite, "CHECKPOINT_EVERY_S", 0.0)
 
 
@@ -68,7 +68,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
     assert threading.get_ident() not in copied_in
 
 
-def _ask_by_itself(t: sqlite.Transaction) -> Any:
+def _ask_by_itself(t: sqlite.SqliteTransaction) -> Any:
     return t.execute("PRAGMA wal_autocheckpoint").fetchone()
 
 

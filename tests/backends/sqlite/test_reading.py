@@ -59,7 +59,7 @@ def test_in_the_middle_of_an_answer_others_can_write(
 
 def test_a_long_list_is_read_in_pieces_and_lacks_nothing(locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two pieces what this process holds can be renewed."""
-    monkeypatch.setattr(sqlite, "AT_A_TIME", 2)
+    monkeypatch.setattr(sqlite, "MAX_LISTED_AT_ONCE", 2)
     names = ["a", "b", "b!", "ba", "bé", "b\U0001f512", "c"]
     first = [hold(locks, name) for name in reversed(names)][-1]
     assert [info.name for info in locks.list()] == names

@@ -27,7 +27,7 @@ from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.sqlite.io import datagrams
 from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqliteWakeups
 from lockfast.backends.sqlite.io.blocking import open_driver
-from lockfast.backends.sqlite.io.datagrams import DatagramInbox, Sender, open_inbox
+from lockfast.backends.sqlite.io.datagrams import DatagramInbox, DatagramSender, open_inbox
 from lockfast.backends.sqlite.schema import SCHEMA
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
@@ -93,7 +93,7 @@ def a_claim() -> Claim:
 
 
 def send(address: str, *claims: str) -> None:
-    sender = Sender()
+    sender = DatagramSender()
     for claim in claims:
         sender.send(address, claim)
     sender.close()
@@ -213,7 +213,7 @@ def test_nothing_but_a_claim_is_sent(store: Path) -> None:
 
 
 def test_a_waiter_whose_address_is_no_mailboxs_keeps_its_place() -> None:
-    assert Sender().send("/dev/log", new_claim_id())
+    assert DatagramSender().send("/dev/log", new_claim_id())
 
 
 # Where no name is abstract

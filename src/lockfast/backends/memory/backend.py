@@ -18,7 +18,7 @@ from math import inf
 from lockfast._model import (
     EXCLUSIVE,
     MAX_POLL_S,
-    PRESENCE,
+    PRESENCE_S,
     SHARED,
     Busy,
     Capabilities,
@@ -33,7 +33,7 @@ from lockfast._model import (
 )
 from lockfast._values import NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
 from lockfast._worlds import World
-from lockfast.backends.memory.store import Holder, MemoryStore, Observer, Resource, Waiter
+from lockfast.backends.memory.store import MemoryHolder, MemoryObserver, MemoryResource, MemoryStore, MemoryWaiter
 from lockfast.errors import LimitMismatch
 
 
@@ -53,7 +53,7 @@ class MemoryBackend:
             if resource is None:
                 if store.fence >= store.sweep_at:
                     store.sweep(now)
-                resource = store.resources[claim.terms.key] = Resource(store)
+                resource = store.resources[claim.terms.key] = MemoryResource(store)
                 return self._grant(resource, claim, now)
             holder = resource.holders.get(claim.id)
             if holder is not None and not holder.ended:  # asked before, and the answer was lost
@@ -67,7 +67,7 @@ class MemoryBackend:
                 self._enqueue(resource, claim, now)
             return self._busy(resource, claim, now)
 
-    def _fits(self, resource: Resource, claim: Claim) -> bool:
+    def _fits(self, resource: MemoryResource, claim: Claim) -> bool:
         own = resource.queue.get(claim.id)
         if own is not None and own.reserved:
             return True  # even if an older one, whose own reservation lapsed, is back since
@@ -78,7 +78,7 @@ class MemoryBackend:
                 return False  # an older waiter stands unserved
         return resource.occupancy().fits(claim.terms.mode, claim.terms.limit)
 
-    def _refuse_other_limits(self, resource: Resource, claim: Claim) -> None:
+    def _refuse_other_limits(self, resource: MemoryResource, claim: Claim) -> None:
         """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
         terms = claim.terms
         holders, waiters = resource.holders.values(), resource.queue.values()
@@ -88,33 +88,33 @@ class MemoryBackend:
                     LimitMismatch.tell(terms.name, other.terms.limit, terms.limit)
                 return
 
-    def _grant_again(self, resource: Resource, holder: Holder, claim: Claim, now: float) -> Grant:
+    def _grant_again(self, resource: MemoryResource, holder: MemoryHolder, claim: Claim, now: float) -> Grant:
         holder.expires_at = max(holder.expires_at, now + claim.terms.ttl)
         if claim.terms.mode == SHARED and holder.claim.terms.mode == EXCLUSIVE:  # it no longer wants it for itself
             holder.claim = claim
             resource.hand_over(now)
         return Grant(holder.fence, holder.acquired_at)
 
-    def _grant(self, resource: Resource, claim: Claim, now: float) -> Grant:
+    def _grant(self, resource: MemoryResource, claim: Claim, now: float) -> Grant:
         fence = self._store.count()
         acquired_at = time.time()
         expires_at = now + claim.terms.ttl
-        resource.holders[claim.id] = Holder(claim, fence, acquired_at, expires_at)
+        resource.holders[claim.id] = MemoryHolder(claim, fence, acquired_at, expires_at)
         if expires_at < resource.quiet_until:
             resource.quiet_until = expires_at
         if resource.observers:
             resource.tell(fence, claim.terms.holder)
         return Grant(fence, acquired_at)
 
-    def _enqueue(self, resource: Resource, claim: Claim, now: float) -> None:
+    def _enqueue(self, resource: MemoryResource, claim: Claim, now: float) -> None:
         waiter = resource.queue.get(claim.id)
         if waiter is None:
-            waiter = resource.queue[claim.id] = Waiter(claim, self._world)
-        waiter.alive_until = now + PRESENCE
+            waiter = resource.queue[claim.id] = MemoryWaiter(claim, self._world)
+        waiter.alive_until = now + PRESENCE_S
         waiter.lapsed = False
         resource.quiet_until = min(resource.quiet_until, waiter.alive_until)
 
-    def _busy(self, resource: Resource, claim: Claim, now: float) -> Busy:
+    def _busy(self, resource: MemoryResource, claim: Claim, now: float) -> Busy:
         ahead = 0
         for waiter in resource.queue.values():
             if waiter.claim.id == claim.id:
@@ -196,13 +196,13 @@ class MemoryBackend:
                 changes = [change for change in resource.changes if change.number > after]
             else:
                 changes = self._as_it_is(resource)
-                observer = resource.observers.setdefault(claim.id, observer or Observer(self._world))
-            observer.alive_until = now + PRESENCE
+                observer = resource.observers.setdefault(claim.id, observer or MemoryObserver(self._world))
+            observer.alive_until = now + PRESENCE_S
             resource.quiet_until = min(resource.quiet_until, observer.alive_until)
             ends = (holder.expires_at for holder in resource.holders.values())
             return Observation(tuple(changes), max(0.0, min(MAX_POLL_S, min(ends, default=inf) - now)))
 
-    def _as_it_is(self, resource: Resource) -> list[Change]:
+    def _as_it_is(self, resource: MemoryResource) -> list[Change]:
         number = self._store.count()
         held = [holder for holder in resource.holders.values() if not holder.ended]
         return [Change(number, holder.fence, holder.holder) for holder in held] or [Change(number, 0, None)]
@@ -235,7 +235,7 @@ class MemoryBackend:
                 store.look(key, now)
             return before
 
-    def _info(self, key: str, resource: Resource | None, now: float) -> LockInfo:
+    def _info(self, key: str, resource: MemoryResource | None, now: float) -> LockInfo:
         if resource is None:
             return LockInfo(key)
         wall = time.time()

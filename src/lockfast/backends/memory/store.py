@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from math import inf
 
-from lockfast._model import EXCLUSIVE, GRACE, KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_line
+from lockfast._model import EXCLUSIVE, GRACE_S, MAX_KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_queue
 from lockfast._reentry import Mutex, section
 from lockfast._time import boot_now, first_fence
 from lockfast._values import NANO, Stored
 from lockfast._worlds import Clock, World
 
 
-class Holder:
+class MemoryHolder:
     __slots__ = ("acquired_at", "claim", "ended", "expires_at", "fence")
 
     def __init__(self, claim: Claim, fence: int, acquired_at: float, expires_at: float) -> None:
@@ -32,7 +32,7 @@ class Holder:
         return self.claim.terms.holder
 
 
-class Waiter:
+class MemoryWaiter:
     __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal", "world")
 
     def __init__(self, claim: Claim, world: World) -> None:
@@ -60,7 +60,7 @@ class Waiter:
         return self.reserved_until is not None
 
 
-class Observer:
+class MemoryObserver:
     __slots__ = ("alive_until", "signal", "world")
 
     def __init__(self, world: World) -> None:
@@ -69,16 +69,16 @@ class Observer:
         self.alive_until = 0.0
 
 
-class Resource:
+class MemoryResource:
     __slots__ = ("_store", "changes", "holders", "observers", "queue", "quiet_until", "reserved")
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.quiet_until = inf  # nothing ends by itself before this, so there is no need to look
-        self.holders: dict[str, Holder] = {}  # by claim id
-        self.queue: dict[str, Waiter] = {}  # by claim id, in order of arrival
+        self.holders: dict[str, MemoryHolder] = {}  # by claim id
+        self.queue: dict[str, MemoryWaiter] = {}  # by claim id, in order of arrival
         self.reserved: set[str] = set()  # ids of all waiters it is reserved for, and of some that are gone or lapsed
-        self.observers: dict[str, Observer] = {}  # by claim id
+        self.observers: dict[str, MemoryObserver] = {}  # by claim id
         self.changes: list[Change] = []  # what happened while it was observed
 
     def occupancy(self) -> Occupancy:
@@ -129,7 +129,7 @@ class Resource:
     def tell(self, fence: int, holder: str | None) -> None:
         """Keep a change for the observers, and wake them."""
         self.changes.append(Change(self._store.count(), fence, holder))
-        del self.changes[:-KEPT_CHANGES]
+        del self.changes[:-MAX_KEPT_CHANGES]
         for observer in self.observers.values():
             observer.signal.set()
 
@@ -150,7 +150,7 @@ class Resource:
         ends = chain((holder.expires_at for holder in self.holders.values()), reserved)
         return max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
 
-    def asleep(self) -> Iterator[Waiter | Observer]:
+    def asleep(self) -> Iterator[MemoryWaiter | MemoryObserver]:
         """Whoever can be woken."""
         yield from self.queue.values()
         yield from self.observers.values()
@@ -163,8 +163,8 @@ class Resource:
         """Reserve for whoever is next and wake them, and nobody else."""
         if not self.queue:
             return
-        for waiter in next_in_line(self.queue.values(), self.occupancy(), successor):
-            waiter.reserved_until = now + GRACE
+        for waiter in next_in_queue(self.queue.values(), self.occupancy(), successor):
+            waiter.reserved_until = now + GRACE_S
             self.reserved.add(waiter.claim.id)
             self.quiet_until = min(self.quiet_until, waiter.reserved_until)
             waiter.signal.set()
@@ -181,7 +181,7 @@ class MemoryStore:
 
     def clear(self) -> None:
         self._mutex = Mutex()
-        self.resources: dict[str, Resource] = {}  # only names that are held, waited for or observed
+        self.resources: dict[str, MemoryResource] = {}  # only names that are held, waited for or observed
         self.limiters: dict[str, int] = {}  # by key: up to when it is booked, in nanoseconds of the clock
         self.limiters_before = 64  # how many there were after the last sweep, and a few more
         self.cells: dict[str, Stored] = {}  # by key
@@ -201,7 +201,7 @@ class MemoryStore:
         self.fence += 1
         return self.fence
 
-    def look(self, key: str, now: float) -> Resource | None:
+    def look(self, key: str, now: float) -> MemoryResource | None:
         """The resource as it is now: what has expired is gone and handed over."""
         resource = self.resources.get(key)
         if resource is not None:
@@ -212,10 +212,10 @@ class MemoryStore:
                 return None
         return resource
 
-    def look_or_make(self, key: str, now: float) -> Resource:
+    def look_or_make(self, key: str, now: float) -> MemoryResource:
         resource = self.look(key, now)
         if resource is None:
-            resource = self.resources[key] = Resource(self)
+            resource = self.resources[key] = MemoryResource(self)
         return resource
 
     def sweep(self, now: float) -> None:

@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Final
 
 from lockfast._model import MAX_POLL_S, Busy, Change, Grant, LockInfo, Observation, Terms, poll_after
-from lockfast._records import Held, cut_id, lock_info
+from lockfast._records import StoredHold, cut_id, lock_info
 from lockfast.backends.postgres.io.wire import Statement
 from lockfast.backends.postgres_table.io.batching import Job, Many
 from lockfast.backends.postgres_table.schema import WRAPPED
@@ -150,7 +150,7 @@ def observation(answer: Any, *, deaf: bool) -> Observation:
 def info(namespace: str, answer: Any) -> LockInfo:
     wall = float(answer["now"])
     holds = (
-        Held(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
+        StoredHold(holder, claim, fence, mode, float(acquired), wall + float(left), kept(metadata))
         for holder, claim, fence, mode, acquired, left, metadata in answer["holders"]
     )
     return lock_info(join(namespace, answer["name"]), holds, answer["queue"])

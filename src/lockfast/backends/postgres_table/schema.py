@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from lockfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
 from lockfast._text import shown
 from lockfast._values import FAR_VERSION, FURTHEST
@@ -49,14 +49,14 @@ _CONSTANTS: Final = {
     "MIGRATION": "0",  # of that class: one at a time
     "GATE": "1",  # of that class: shared by the callers of functions that are replaced
     "LISTENER": str(LISTENER),
-    "GRACE": f"interval '{GRACE} seconds'",
-    "PRESENCE": f"interval '{PRESENCE} seconds'",
-    "LATE": f"interval '{2 * PRESENCE} seconds'",  # that a request of a claim that was given up may still arrive
-    "KEPT_CHANGES": str(KEPT_CHANGES),
+    "GRACE": f"interval '{GRACE_S} seconds'",
+    "PRESENCE": f"interval '{PRESENCE_S} seconds'",
+    "LATE": f"interval '{2 * PRESENCE_S} seconds'",  # that a request of a claim that was given up may still arrive
+    "KEPT_CHANGES": str(MAX_KEPT_CHANGES),
     "FURTHEST": str(FURTHEST),
     "FAR_VERSION": str(FAR_VERSION),
     "LARGEST_NUMBER": str(LARGEST_NUMBER),
-    "LONGEST_TTL": str(int(LONGEST_TTL)),
+    "LONGEST_TTL": str(int(MAX_TTL_S)),
     "LONGEST_NAME": str(LONGEST_NAME),
     "LONGEST_KEY": str(LONGEST_KEY),
     "LARGEST_METADATA": str(LARGEST_METADATA),

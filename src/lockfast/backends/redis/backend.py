@@ -28,7 +28,7 @@ from lockfast._model import (
     Renewal,
     poll_after,
 )
-from lockfast._records import NO_HOLD, Held, cut_id, damaged_lock, lock_info
+from lockfast._records import NO_HOLD, StoredHold, cut_id, damaged_lock, lock_info
 from lockfast._time import boot_now
 from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import requests
@@ -37,9 +37,9 @@ from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
-DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
-CROWDED: Final = 4096  # names that are remembered to be in demand
-LOOKS: Final = 500  # names that are looked at in one go
+MAX_IN_DOUBT: Final = 10_000  # claims that are remembered to have gone unanswered
+MAX_CONTENDED: Final = 4096  # names that are remembered to be in demand
+MAX_INSPECTED_AT_ONCE: Final = 500  # names that are looked at in one go
 
 
 class RedisBackend:
@@ -73,7 +73,7 @@ class RedisBackend:
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
                 if answer is not None:
                     self._driver.wakeups.forget(claim)  # it may have stood in line when it was asked for before
-                    return _granted(answer)
+                    return granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
         except BackendUnavailable as error:
             if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
@@ -90,7 +90,7 @@ class RedisBackend:
         if answer.__class__ is not list:
             wakeups.forget(claim)
             self._remember(terms.key, contended=answer.endswith(b"+"))
-            return _granted(answer)
+            return granted(answer)
         self._remember(terms.key, contended=True)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
@@ -125,7 +125,7 @@ class RedisBackend:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        calls, size = [], self._driver.names_in_one
+        calls, size = [], self._driver.names_per_script
         for start in range(0, len(batch), size):
             part = batch[start : start + size]
             calls.append(requests.renewal(part, self._now()))
@@ -176,13 +176,13 @@ class RedisBackend:
         if not contended:
             self._contended.discard(key)
         else:
-            if len(self._contended) >= CROWDED:
+            if len(self._contended) >= MAX_CONTENDED:
                 self._contended.pop()
             self._contended.add(key)
 
     def _mark_in_doubt(self, id: str) -> None:
         """A request of this claim went unanswered, so it may still arrive, after whatever is asked next."""
-        if len(self._in_doubt) > DOUBTFUL:
+        if len(self._in_doubt) > MAX_IN_DOUBT:
             self._in_doubt.pop()
         self._in_doubt.add(id)
 
@@ -218,8 +218,8 @@ class RedisBackend:
         records = map(name_in, (key for key in found if key.endswith((b":held", b":waits"))))
         names = sorted({name for name in records if name is not None})
         infos: builtins.list[LockInfo] = []
-        for start in range(0, len(names), LOOKS):
-            infos += await self._inspect_all(names[start : start + LOOKS], within)
+        for start in range(0, len(names), MAX_INSPECTED_AT_ONCE):
+            infos += await self._inspect_all(names[start : start + MAX_INSPECTED_AT_ONCE], within)
         return [info for info in infos if info.holders or info.waiters]
 
     async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
@@ -303,7 +303,7 @@ def _change(text: bytes) -> Change:
 def _info(key: str, answer: Any) -> LockInfo:
     found, queue, wall, damage = answer
     holds = [
-        Held(
+        StoredHold(
             holder=unquote(_text(holder)),
             claim_id=_text(id),
             fence=fence,
@@ -334,7 +334,7 @@ def _busy(ahead: int, retry: int, holder: bytes | None, claim_id: bytes | None) 
     return Busy(ahead, retry_after, cut_id(unquote(_text(holder))), claim_id=_text(claim_id) if claim_id else None)
 
 
-def _granted(answer: bytes) -> Grant:
+def granted(answer: bytes) -> Grant:
     fence, _, acquired = answer.partition(b" ")
     number = int(fence)
     return Grant(number, (int(acquired.partition(b" ")[0]) if acquired else number) / MICRO)

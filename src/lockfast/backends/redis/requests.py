@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from lockfast._model import GRACE, KEPT_CHANGES, LONGEST_TTL, PRESENCE, SHARED, Renewal, Terms
+from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, SHARED, Renewal, Terms
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
 from lockfast._values import FAR_VERSION, FURTHEST
 from lockfast.backends.redis.io.resp import CLUSTERED, Script, words
@@ -34,13 +34,13 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "REMEMBER_MS": _REMEMBER_MS,
     "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
     "SPARE_MS": 5000,  # that a limiter is kept when it means nothing any more
-    "LINGER_MS": int(2 * PRESENCE * 1000),
-    "PRESENCE": int(PRESENCE * MICRO),
-    "GRACE": int(GRACE * MICRO),
-    "KEPT_CHANGES": KEPT_CHANGES,
+    "LINGER_MS": int(2 * PRESENCE_S * 1000),
+    "PRESENCE": int(PRESENCE_S * MICRO),
+    "GRACE": int(GRACE_S * MICRO),
+    "KEPT_CHANGES": MAX_KEPT_CHANGES,
     "CLUSTERED": f"'{CLUSTERED}'",
     "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
-    "LONGEST": int(LONGEST_TTL * MICRO),
+    "LONGEST": int(MAX_TTL_S * MICRO),
     "FURTHEST": FURTHEST,
     "FAR_VERSION": FAR_VERSION,
     "PLAIN": PLAIN,

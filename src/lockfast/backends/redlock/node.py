@@ -13,7 +13,7 @@ from typing import Any, Final
 from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._time import boot_now
 from lockfast.backends.redis import requests
-from lockfast.backends.redis.backend import RedisBackend, _granted
+from lockfast.backends.redis.backend import RedisBackend, granted
 from lockfast.backends.redis.io.resp import ReplyError, words
 from lockfast.backends.redis.io.router import Connections, RedisDriver
 from lockfast.backends.redis.requests import Prepared, script
@@ -100,7 +100,7 @@ class RedisNode(RedisBackend):
                 if answer.__class__ is ReplyError:
                     answer = await self._driver.settle(quick.script, quick.key, request, answer, within)
                 if answer is not None:
-                    return _granted(answer)
+                    return granted(answer)
             return await self._acquire_or_wait(claim, enqueue, until)
         except BackendUnavailable:
             self._mark_in_doubt(id)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from lockfast._model import KEPT_CHANGES, Change, Observation
+from lockfast._model import MAX_KEPT_CHANGES, Change, Observation
 from lockfast.backends.redlock.io.fanout import has_answered
 
 
@@ -88,4 +88,4 @@ class Observations:
         self._number += 1
         self._untold = False
         self._told.append(Change(self._number, fence, holder))
-        del self._told[:-KEPT_CHANGES]
+        del self._told[:-MAX_KEPT_CHANGES]

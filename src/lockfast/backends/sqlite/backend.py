@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 
 from lockfast._model import (
     EXCLUSIVE,
-    LONGEST_TTL,
     MAX_POLL_S,
-    PRESENCE,
+    MAX_TTL_S,
+    PRESENCE_S,
     SHARED,
     Busy,
     Capabilities,
@@ -35,19 +35,21 @@ from lockfast._model import (
     Renewal,
     poll_after,
 )
-from lockfast._records import MOST_READ, Held, cut_id, is_count, lock_info
+from lockfast._records import MOST_READ, StoredHold, cut_id, is_count, lock_info
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
-from lockfast.backends.sqlite.io.blocking import VERSION, SqliteDriver, Step, T, Transaction
-from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, Row, Scene, hand_over
+from lockfast.backends.sqlite.io.blocking import VERSION, SqliteDriver, SqliteTransaction, Step, T
+from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, ClaimRow, SqliteResource, hand_over
 from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
 from lockfast.errors import LimitMismatch
 
-AT_A_TIME = 100  # keys that are listed in one transaction: half a millisecond, in which an event loop stands still
+MAX_LISTED_AT_ONCE = (
+    100  # keys that are listed in one transaction: half a millisecond, in which an event loop stands still
+)
 _FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
 
 
-class _Own(NamedTuple):
+class _QueuePosition(NamedTuple):
     """Where a claim stands in line, and who goes before it."""
 
     place: int | None  # None if it does not wait, or was silent for so long that its place is void
@@ -55,7 +57,7 @@ class _Own(NamedTuple):
     unserved: int  # of these, the ones that it is not reserved for
 
 
-def _own(t: Transaction, claim: Claim, waits: bool) -> _Own:
+def _position_of(t: SqliteTransaction, claim: Claim, waits: bool) -> _QueuePosition:
     place = None
     if waits:
         mine = f"SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND {SOUND_WAITER}"
@@ -65,13 +67,13 @@ def _own(t: Transaction, claim: Claim, waits: bool) -> _Own:
         f" WHERE key = :key AND waiting = 1 AND lapsed = 0 AND {SOUND_WAITER} AND place < :place",
         {"key": claim.terms.key, "now": t.now, "place": 1 << 62 if place is None else place},
     ).fetchone()
-    return _Own(place, ahead, unserved)
+    return _QueuePosition(place, ahead, unserved)
 
 
 # The verbs, each a step of one transaction
 
 
-def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
+def _acquire(t: SqliteTransaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     id, terms = claim
     row = t.execute(
         f"SELECT holder, counter, EXISTS (SELECT 1 FROM claims WHERE key = ?) FROM claims WHERE {STORE}", (terms.key,)
@@ -88,27 +90,27 @@ def _acquire(t: Transaction, claim: Claim, enqueue: bool) -> Grant | Busy:
     place = _reserved_place(t, claim) if waits else None
     if place is not None:
         return _grant(t, claim, counter, place)
-    scene = Scene(t, terms.key)
-    scene.settle()
-    mine = scene.find(id)
+    resource = SqliteResource(t, terms.key)
+    resource.settle()
+    mine = resource.find(id)
     if mine is not None and not mine.waiting:  # asked before, and the answer was lost
-        return _grant_again(t, scene, mine, claim)
-    scene.must_be_readable(terms.name)
-    own = _own(t, claim, waits)
+        return _grant_again(t, resource, mine, claim)
+    resource.must_be_readable(terms.name)
+    own = _position_of(t, claim, waits)
     if terms.mode == SHARED and own.place is None:
         _refuse_other_limits(t, claim)
     if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
-        return _grant(t, claim, counter, mine.place, scene)
+        return _grant(t, claim, counter, mine.place, resource)
     if waits and own.place is None:  # silent for so long that its place is void; what was reserved may be another's
         t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
-    if not own.unserved and scene.occupancy().fits(terms.mode, terms.limit):
-        return _grant(t, claim, counter, own.place, scene)
+    if not own.unserved and resource.occupancy().fits(terms.mode, terms.limit):
+        return _grant(t, claim, counter, own.place, resource)
     if enqueue:
-        _enqueue(t, claim, counter, own.place, scene)
-    return _busy(t, own, scene.inside, terms.mode)
+        _enqueue(t, claim, counter, own.place, resource)
+    return _busy(t, own, resource.inside, terms.mode)
 
 
-def _reserved_place(t: Transaction, claim: Claim) -> int | None:
+def _reserved_place(t: SqliteTransaction, claim: Claim) -> int | None:
     """Where the claim stands in line, if the resource is reserved for it: what one that was woken finds.
 
     Then nothing else matters, which makes a hand-over a third faster; but observers want to be told.
@@ -122,7 +124,7 @@ def _reserved_place(t: Transaction, claim: Claim) -> int | None:
     return row[0] if row else None
 
 
-def _refuse_other_limits(t: Transaction, claim: Claim) -> None:
+def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
     """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
     terms = claim.terms
     row = t.execute(
@@ -134,21 +136,23 @@ def _refuse_other_limits(t: Transaction, claim: Claim) -> None:
         LimitMismatch.tell(terms.name, row[0], terms.limit)
 
 
-def _grant_again(t: Transaction, scene: Scene, mine: Row, claim: Claim) -> Grant:
+def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow, claim: Claim) -> Grant:
     terms = claim.terms
     longer = f"UPDATE claims SET ends_at = max(ends_at, ?), mode = ? {OF_HOLDER}"
     shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # it no longer wants it for itself
     t.execute(longer, (t.now + terms.ttl, SHARED if shares else mine.mode, terms.key, mine.place))
     if shares:
-        scene.inside[scene.inside.index(mine)] = mine._replace(mode=SHARED)
-        scene.hand_over()
+        resource.inside[resource.inside.index(mine)] = mine._replace(mode=SHARED)
+        resource.hand_over()
     return Grant(mine.place, mine.acquired_at)
 
 
-def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene | None = None) -> Grant:
+def _grant(
+    t: SqliteTransaction, claim: Claim, counter: int, place: int | None, resource: SqliteResource | None = None
+) -> Grant:
     """The claim holds; `place` is where it stood in line until now."""
     wall = time.time()
-    fence = count(t, counter, wall) if scene is None else scene.count(counter, wall)
+    fence = count(t, counter, wall) if resource is None else resource.count(counter, wall)
     ends_at = t.now + claim.terms.ttl
     if place is None:
         _insert(t, claim, 0, fence, wall, ends_at, "")
@@ -158,24 +162,24 @@ def _grant(t: Transaction, claim: Claim, counter: int, place: int | None, scene:
             f" address = '' {OF_WAITER}",
             (fence, wall, ends_at, claim.terms.key, place),
         )
-    if scene is not None:
-        scene.tell(fence, claim.terms.holder)
+    if resource is not None:
+        resource.tell(fence, claim.terms.holder)
     return Grant(fence, wall)
 
 
-def _enqueue(t: Transaction, claim: Claim, counter: int, place: int | None, scene: Scene) -> None:
-    alive_until, address = t.now + PRESENCE, t.inbox.expect(claim)
+def _enqueue(t: SqliteTransaction, claim: Claim, counter: int, place: int | None, resource: SqliteResource) -> None:
+    alive_until, address = t.now + PRESENCE_S, t.inbox.expect(claim)
     if place is not None:
         t.execute(
             f"UPDATE claims SET ends_at = ?, lapsed = 0, address = ? {OF_WAITER}",
             (alive_until, address, claim.terms.key, place),
         )
         return
-    _insert(t, claim, 1, scene.count(counter, time.time()), 0.0, alive_until, address)
+    _insert(t, claim, 1, resource.count(counter, time.time()), 0.0, alive_until, address)
 
 
 def _insert(
-    t: Transaction,
+    t: SqliteTransaction,
     claim: Claim,
     waiting: int,
     place: int,
@@ -192,14 +196,14 @@ def _insert(
     )
 
 
-def _busy(t: Transaction, own: _Own, inside: list[Row], mode: Mode) -> Busy:
+def _busy(t: SqliteTransaction, own: _QueuePosition, inside: list[ClaimRow], mode: Mode) -> Busy:
     holder = next((cut_id(row.holder) for row in inside if not row.waiting), None)
     ends = (row.until for row in inside)
     room_at = max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
     return Busy(own.ahead, poll_after(own.ahead, room_at - t.now), holder)
 
 
-def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
+def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
     check_boot(t)
     t.execute(f"UPDATE claims SET acquired_at = ? WHERE {STORE}", (time.time(),))
     now = t.now
@@ -209,12 +213,12 @@ def _renew(t: Transaction, batch: Sequence[Renewal]) -> list[bool]:
         f" AND mode IN ('{EXCLUSIVE}', '{SHARED}') AND typeof(holder) = 'text' AND typeof(acquired_at) = 'real'"
     )
     return [
-        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now, now + LONGEST_TTL)).rowcount == 1
+        t.execute(statement, (now + ttl, claim.terms.key, fence, claim.id, now, now + MAX_TTL_S)).rowcount == 1
         for claim, ttl, fence in batch
     ]
 
 
-def _release_alone(t: Transaction, claim: Claim, linger: float, successor: str) -> bool | None:
+def _release_alone(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool | None:
     """When nobody waits or watches the hold just ends, and one statement is a transaction by itself."""
     if linger:
         return None
@@ -227,7 +231,7 @@ def _release_alone(t: Transaction, claim: Claim, linger: float, successor: str) 
     return True if ended else None
 
 
-def _release_exclusive(t: Transaction, claim: Claim) -> bool:
+def _release_exclusive(t: SqliteTransaction, claim: Claim) -> bool:
     key = claim.terms.key
     ended = t.execute(
         "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ? AND mode = ?"
@@ -237,51 +241,51 @@ def _release_exclusive(t: Transaction, claim: Claim) -> bool:
     return ended == 1
 
 
-def _release(t: Transaction, claim: Claim, linger: float, successor: str) -> bool:
+def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool:
     check_boot(t)
     if not linger and _release_exclusive(t, claim):
         hand_over(t, claim.terms.key, Occupancy(), successor)  # it was alone, so now nobody is inside
         return True
-    scene = Scene(t, claim.terms.key)
-    mine = scene.hold(claim.id)
+    resource = SqliteResource(t, claim.terms.key)
+    mine = resource.hold(claim.id)
     if mine is None:
-        scene.must_be_readable(claim.terms.name)
+        resource.must_be_readable(claim.terms.name)
         return False
     alive = mine.ends_at > t.now
     if linger and alive:
         ending = f"UPDATE claims SET ended = 1, ends_at = ? {OF_HOLDER}"
-        t.execute(ending, (t.now + linger, scene.key, mine.place))
+        t.execute(ending, (t.now + linger, resource.key, mine.place))
     else:
-        scene.end(mine)
-        scene.hand_over(successor if alive else "")
+        resource.end(mine)
+        resource.hand_over(successor if alive else "")
     return alive
 
 
-def _abandon(t: Transaction, key: str, id: str) -> None:
+def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
     check_boot(t)
-    scene = Scene(t, key)
-    scene.settle()
+    resource = SqliteResource(t, key)
+    resource.settle()
     gone = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
     if gone:
-        scene.inside = [row for row in scene.inside if row.claim != id or not row.waiting]
-    mine = scene.hold(id)
+        resource.inside = [row for row in resource.inside if row.claim != id or not row.waiting]
+    mine = resource.hold(id)
     if mine is not None:
-        scene.end(mine)
+        resource.end(mine)
     if gone or mine is not None:
-        scene.hand_over()
-    if any(row.claim == id for row in scene.observers):
+        resource.hand_over()
+    if any(row.claim == id for row in resource.observers):
         t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND claim = ?", (key, id))
-        if len(scene.observers) == 1:
+        if len(resource.observers) == 1:
             t.execute("DELETE FROM changes WHERE key = ?", (key,))
 
 
-def _observe(t: Transaction, claim: Claim, after: int) -> Observation:
+def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
     check_boot(t)
     key = claim.terms.key
-    scene = Scene(t, key)
-    scene.settle()
-    scene.must_be_readable(claim.terms.name)
-    alive_until, address = t.now + PRESENCE, t.inbox.expect(claim)
+    resource = SqliteResource(t, key)
+    resource.settle()
+    resource.must_be_readable(claim.terms.name)
+    alive_until, address = t.now + PRESENCE_S, t.inbox.expect(claim)
     known = t.execute(
         "UPDATE claims SET ends_at = ?, address = ? WHERE key = ? AND waiting = 2 AND claim = ? AND ends_at > ?",
         (alive_until, address, key, claim.id, t.now),
@@ -296,9 +300,9 @@ def _observe(t: Transaction, claim: Claim, after: int) -> Observation:
         if not known:
             t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND ends_at <= ?", (key, t.now))
             _insert(t, claim, 2, number, 0.0, alive_until, address)
-        held = [row for row in scene.inside if not row.waiting and not row.ended]
+        held = [row for row in resource.inside if not row.waiting and not row.ended]
         changes = tuple(Change(number, row.place, row.holder) for row in held) or (Change(number, 0, None),)
-    next_end = min((row.ends_at for row in scene.inside if not row.waiting), default=t.now + MAX_POLL_S)
+    next_end = min((row.ends_at for row in resource.inside if not row.waiting), default=t.now + MAX_POLL_S)
     return Observation(changes, max(0.0, min(MAX_POLL_S, next_end - t.now)))
 
 
@@ -309,11 +313,11 @@ def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
     return found if sound else None
 
 
-def _look(t: Transaction, key: str) -> LockInfo:
+def _look(t: SqliteTransaction, key: str) -> LockInfo:
     return next(_looks(t, "key = :key", key), LockInfo(key))
 
 
-def _looks(t: Transaction, which: str, key: str) -> Iterator[LockInfo]:
+def _looks(t: SqliteTransaction, which: str, key: str) -> Iterator[LockInfo]:
     """Each of these keys that is held or waited for, in order, read as far as the caller goes."""
     rows = t.execute(
         "SELECT CAST(key AS BLOB), waiting, holder, claim, place, mode, acquired_at, ends_at,"
@@ -329,7 +333,7 @@ def _looks(t: Transaction, which: str, key: str) -> Iterator[LockInfo]:
                 queue.append(holder)
             else:
                 kind = mode if waiting == 0 else None
-                holds.append(Held(holder, claim, place, kind, acquired_at, _on(wall, ends_at, t.now), metadata))
+                holds.append(StoredHold(holder, claim, place, kind, acquired_at, _on(wall, ends_at, t.now), metadata))
         name = _name_of(stored)
         if name is not None:
             yield lock_info(name, holds, queue)
@@ -337,7 +341,7 @@ def _looks(t: Transaction, which: str, key: str) -> Iterator[LockInfo]:
 
 def _on(wall: float, ends_at: Any, now: float) -> float | None:
     """The end of a hold on the wall clock; None for what cannot be one."""
-    return wall + ends_at - now if ends_at.__class__ is float and ends_at <= now + LONGEST_TTL else None
+    return wall + ends_at - now if ends_at.__class__ is float and ends_at <= now + MAX_TTL_S else None
 
 
 def _name_of(key: bytes) -> str | None:
@@ -348,30 +352,30 @@ def _name_of(key: bytes) -> str | None:
         return None
 
 
-def _inspect(t: Transaction, key: str) -> LockInfo:
+def _inspect(t: SqliteTransaction, key: str) -> LockInfo:
     return LockInfo(key) if is_void(t) else _look(t, key)
 
 
-def _list_some(t: Transaction, prefix: str, start: str) -> list[LockInfo]:
-    """The first keys with that prefix from `start` on; fewer than `AT_A_TIME` are the last."""
+def _list_some(t: SqliteTransaction, prefix: str, start: str) -> list[LockInfo]:
+    """The first keys with that prefix from `start` on; fewer than `MAX_LISTED_AT_ONCE` are the last."""
     if is_void(t):
         return []
     names = _looks(t, "key >= :key AND key < x''", start)  # every blob is above all text
     found = takewhile(lambda info: info.name.startswith(prefix), names)
-    return list(islice(found, AT_A_TIME))
+    return list(islice(found, MAX_LISTED_AT_ONCE))
 
 
-def _break(t: Transaction, key: str) -> LockInfo:
+def _break(t: SqliteTransaction, key: str) -> LockInfo:
     check_boot(t)
-    scene = Scene(t, key)
-    scene.settle()
+    resource = SqliteResource(t, key)
+    resource.settle()
     before = _look(t, key)
-    scene.clear()
-    scene.hand_over()
+    resource.clear()
+    resource.hand_over()
     return before
 
 
-def _nothing(t: Transaction) -> None:
+def _nothing(t: SqliteTransaction) -> None:
     """To see that a transaction can begin."""
 
 
@@ -431,7 +435,7 @@ class SqliteBackend:
         while True:
             some = await self._run(_list_some, prefix, start, within=within, reads=True)
             found += some
-            if len(some) < AT_A_TIME:
+            if len(some) < MAX_LISTED_AT_ONCE:
                 return found
             start = some[-1].name + _FIRST
 

@@ -14,29 +14,29 @@ from typing import Final, NamedTuple
 
 from lockfast._model import (
     EXCLUSIVE,
-    GRACE,
-    KEPT_CHANGES,
-    LONGEST_TTL,
-    PRESENCE,
+    GRACE_S,
+    MAX_KEPT_CHANGES,
+    MAX_TTL_S,
+    PRESENCE_S,
     SHARED,
     Mode,
     Occupancy,
-    next_in_line,
+    next_in_queue,
 )
 from lockfast._records import NO_HOLD, damaged_lock, is_count
-from lockfast.backends.sqlite.io.blocking import Transaction, Wake
+from lockfast.backends.sqlite.io.blocking import SqliteTransaction, WakeUp
 from lockfast.backends.sqlite.schema import HOLDS, count, count_on
 
 OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"
 OF_WAITER: Final = "WHERE key = ? AND waiting = 1 AND place = ?"
-_PRESENT: Final = 2 * PRESENCE  # seconds: none that waits or watches is present for longer without asking again
+_PRESENT: Final = 2 * PRESENCE_S  # seconds: none that waits or watches is present for longer without asking again
 SOUND_WAITER: Final = (
     f"ends_at > :now AND ends_at <= :now + {_PRESENT} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
     " AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(address) = 'text'"
 )
 
 
-class Row(NamedTuple):
+class ClaimRow(NamedTuple):
     """Somebody who takes room, a holder or a waiter that the resource is reserved for; or an observer."""
 
     waiting: int
@@ -64,7 +64,7 @@ class Row(NamedTuple):
             and self.ended in (0, 1)
             and self.claim.__class__ is self.holder.__class__ is self.address.__class__ is str
             and self.acquired_at.__class__ is self.ends_at.__class__ is self.until.__class__ is float
-            and self.ends_at <= now + (_PRESENT if self.waiting else LONGEST_TTL)
+            and self.ends_at <= now + (_PRESENT if self.waiting else MAX_TTL_S)
         )
 
 
@@ -76,18 +76,18 @@ _ROWS: Final = (
 )
 
 
-class Scene:
+class SqliteResource:
     """A name as one transaction sees it, read in one statement; who only waits is not in it."""
 
     __slots__ = ("_t", "damaged", "inside", "key", "observers")
 
-    def __init__(self, t: Transaction, key: str) -> None:
+    def __init__(self, t: SqliteTransaction, key: str) -> None:
         self._t = t
         self.key = key
-        self.inside: list[Row] = []  # holders first, in order of their fences
-        self.observers: list[Row] = []
-        self.damaged: list[Row] = []  # holds that cannot be read
-        for row in map(Row._make, t.execute(_ROWS, (key, key, key))):
+        self.inside: list[ClaimRow] = []  # holders first, in order of their fences
+        self.observers: list[ClaimRow] = []
+        self.damaged: list[ClaimRow] = []  # holds that cannot be read
+        for row in map(ClaimRow._make, t.execute(_ROWS, (key, key, key))):
             if row.is_sound(t.now):
                 (self.observers if row.waiting == 2 else self.inside).append(row)
             elif row.waiting not in (1, 2):
@@ -119,11 +119,11 @@ class Scene:
         if self.damaged:
             raise damaged_lock(name, "the lock store", NO_HOLD)
 
-    def find(self, claim: str) -> Row | None:
+    def find(self, claim: str) -> ClaimRow | None:
         """The claim's hold, or what is reserved for it."""
         return next((row for row in self.inside if row.claim == claim and not row.ended), None)
 
-    def hold(self, claim: str) -> Row | None:
+    def hold(self, claim: str) -> ClaimRow | None:
         row = self.find(claim)
         return None if row is None or row.waiting else row
 
@@ -136,7 +136,7 @@ class Scene:
             taken.add(EXCLUSIVE)
         return taken
 
-    def end(self, row: Row) -> None:
+    def end(self, row: ClaimRow) -> None:
         """That one holds no longer."""
         self.inside.remove(row)
         self._t.execute(f"DELETE FROM claims {OF_HOLDER}", (self.key, row.place))
@@ -148,10 +148,10 @@ class Scene:
 
     def hand_over(self, successor: str = "") -> None:
         """Whoever it is reserved for takes room from now on, also in the eyes of this transaction."""
-        until = self._t.now + GRACE
+        until = self._t.now + GRACE_S
         for waiter in hand_over(self._t, self.key, self.occupancy(), successor):
             facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
-            self.inside.append(Row(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
+            self.inside.append(ClaimRow(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
 
     def clear(self) -> None:
         """End every hold, and forget everything that is damaged."""
@@ -170,20 +170,20 @@ class Scene:
             t, key = self._t, self.key
             t.execute("INSERT INTO changes VALUES (?, ?, ?, ?)", (key, count_on(t), fence, holder))
             oldest = "SELECT number FROM changes WHERE key = ? ORDER BY number DESC LIMIT 1 OFFSET ?"
-            t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, KEPT_CHANGES))
-            t.wakeups += [Wake(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
+            t.execute(f"DELETE FROM changes WHERE key = ? AND number <= ({oldest})", (key, key, MAX_KEPT_CHANGES))
+            t.wakeups += [WakeUp(row.address, key, row.claim) for row in self.observers if row.ends_at > t.now]
 
 
-def hand_over(t: Transaction, key: str, inside: Occupancy, successor: str = "") -> list[Waiter]:
+def hand_over(t: SqliteTransaction, key: str, inside: Occupancy, successor: str = "") -> list[WaiterRow]:
     """Reserve for whoever is next beside those inside, and wake them and nobody else; the answer is who that is."""
-    chosen = next_in_line(line(t, key), inside, successor)
+    chosen = next_in_queue(live_queue(t, key), inside, successor)
     for waiter in chosen:
-        t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE, key, waiter.place))
-        t.wakeups.append(Wake(waiter.address, key, waiter.claim))
+        t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE_S, key, waiter.place))
+        t.wakeups.append(WakeUp(waiter.address, key, waiter.claim))
     return chosen
 
 
-class Waiter(NamedTuple):
+class WaiterRow(NamedTuple):
     place: int
     claim: str
     holder: str
@@ -199,11 +199,11 @@ class Waiter(NamedTuple):
         return self.reserved_until is not None
 
 
-def line(t: Transaction, key: str) -> Iterator[Waiter]:
+def live_queue(t: SqliteTransaction, key: str) -> Iterator[WaiterRow]:
     """The live waiters in order, read as far as the caller goes."""
     rows = t.execute(
         "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
         f" WHERE key = :key AND waiting = 1 AND {SOUND_WAITER} ORDER BY place",
         {"key": key, "now": t.now},
     )
-    return map(Waiter._make, rows)
+    return map(WaiterRow._make, rows)

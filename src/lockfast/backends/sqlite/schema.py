@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 from typing import Final, NoReturn
 
-from lockfast._model import LONGEST_TTL
+from lockfast._model import MAX_TTL_S
 from lockfast._records import is_count
 from lockfast._time import first_fence
 from lockfast._values import NANO
-from lockfast.backends.sqlite.io.blocking import Schema, Transaction
+from lockfast.backends.sqlite.io.blocking import SqliteSchema, SqliteTransaction
 from lockfast.backends.sqlite.io.host import fingerprint
 from lockfast.errors import BackendUnavailable
 
 CLOCKS_DIFFER_S: Final = 5.0  # by which the clocks of two hosts with one machine-id may differ, say two clones
-LOST_AT_MOST: Final = 1_000_000  # grants that a power cut can take with it: all that are in the log
+MAX_LOST_GRANTS: Final = 1_000_000  # grants that a power cut can take with it: all that are in the log
 SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
 
 _FORMAT_1: Final = (
@@ -80,7 +80,7 @@ STORE: Final = "key = '' AND waiting = 0 AND place = 0"
 HOLDS: Final = "waiting NOT IN (1, 2)"  # and what is none of the three kinds: it may have been one
 
 
-def is_current(t: Transaction) -> bool:
+def is_current(t: SqliteTransaction) -> bool:
     """Whether the file has all tables. Raises BackendUnavailable for a file that is not ours to use."""
     version = _version(t)
     made = dict(t.execute("SELECT name, sql FROM sqlite_master").fetchall())
@@ -94,12 +94,12 @@ def is_current(t: Transaction) -> bool:
     return version == len(FORMATS)
 
 
-def _version(t: Transaction) -> int:
+def _version(t: SqliteTransaction) -> int:
     version: int = t.execute("PRAGMA user_version").fetchone()[0]
     return version
 
 
-def prepare(t: Transaction) -> None:
+def prepare(t: SqliteTransaction) -> None:
     """Make the tables that a file lacks, and go on above all fences that can have been given out.
 
     The file may be an older copy that was put back, and what it counted since then is lost.
@@ -110,17 +110,17 @@ def prepare(t: Transaction) -> None:
     _hide_machine(t)
 
 
-SCHEMA: Final = Schema(is_current, prepare)
+SCHEMA: Final = SqliteSchema(is_current, prepare)
 
 
-def _hide_machine(t: Transaction) -> None:
+def _hide_machine(t: SqliteTransaction) -> None:
     """An older lockfast stored the machine's id itself."""
     machine = t.host.machine
     if t.execute(f"SELECT 1 FROM claims WHERE {STORE} AND claim = ?", (machine,)).fetchone():
         t.execute(f"UPDATE claims SET claim = ? WHERE {STORE}", (fingerprint(machine),))
 
 
-def _make_tables(t: Transaction, version: int) -> None:
+def _make_tables(t: SqliteTransaction, version: int) -> None:
     for statements in FORMATS[version:]:
         for statement in statements:
             t.execute(statement)
@@ -136,7 +136,7 @@ def _make_tables(t: Transaction, version: int) -> None:
 # The clock that the store counts by, and its counter
 
 
-def check_boot(t: Transaction) -> None:
+def check_boot(t: SqliteTransaction) -> None:
     """Every verb that writes starts here: are the times in the store readings of our clock? If not they are void."""
     if not is_void(t):
         return
@@ -146,11 +146,11 @@ def check_boot(t: Transaction) -> None:
     # also if the clock is behind since then.
     t.execute(
         f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
-        (fingerprint(t.host.machine), t.host.boot, time.time(), LOST_AT_MOST, first_fence()),
+        (fingerprint(t.host.machine), t.host.boot, time.time(), MAX_LOST_GRANTS, first_fence()),
     )
 
 
-def is_void(t: Transaction) -> bool:
+def is_void(t: SqliteTransaction) -> bool:
     """Whether all leases in the store are of an earlier boot. Raises BackendUnavailable if another host holds them."""
     boot, counter, machine, touched_at = (
         t.execute(f"SELECT holder, counter, claim, acquired_at FROM claims WHERE {STORE}").fetchone() or no_store()
@@ -171,16 +171,16 @@ def is_void(t: Transaction) -> bool:
     return True
 
 
-def _longest_ttl(t: Transaction) -> float | None:
+def _longest_ttl(t: SqliteTransaction) -> float | None:
     """Of all holds; None if there is none."""
     (longest,) = t.execute(f"SELECT max(ttl) FROM claims WHERE key > '' AND {HOLDS}").fetchone()
     if longest is None:
         return None
-    sound = longest.__class__ is float and longest <= LONGEST_TTL
-    return longest if sound else LONGEST_TTL  # nothing is known of a hold that is damaged
+    sound = longest.__class__ is float and longest <= MAX_TTL_S
+    return longest if sound else MAX_TTL_S  # nothing is known of a hold that is damaged
 
 
-def _has_rebooted(t: Transaction, machine: str, touched_at: float, now: float) -> bool:
+def _has_rebooted(t: SqliteTransaction, machine: str, touched_at: float, now: float) -> bool:
     """Whether it was this machine, before it started anew; else it is another one with the same id.
 
     A clock that is far behind what it was is that of a machine that forgot the time when it was off.
@@ -197,7 +197,7 @@ def no_store() -> NoReturn:
     )
 
 
-def count(t: Transaction, last: int, wall: float) -> int:
+def count(t: SqliteTransaction, last: int, wall: float) -> int:
     """The next fence or place after `last`, which is the counter as this transaction has read it."""
     number = last + 1
     t.execute(f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}", (number, wall))
@@ -206,14 +206,14 @@ def count(t: Transaction, last: int, wall: float) -> int:
     return number
 
 
-def count_on(t: Transaction) -> int:
+def count_on(t: SqliteTransaction) -> int:
     """As `count`, for a transaction that has not read the counter, or has counted since."""
     t.execute(f"UPDATE claims SET counter = counter + 1, acquired_at = ? WHERE {STORE}", (time.time(),))
     number: int = t.execute(f"SELECT counter FROM claims WHERE {STORE}").fetchone()[0]
     return number
 
 
-def _sweep(t: Transaction) -> None:
+def _sweep(t: SqliteTransaction) -> None:
     """Forget what has ended where nobody waits or watches, and what nobody has observed."""
     t.execute(
         "DELETE FROM claims WHERE ends_at <= ? AND NOT EXISTS (SELECT 1 FROM claims AS other WHERE"

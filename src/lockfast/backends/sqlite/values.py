@@ -23,11 +23,11 @@ from lockfast._values import (
     last_version,
     used_up,
 )
-from lockfast.backends.sqlite.io.blocking import Transaction
+from lockfast.backends.sqlite.io.blocking import SqliteTransaction
 from lockfast.backends.sqlite.schema import check_boot
 
 
-def throttle(t: Transaction, key: str, rate: Rate, cost: int, patience: float) -> Booked:
+def throttle(t: SqliteTransaction, key: str, rate: Rate, cost: int, patience: float) -> Booked:
     check_boot(t)
     (until,) = t.execute("SELECT until FROM limiters WHERE key = ?", (key,)).fetchone() or (0,)
     if not can_be_booked(until, t.now):
@@ -40,24 +40,24 @@ def throttle(t: Transaction, key: str, rate: Rate, cost: int, patience: float) -
     return booked
 
 
-def _forget_some_at_rest(t: Transaction) -> None:
+def _forget_some_at_rest(t: SqliteTransaction) -> None:
     """One that is booked up to a moment that has passed is as good as new. Two for each that may be added."""
     at_rest = "SELECT key FROM limiters WHERE until <= ? ORDER BY until LIMIT 2"
     t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NANO),))
 
 
-def unthrottle(t: Transaction, key: str, rate: Rate, cost: int, until: int) -> None:
+def unthrottle(t: SqliteTransaction, key: str, rate: Rate, cost: int, until: int) -> None:
     check_boot(t)
     back = "UPDATE limiters SET until = ? WHERE key = ? AND until = ?"
     t.execute(back, (until - rate.interval * cost, key, until))
 
 
-def read(t: Transaction, key: str) -> Stored:
+def read(t: SqliteTransaction, key: str) -> Stored:
     row = t.execute("SELECT value, version, fence, writer FROM cells WHERE key = ?", (key,)).fetchone()
     return as_stored(*row) if row else NOTHING
 
 
-def write(t: Transaction, key: str, write: Write) -> Written:
+def write(t: SqliteTransaction, key: str, write: Write) -> Written:
     stored = read(t, key)
     outcome = decide(stored, write)
     if outcome is not None:
@@ -71,13 +71,13 @@ def write(t: Transaction, key: str, write: Write) -> Written:
     return Written("written", written.version, written.fence)
 
 
-def _delete(t: Transaction, key: str, version: int) -> None:
+def _delete(t: SqliteTransaction, key: str, version: int) -> None:
     """What is written there later goes on above that version, so that nobody takes it for what they have read."""
     t.execute("DELETE FROM cells WHERE key = ?", (key,))
     if version > _last_deleted(t):
         t.execute("INSERT OR REPLACE INTO cells VALUES ('', NULL, ?, 0, '')", (version,))
 
 
-def _last_deleted(t: Transaction) -> int:
+def _last_deleted(t: SqliteTransaction) -> int:
     """The highest version that was ever deleted."""
     return last_version(read(t, ""), first_fence())

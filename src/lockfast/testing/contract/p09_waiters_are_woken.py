@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockfast._model import GRACE, MAX_POLL_S, PRESENCE, Busy, Grant, poll_after
+from lockfast._model import GRACE_S, MAX_POLL_S, PRESENCE_S, Busy, Grant, poll_after
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Actor, Stage
@@ -176,7 +176,7 @@ class WaitersAreWoken(Promise, about="store"):
         waiter = stage.start(stage.locks().lock("gate").take())
         await stage.queue("gate", 2, dead=1)
         await holder.release()
-        assert await stage.sleep_through(waiter) <= 2 * GRACE
+        assert await stage.sleep_through(waiter) <= 2 * GRACE_S
 
     @needs("expires")
     async def test_every_waiter_looks_soon_after_the_holder_s_time_is_up_because_those_before_it_may_be_dead(
@@ -217,7 +217,7 @@ class WaitersAreWoken(Promise, about="store"):
         await _die_waiting(stage)
         await holder.release()
         assert await stage.locks().lock("gate").acquire(blocking=False) is None
-        stage.clock.advance(GRACE)
+        stage.clock.advance(GRACE_S)
         assert await stage.locks().lock("gate").acquire(blocking=False) is not None
 
     @needs("reserves")
@@ -225,7 +225,7 @@ class WaitersAreWoken(Promise, about="store"):
         await stage.locks().lock("gate", ttl=600, renew=False).take()
         await _die_waiting(stage)
         assert (await stage.info("gate")).waiters == 1
-        stage.clock.advance(PRESENCE)
+        stage.clock.advance(PRESENCE_S)
         assert (await stage.info("gate")).waiters == 0
 
     async def test_a_live_waiter_keeps_its_place_however_long_it_waits(self, stage: Stage) -> None:
@@ -234,7 +234,7 @@ class WaitersAreWoken(Promise, about="store"):
         await stage.queue("gate", 1)
         second = stage.start(stage.locks().lock("gate").take())
         await stage.queue("gate", 2)
-        await stage.pass_time(4 * PRESENCE)
+        await stage.pass_time(4 * PRESENCE_S)
         await stage.queue("gate", 2)
         await holder.release()
         assert (await first.result()).held
@@ -245,7 +245,7 @@ class WaitersAreWoken(Promise, about="store"):
         holder = await stage.locks().lock("gate", ttl=600).take()
         assert isinstance(await verbs.acquire(sleepy, enqueue=True, within=5), Busy)
         await holder.release()
-        stage.clock.advance(GRACE + 1)
+        stage.clock.advance(GRACE_S + 1)
         assert isinstance(await verbs.acquire(sleepy, enqueue=True, within=5), Grant)
         assert (await stage.info("gate")).waiters == 0
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from lockfast._model import GRACE, Busy, Claim, Grant
+from lockfast._model import GRACE_S, Busy, Claim, Grant
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Stage
 
@@ -122,7 +122,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(finder)
         if ends == "a reservation":
             await room.is_reserved_when_it_leaves(dead)
-            stage.clock.advance(GRACE)
+            stage.clock.advance(GRACE_S)
         else:
             stage.clock.advance(5)
         assert not await room.enters(finder)
@@ -241,7 +241,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(live)
         await room.is_reserved_when_it_leaves(holder)
         assert not await room.enters(live)
-        stage.clock.advance(GRACE)
+        stage.clock.advance(GRACE_S)
         assert await room.enters(live)
         assert not await room.enters(dead)
 

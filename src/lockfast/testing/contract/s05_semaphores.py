@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lockfast._model import PRESENCE, Busy, Grant
+from lockfast._model import PRESENCE_S, Busy, Grant
 from lockfast.errors import LeaseLost, LimitMismatch, LockError
 from lockfast.testing.awaited import AwaitedLease, AwaitedLock
 from lockfast.testing.contract.story import Promise, about, needs
@@ -310,7 +310,7 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         held, silent = stage.claim("pool", ttl=600), stage.claim("pool", mode="shared", limit=2)
         assert isinstance(await verbs.acquire(held, enqueue=False, within=5), Grant)
         assert isinstance(await verbs.acquire(silent, enqueue=True, within=5), Busy)
-        stage.clock.advance(PRESENCE)  # its place is void
+        stage.clock.advance(PRESENCE_S)  # its place is void
         await verbs.release(held, linger=0, within=5)
         since = stage.claim("pool", ttl=600, mode="shared", limit=1)
         assert isinstance(await verbs.acquire(since, enqueue=False, within=5), Grant)

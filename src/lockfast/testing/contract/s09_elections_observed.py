@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from lockfast._model import MAX_POLL_S, PRESENCE, Grant
+from lockfast._model import MAX_POLL_S, PRESENCE_S, Grant
 from lockfast.errors import LockError
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.awaited_primitives import AwaitedChanges
@@ -73,7 +73,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         (ann,) = candidates(stage, "ann")
         seen = _Seen(stage)
         await stage.asleep(1)
-        await stage.pass_time(4 * PRESENCE)
+        await stage.pass_time(4 * PRESENCE_S)
         term = (await ann.win()).fence
         await ann.resign()
         await seen.until(("ann", term), (None, term))
@@ -86,7 +86,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         locks.faults.hang_reply("wait")
         seen = _Seen(stage, locks)
         await stage.asleep(1)
-        stage.clock.advance(PRESENCE)
+        stage.clock.advance(PRESENCE_S)
         await stage.until(lambda: locks.faults.hanging == 1)
         await ann.resign()
         for _ in range(3):
@@ -103,7 +103,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         locks.faults.hang_reply("wait")
         seen = _Seen(stage, locks)
         await stage.asleep(1)
-        stage.clock.advance(PRESENCE)
+        stage.clock.advance(PRESENCE_S)
         await stage.until(lambda: locks.faults.hanging == 1)
         locks.faults.resume()
         await stage.until(lambda: locks.faults.calls["observe"] == 2)
@@ -180,7 +180,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
     async def test_an_observer_that_died_is_forgotten_after_a_while(self, stage: Stage) -> None:
         verbs, dead = stage.locks().faults, stage.claim("lead")
         await verbs.observe(dead, after=0, within=5)
-        stage.clock.advance(PRESENCE)
+        stage.clock.advance(PRESENCE_S)
         (ann,) = candidates(stage, "ann")
         await ann.win()
         await ann.resign()

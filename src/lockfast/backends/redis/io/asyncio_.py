@@ -23,7 +23,7 @@ from lockfast._worlds.asyncio_ import background_task, end_tasks, seen, wait_for
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
-    PATIENT,
+    SUSPECT_AFTER_S,
     ReplyError,
     command,
     keep_alive,
@@ -37,9 +37,9 @@ from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
-_SILENT = 1.0  # seconds without a word on a line where answers are due, after which it is given up
-_GONE = 0.5  # seconds that closing a connection may take
-_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
+_SILENCE_S = 1.0  # without any reply while replies are due, after which the connection is closed
+_CLOSE_WITHIN_S = 0.5
+_MIN_DIAL_S = 1.0  # for connecting, even if the first caller has less time
 
 
 class _Several:
@@ -109,7 +109,7 @@ class AsyncioConnection(asyncio.Protocol):
         answer = self._future()
         now = self._time()
         self._unanswered.append((answer, now, now + within))
-        self._send(request, now + (within if within < PATIENT else PATIENT))
+        self._send(request, now + (within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S))
         if not self.alive:
             self._fail("closed the connection")
         return answer
@@ -118,7 +118,7 @@ class AsyncioConnection(asyncio.Protocol):
         several = _Several(self._future(), replies)
         now = self._time()
         self._unanswered.extend([(several, now, now + within)] * replies)
-        self._send(request, now + (within if within < PATIENT else PATIENT))
+        self._send(request, now + (within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S))
         if not self.alive:
             self._fail("closed the connection")
         return several.answer
@@ -156,10 +156,12 @@ class AsyncioConnection(asyncio.Protocol):
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
         if self._unanswered:
             silent_since = max(self._heard_at, self._unanswered[0][1])
-            if now >= silent_since + _SILENT:  # not a slow answer but none at all: it may be a line that leads nowhere
+            if (
+                now >= silent_since + _SILENCE_S
+            ):  # not a slow answer but none at all: it may be a line that leads nowhere
                 self.close()
                 return
-            next_look = min(next_look, silent_since + _SILENT)
+            next_look = min(next_look, silent_since + _SILENCE_S)
         if next_look < self._look_at:
             self._watch(next_look)
 
@@ -208,7 +210,7 @@ class AsyncioConnection(asyncio.Protocol):
         """After `close`: until the loop has nothing left of it, since somebody may close the loop next."""
         if self._transport is not None and self.loop is asyncio.get_running_loop():
             with suppress(TimeoutError):
-                async with asyncio.timeout(_GONE):
+                async with asyncio.timeout(_CLOSE_WITHIN_S):
                     await self._gone.wait()
 
     def _let_go(self) -> None:
@@ -240,7 +242,9 @@ class _Shared:
     async def made(self, within: float) -> None:
         """Raises BackendUnavailable."""
         if self.task is None or self.task.done():
-            self.task = background_task(asyncio.get_running_loop(), self._make(max(within, _DIAL)), "lockfast-connect")
+            self.task = background_task(
+                asyncio.get_running_loop(), self._make(max(within, _MIN_DIAL_S)), "lockfast-connect"
+            )
             self.task.add_done_callback(seen)
         await wait_for_task(self.task, within, partial(no_connection, self._url))
 

@@ -21,8 +21,8 @@ from lockfast._worlds import Clock, World
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
-    PATIENT,
-    RECEIVE,
+    RECEIVE_BYTES,
+    SUSPECT_AFTER_S,
     ReplyError,
     command,
     keep_alive,
@@ -38,8 +38,8 @@ from lockfast.backends.wakeups.self_pipe import SelfPipe
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
-_SILENT = 1.0  # seconds without an answer after which the other connections are not trusted either
-_IDLE = 16  # connections that are kept for later, for each server
+_SILENCE_S = 1.0  # without a reply, after which the other connections to the server are dropped too
+_MAX_IDLE_CONNECTIONS = 16  # for each server
 
 
 class BlockingConnection:
@@ -63,7 +63,7 @@ class BlockingConnection:
             if within != self._timeout:
                 self._limit(within)
             self._send(request)
-            self._feed(self._receive(RECEIVE))
+            self._feed(self._receive(RECEIVE_BYTES))
             answer = self._gets()
         except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
@@ -83,7 +83,7 @@ class BlockingConnection:
         try:
             while True:
                 self._limit(max(0.001, until - boot_now()))
-                data = self._receive(RECEIVE)
+                data = self._receive(RECEIVE_BYTES)
                 if not data:
                     raise ConnectionResetError("end of stream")
                 self._feed(data)
@@ -115,13 +115,13 @@ class BlockingConnection:
         """What has arrived; for a socket that does not block. Raises ConnectionError at the end."""
         while True:
             try:
-                data = self._receive(RECEIVE)
+                data = self._receive(RECEIVE_BYTES)
             except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
                 break
             if not data:
                 raise ConnectionResetError("end of stream")
             self._feed(data)
-            if len(data) < RECEIVE and not self._tls:
+            if len(data) < RECEIVE_BYTES and not self._tls:
                 break  # that was all
         messages = []
         while (message := self._gets()) is not NOTHING:
@@ -214,7 +214,7 @@ class BlockingConnections:
         except LookupError:
             connection = None
         if connection is not None:
-            return connection, within if within < PATIENT else PATIENT
+            return connection, within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S
         started = boot_now()  # not inside `except`: an error in there would seem to come of the missing key
         return self._dial(address, within), max(0.01, within - (boot_now() - started))
 
@@ -227,7 +227,7 @@ class BlockingConnections:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle.setdefault(address, [])
-        if len(idle) < _IDLE and not self._closed:
+        if len(idle) < _MAX_IDLE_CONNECTIONS and not self._closed:
             idle.append(connection)
         else:
             connection.close()
@@ -239,7 +239,7 @@ class BlockingConnections:
         a server that does not answer at once may just be far away.
         """
         connection.close()
-        if isinstance(error, BackendUnavailable) and (within >= _SILENT or not connection.late):
+        if isinstance(error, BackendUnavailable) and (within >= _SILENCE_S or not connection.late):
             self.drop(address)
 
     async def ask_one(self, address: Address | None, request: bytes, within: float) -> Any:
@@ -283,7 +283,7 @@ class BlockingConnections:
                 except BackendUnavailable as error:
                     self._throw_away(address, connection, error, within)
                     heard[address] = error
-        patient_until = min(until, boot_now() + PATIENT)
+        patient_until = min(until, boot_now() + SUSPECT_AFTER_S)
         for address, connection, replies in sent:
             try:
                 heard[address] = connection.replies(replies, patient_until)

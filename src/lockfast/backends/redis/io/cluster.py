@@ -16,7 +16,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.endpoints import Address
 from lockfast.backends.redis.io.resp import unavailable
 
-DOUBT = 5.0  # seconds after a node failed to answer for which others are asked rather than it, where any will do
+IN_DOUBT_S = 5.0  # seconds after a node failed to answer for which others are asked rather than it, where any will do
 
 
 class ClusterMap:
@@ -53,7 +53,7 @@ class ClusterMap:
         """It did not answer, so it may have been replaced."""
         self.stale = True
         if node is not None:
-            self._in_doubt[node] = boot_now() + DOUBT
+            self._in_doubt[node] = boot_now() + IN_DOUBT_S
 
     def read(self, answer: Any, asked: Address) -> bool:
         """Take over what a node says; whether it knows anything."""

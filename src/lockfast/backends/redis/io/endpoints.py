@@ -32,7 +32,7 @@ from lockfast.errors import BackendUnavailable
 PORT = 6379
 _LOGIN = ("username", "password")
 SENTINEL_PORT = 26379
-SENTINEL_WITHIN = 1.0  # seconds that each Sentinel may take: there are others to ask
+SENTINEL_WITHIN_S = 1.0  # seconds that each Sentinel may take: there are others to ask
 _MASTERS = command("SENTINEL", "MASTERS")
 _AS_BYTES = "surrogateescape"  # the name of a service need not be UTF-8
 
@@ -317,7 +317,7 @@ class SentinelEndpoint(RedisEndpoint):
         raise self._not_found(refusals)
 
     def _each(self, within: float) -> float:
-        return min(SENTINEL_WITHIN, within / len(self._sentinels))
+        return min(SENTINEL_WITHIN_S, within / len(self._sentinels))
 
     def _primary_in(self, masters: Any, told_by: RedisEndpoint) -> Address | None:
         """Whom that Sentinel takes for the primary, if it is up. That Sentinel is asked first from now on: one that

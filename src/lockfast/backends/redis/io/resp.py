@@ -17,12 +17,14 @@ from lockfast.errors import BackendUnavailable
 
 ReplyError: Final = hiredis.ReplyError
 NOTHING: Final = object()  # what a reader says when it has nothing yet
-RECEIVE: Final = 65536
+RECEIVE_BYTES: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
 CLUSTERED: Final = ":cluster:"  # what an address has in it if wake-ups may arrive by way of another node
 
-PATIENT: Final = 3.0  # seconds without a word on a connection that used to work, after which another one is tried
+SUSPECT_AFTER_S: Final = (
+    3.0  # seconds without a word on a connection that used to work, after which another one is tried
+)
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 # Asked again a little later, these may come out otherwise; every other error stays what it is.

@@ -32,9 +32,9 @@ from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
 
-HOPS = 5  # redirections that one request may take
-NODE_WITHIN = 1.0  # seconds that a node may take to tell of its cluster: there are others to ask
-NAMES_IN_ONE = 100  # names that one script renews; a server does nothing else meanwhile
+MAX_REDIRECTIONS = 5  # redirections that one request may take
+NODE_WITHIN_S = 1.0  # seconds that a node may take to tell of its cluster: there are others to ask
+MAX_NAMES_PER_SCRIPT = 100  # names that one script renews; a server does nothing else meanwhile
 
 
 _NO_SCRIPT = Script(b"", b"")
@@ -80,7 +80,7 @@ class RedisDriver:
         self.now = now  # a test's clock, which the server is told
         self.endpoint = endpoint
         self.replicas = replicas
-        self.names_in_one = 1 if endpoint.clustered else NAMES_IN_ONE
+        self.names_per_script = 1 if endpoint.clustered else MAX_NAMES_PER_SCRIPT
         self._connections = connections
         self._ask_one = connections.ask_one
         self._map = ClusterMap(endpoint.seeds) if isinstance(endpoint, ClusterEndpoint) else None
@@ -260,7 +260,7 @@ class RedisDriver:
         """Follow an error that says how to ask instead. What it refused has not happened, so it may be asked again."""
         until = boot_now() + within
         asking = b""
-        for _ in range(HOPS):
+        for _ in range(MAX_REDIRECTIONS):
             kind, *rest = str(answer).split(" ")
             if kind == "NOSCRIPT":  # at the node that was asked last, in the same way
                 request = whole(script, request)
@@ -297,7 +297,7 @@ class RedisDriver:
             if left <= 0:
                 break
             try:
-                each = min(NODE_WITHIN, max(0.05, left / 3))
+                each = min(NODE_WITHIN_S, max(0.05, left / 3))
                 answer = await self._ask_one(address, command("CLUSTER", "SLOTS"), each)
             except BackendUnavailable as failure:
                 self._lost_track(address)
@@ -343,10 +343,10 @@ class RedisDriver:
         policy = facts.get("maxmemory_policy", "noeviction")
         told, self._greeted, self._direct = self._greeted, True, self._map is None  # others may have asked meanwhile
         if not told and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
-            _logger.warning(EVICTS, self.endpoint.name, policy)
+            _logger.warning(EVICTION_WARNING, self.endpoint.name, policy)
 
 
-EVICTS = (
+EVICTION_WARNING = (
     "the lock server %s evicts keys when its memory is full (maxmemory-policy %s), and locks with them: "
     "set noeviction, or keep locks on a server of their own"
 )

@@ -27,7 +27,7 @@ _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required
 _OF_REDIS_PY: Final = signature(redis.SSLConnection).parameters
 _CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not, unless asked to
 _NONE_IS_NO: Final = frozenset({"ssl_cert_reqs", "ssl_check_hostname"})  # for a client of redis-py
-_CONTEXTS: Final = 16  # that are kept
+_MAX_CONTEXTS: Final = 16  # that are kept
 _HASHED: Final = re.compile(r"[0-9a-f]{8}\.r?\d+")  # a certificate or a revocation list, by the hash of its subject
 
 
@@ -176,7 +176,7 @@ def _state(file: str | None) -> tuple[object, ...]:
     return (file,) if found is None else (file, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
-@lru_cache(maxsize=_CONTEXTS)
+@lru_cache(maxsize=_MAX_CONTEXTS)
 def _build(tls: Tls, states: tuple[tuple[object, ...], ...]) -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname = tls.check_hostname

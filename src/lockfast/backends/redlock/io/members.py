@@ -19,7 +19,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.connections import hang_up, is_of_a_closed_connection
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import command, facts_in, unavailable, version_and_role
-from lockfast.backends.redis.io.router import EVICTS
+from lockfast.backends.redis.io.router import EVICTION_WARNING
 from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
@@ -184,7 +184,7 @@ class Member(RedisEndpoint):
         if "run_id" not in facts:
             raise self._untold(told[0])
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
-            _logger.warning(EVICTS, self.name, facts["maxmemory_policy"])
+            _logger.warning(EVICTION_WARNING, self.name, facts["maxmemory_policy"])
         self.facts = facts
         same_run = self.run_id == facts["run_id"]
         self.run_id = facts["run_id"]

@@ -28,7 +28,14 @@ from lockfast._reentry import NoThread
 from lockfast._time import boot_now, format_duration
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import call_in
-from lockfast.backends.sqlite.io.blocking import AT_ONCE, OPENING, BlockingSqlite, Request, Step, Wake
+from lockfast.backends.sqlite.io.blocking import (
+    OPENING,
+    TRIES_WITHOUT_PAUSE,
+    BlockingSqlite,
+    SqliteRequest,
+    Step,
+    WakeUp,
+)
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox
 from lockfast.backends.sqlite.io.stalls import SLOW_S, Stalls, waits
 from lockfast.backends.sqlite.io.thread import SqliteThread
@@ -38,12 +45,12 @@ from lockfast.backends.wakeups.flood_guard import FloodGuard
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
-Answer = tuple[Any, list[Wake]]
+Answer = tuple[Any, list[WakeUp]]
 
 SLICE_S: Final = 0.00025  # that requests may take before other callbacks of the loop have a turn
 PAUSE_S: Final = (0.0002, 0.001)  # between two tries for a file that is in use, after AT_ONCE turns of the loop
 LATE_S: Final = 0.05  # over the time that a request has: its own error, if there is one, says more than silence
-LOOKS: Final = 3  # in that time: a process that stood still finds its answer at one of them
+LATE_CHECKS: Final = 3  # in that time: a process that stood still finds its answer at one of them
 CLOSE_WITHIN_S: Final = 2.0
 
 
@@ -52,7 +59,7 @@ class _Pending:
 
     __slots__ = ("_left", "answer", "request", "too_late", "until")
 
-    def __init__(self, answer: asyncio.Future[Any], request: Request | None, until: float) -> None:
+    def __init__(self, answer: asyncio.Future[Any], request: SqliteRequest | None, until: float) -> None:
         self._left = False  # not by cancelling the future: its loop may be closed
         self.answer = answer
         self.request = request  # None is to close the file
@@ -97,7 +104,7 @@ class AsyncioSqlite:
         within: float,
         quick: Step[T | None] | None = None,
         reads: bool = False,
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._move_to(loop)
@@ -127,7 +134,7 @@ class AsyncioSqlite:
     def _may_run_here(self, now: float) -> bool:
         return not self._thread.has_work and not self._stalls.avoid_loop(now) and self._blocking.is_open(now)
 
-    def _attempt(self, request: Request, until: float, now: float) -> Answer | None:
+    def _attempt(self, request: SqliteRequest, until: float, now: float) -> Answer | None:
         """None if another process has the file."""
         waited = waits()
         try:
@@ -151,9 +158,11 @@ class AsyncioSqlite:
 
     # In the queue
 
-    async def _enqueue(self, loop: asyncio.AbstractEventLoop, request: Request, within: float, until: float) -> Answer:
+    async def _enqueue(
+        self, loop: asyncio.AbstractEventLoop, request: SqliteRequest, within: float, until: float
+    ) -> Answer:
         pending = _Pending(loop.create_future(), request, until)
-        pending.too_late = loop.call_later(within, self._give_up, loop, pending, within, LOOKS)
+        pending.too_late = loop.call_later(within, self._give_up, loop, pending, within, LATE_CHECKS)
         self._queue.append(pending)
         try:
             self._go_on()
@@ -164,7 +173,7 @@ class AsyncioSqlite:
 
     def _give_up(self, loop: asyncio.AbstractEventLoop, pending: _Pending, within: float, looks: int) -> None:
         if looks:
-            pending.too_late = loop.call_later(LATE_S / LOOKS, self._give_up, loop, pending, within, looks - 1)
+            pending.too_late = loop.call_later(LATE_S / LATE_CHECKS, self._give_up, loop, pending, within, looks - 1)
         else:
             text = f"the lock store {str(self._blocking.path)!r} did not answer for {format_duration(within)}"
             pending.settle(None, BackendUnavailable(text))
@@ -211,7 +220,7 @@ class AsyncioSqlite:
                     pending.settle(answer, None)
                 else:
                     self._refused += 1
-                    self._go_on_in(0.0 if self._refused < AT_ONCE else random.uniform(*PAUSE_S))
+                    self._go_on_in(0.0 if self._refused < TRIES_WITHOUT_PAUSE else random.uniform(*PAUSE_S))
             elif self._stalls.avoid_loop(now):
                 work = partial(self._blocking.run, request, pending.until)
                 self._thread.do(self._loop, work, partial(self._served, pending))

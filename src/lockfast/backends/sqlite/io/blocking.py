@@ -24,8 +24,8 @@ from lockfast._reentry import Mutex, outside, section
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.sqlite.io import file as sqlite_file
-from lockfast.backends.sqlite.io.datagrams import DatagramInbox, Sender, open_inbox
-from lockfast.backends.sqlite.io.host import Host, this_host
+from lockfast.backends.sqlite.io.datagrams import DatagramInbox, DatagramSender, open_inbox
+from lockfast.backends.sqlite.io.host import HostIdentity, this_host
 from lockfast.backends.wakeups import Wakeups
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.flood_guard import FloodGuard
@@ -34,8 +34,8 @@ from lockfast.errors import BackendUnavailable
 T = TypeVar("T")
 
 VERSION: Final = sqlite3.sqlite_version
-AT_ONCE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
-LOOK_EVERY = 0.02  # seconds between two looks whether the file is still the one in the folder
+TRIES_WITHOUT_PAUSE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
+CHECK_FILE_EVERY_S = 0.02  # seconds between two looks whether the file is still the one in the folder
 LOG_LIMIT_BYTES = 4 << 20  # to which the log is cut when all of it is in the file: it seldom needs more
 CHECKPOINT_EVERY_S = 0.1  # at most: a reader that keeps the log from being started again may stay for long
 
@@ -44,7 +44,7 @@ _logger = logging.getLogger("lockfast")
 Execute = Callable[..., sqlite3.Cursor]
 
 
-class Wake(NamedTuple):
+class WakeUp(NamedTuple):
     """Tell the process at `address` that its claim may look again."""
 
     address: str
@@ -52,43 +52,43 @@ class Wake(NamedTuple):
     claim: str
 
 
-class Transaction:
+class SqliteTransaction:
     """What a step of the backend may use, for the time of one transaction."""
 
     __slots__ = ("execute", "host", "inbox", "now", "wakeups")
 
-    def __init__(self, execute: Execute, host: Host, inbox: Wakeups) -> None:
+    def __init__(self, execute: Execute, host: HostIdentity, inbox: Wakeups) -> None:
         self.execute = execute
         self.host = host
         self.inbox = inbox  # where the waiters of this process are woken
         self.now = host.now()
-        self.wakeups: list[Wake] = []  # sent when the transaction is committed
+        self.wakeups: list[WakeUp] = []  # sent when the transaction is committed
 
 
 Step = Callable[..., T]
 
 # What is asked of the store: `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
-Request = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
+SqliteRequest = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
 
 
-def _only_open(_: Transaction) -> None:
+def _only_open(_: SqliteTransaction) -> None:
     """What opens the file, and makes the tables of a new one."""
 
 
-def _write_nothing_new(t: Transaction) -> None:
+def _write_nothing_new(t: SqliteTransaction) -> None:
     """A commit that changes nothing, and is written to the log all the same."""
     version = t.execute("PRAGMA user_version").fetchone()[0]
     t.execute(f"PRAGMA user_version = {version}")
 
 
-OPENING: Final[Request] = (_only_open, (), None, True)
+OPENING: Final[SqliteRequest] = (_only_open, (), None, True)
 
 
-class Schema(NamedTuple):
+class SqliteSchema(NamedTuple):
     """What the backend does with a file that was just opened."""
 
-    is_current: Callable[[Transaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
-    prepare: Callable[[Transaction], None]  # before the first write through a connection
+    is_current: Callable[[SqliteTransaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
+    prepare: Callable[[SqliteTransaction], None]  # before the first write through a connection
 
 
 class SqliteDriver(Protocol):
@@ -103,7 +103,7 @@ class SqliteDriver(Protocol):
         within: float,
         quick: Step[T | None] | None = None,
         reads: bool = False,
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody.
 
         `quick`, a single statement, is tried first; if it has an answer other than None that is all.
@@ -124,10 +124,10 @@ class BlockingSqlite:
     def __init__(
         self,
         path: Path,
-        schema: Schema,
+        schema: SqliteSchema,
         wakeups: Wakeups,
         clock: Clock | None,
-        host: Host | None = None,
+        host: HostIdentity | None = None,
         *,
         checkpoints: bool = True,
     ) -> None:
@@ -140,7 +140,7 @@ class BlockingSqlite:
         self._checkpoints = checkpoints
         if host is not None:
             self.host = host
-        self._sender = Sender()
+        self._sender = DatagramSender()
         self._reset()
 
     def _reset(self) -> None:
@@ -163,10 +163,10 @@ class BlockingSqlite:
         within: float,
         quick: Step[T | None] | None = None,
         reads: bool = False,
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         return self.run((step, args, quick, reads), boot_now() + within)
 
-    def run(self, request: Request, until: float) -> tuple[Any, list[Wake]]:
+    def run(self, request: SqliteRequest, until: float) -> tuple[Any, list[WakeUp]]:
         """Ask again and again while another process has the file."""
         tries = 0
         while True:
@@ -176,7 +176,7 @@ class BlockingSqlite:
             tries += 1
             _pause(tries)  # our own mutex is free meanwhile
 
-    def attempt(self, request: Request, until: float) -> tuple[Any, list[Wake]] | None:
+    def attempt(self, request: SqliteRequest, until: float) -> tuple[Any, list[WakeUp]] | None:
         """Ask once, and wait for nothing but the disk. None if another process has the file, and it is not `until`."""
         try:
             # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
@@ -196,7 +196,7 @@ class BlockingSqlite:
 
     def _answer(
         self, step: Step[T], args: tuple[Any, ...], quick: Step[T | None] | None, reads: bool
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         db = self._open()
         try:
             if not self._writable and not (reads and self._readable):
@@ -217,7 +217,7 @@ class BlockingSqlite:
 
     def _try(self, db: sqlite3.Connection, quick: Step[T | None], args: tuple[Any, ...]) -> T | None:
         try:
-            return quick(Transaction(db.execute, self.host, self.wakeups), *args)
+            return quick(SqliteTransaction(db.execute, self.host, self.wakeups), *args)
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 return None
@@ -225,7 +225,7 @@ class BlockingSqlite:
 
     def _transact(
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str = "BEGIN IMMEDIATE"
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         try:
             return self._transact_once(db, step, args, begin)
         except sqlite3.OperationalError as error:
@@ -236,11 +236,11 @@ class BlockingSqlite:
 
     def _transact_once(
         self, db: sqlite3.Connection, step: Step[T], args: tuple[Any, ...], begin: str
-    ) -> tuple[T, list[Wake]]:
+    ) -> tuple[T, list[WakeUp]]:
         execute = db.execute
         try:
             execute(begin)
-            transaction = Transaction(execute, self.host, self.wakeups)
+            transaction = SqliteTransaction(execute, self.host, self.wakeups)
             answer = step(transaction, *args)
             execute("COMMIT")
         except BaseException:
@@ -249,7 +249,7 @@ class BlockingSqlite:
             raise
         return answer, transaction.wakeups
 
-    def _deliver(self, wake: Wake) -> bool:
+    def _deliver(self, wake: WakeUp) -> bool:
         if wake.address == self.wakeups.address:
             self.wakeups.wake(wake.claim)
             return True
@@ -262,7 +262,7 @@ class BlockingSqlite:
     # Opening
 
     @cached_property
-    def host(self) -> Host:
+    def host(self) -> HostIdentity:
         host = this_host()
         return host if self._clock is None else host._replace(now=self._clock.now)
 
@@ -305,7 +305,7 @@ class BlockingSqlite:
         return False
 
     def _is_current(self, now: float) -> bool:
-        return now - self._looked_at < LOOK_EVERY or self._is_same()
+        return now - self._looked_at < CHECK_FILE_EVERY_S or self._is_same()
 
     def _is_same(self) -> bool:
         try:
@@ -346,7 +346,7 @@ class BlockingSqlite:
         folder = sqlite_file.follow(self.path).parent
         if code == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK):
             code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
-        text, transient = _MEANINGS.get(code, (f"failed: {error}", False))
+        text, transient = _ERRORS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
 
     def is_closed(self) -> BackendUnavailable:
@@ -407,7 +407,7 @@ class BlockingSqlite:
         if child:
             self._reset()
             self.wakeups.after_fork()
-            self._sender = Sender()
+            self._sender = DatagramSender()
         else:
             with suppress(RuntimeError):  # it was not had
                 self._mutex.release()
@@ -421,7 +421,7 @@ def _pause(tries: int) -> None:
 
     SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
     """
-    if tries <= AT_ONCE:
+    if tries <= TRIES_WITHOUT_PAUSE:
         os.sched_yield()
     else:
         time.sleep(random.uniform(0.00002, 0.0004))
@@ -445,7 +445,7 @@ def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-_MEANINGS = {
+_ERRORS = {
     sqlite3.SQLITE_BUSY: ("stayed locked by another process", True),
     sqlite3.SQLITE_LOCKED: ("stayed locked by another process", True),
     sqlite3.SQLITE_READONLY: ("is read-only; locks need a file and a folder that can be written", False),
@@ -457,7 +457,7 @@ _MEANINGS = {
 }
 
 
-def open_driver(path: Path, schema: Schema, world: World, clock: Clock | None) -> SqliteDriver:
+def open_driver(path: Path, schema: SqliteSchema, world: World, clock: Clock | None) -> SqliteDriver:
     """The driver for that world. Nothing is opened yet."""
 
     def inbox() -> DatagramInbox | None:

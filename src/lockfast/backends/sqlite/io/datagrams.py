@@ -23,7 +23,7 @@ _ABSTRACT = sys.platform == "linux"  # such names need no file and vanish with t
 _FOLDER = re.compile(r"/.*/lockfast-[^/]+", re.DOTALL)
 _NAME = re.compile(r"lockfast-[0-9a-f]{16}")
 _CLAIM = re.compile(r"[0-9a-f]{32}")
-_LONGEST = 64  # bytes of a datagram that are read: a claim's id and some
+_MAX_DATAGRAM_BYTES = 64  # bytes of a datagram that are read: a claim's id and some
 _WRITABLE = 0o022  # for the group, or for everybody
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
 # Room for the credentials and for nothing else, so that no open file of the sender's arrives with them.
@@ -71,7 +71,7 @@ class DatagramInbox:
         texts: list[str] = []
         while len(texts) < _QUEUE_LENGTH:  # else a sender that is quicker than we are keeps us here
             try:
-                data, ancillary, _, _ = self.socket.recvmsg(_LONGEST, _ROOM)
+                data, ancillary, _, _ = self.socket.recvmsg(_MAX_DATAGRAM_BYTES, _ROOM)
             except BlockingIOError:
                 return texts
             counts = self._users is None or _sender(ancillary) in self._users
@@ -118,7 +118,7 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
     return None
 
 
-class Sender:
+class DatagramSender:
     """The sending end, one for each `Locks` that hands over."""
 
     def __init__(self) -> None:

@@ -17,17 +17,17 @@ from lockfast._time import boot_now
 from lockfast.errors import Unsupported
 
 
-class Host(NamedTuple):
+class HostIdentity(NamedTuple):
     machine: str  # the same after a reboot; confidential, see `fingerprint`
     boot: str  # another after a reboot
     booted_at: float  # wall clock
     now: Callable[[], float]  # seconds since boot, the same in every process of the host
 
 
-def this_host() -> Host:
+def this_host() -> HostIdentity:
     """Raises Unsupported on a platform that cannot tell one boot from the next."""
     now = _host_clock()
-    return Host(_machine(), _boot_id(), time.time() - now(), now)
+    return HostIdentity(_machine(), _boot_id(), time.time() - now(), now)
 
 
 def fingerprint(machine: str) -> str:

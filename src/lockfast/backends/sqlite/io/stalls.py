@@ -19,7 +19,7 @@ SLOW_S: Final = 0.05  # a request that takes longer has stopped the loop
 ALLOWED_S: Final = 0.2  # that it may have been stopped for, in all
 FORGOTTEN_PER_S: Final = 0.01  # of that
 AWAY_S: Final = 10.0  # after the first time; twice as long if it is stopped again as soon as they are back
-LONGEST_AWAY_S: Final = 160.0
+MAX_AWAY_S: Final = 160.0
 
 
 def _waits_of_thread() -> Callable[[], int]:
@@ -53,5 +53,5 @@ class Stalls:
         if self._stopped_s >= ALLOWED_S:
             self._stopped_s = ALLOWED_S
             again = now < self._away_until + self._away_s
-            self._away_s = min(LONGEST_AWAY_S, 2 * self._away_s) if again else AWAY_S
+            self._away_s = min(MAX_AWAY_S, 2 * self._away_s) if again else AWAY_S
             self._away_until = now + self._away_s
