@@ -33,7 +33,19 @@ from lockfast._facades import primitives as facades
 SOURCE = Path(lockfast.__file__).parent
 LONGEST_FILE = 500
 
-_WORDS = {"errors", "_model", "_text", "_time", "_ids", "_records", "_values", "_reentry", "_secrets", "_debug"}
+_WORDS = {
+    "errors",
+    "_model",
+    "_bounded",
+    "_text",
+    "_time",
+    "_ids",
+    "_records",
+    "_values",
+    "_reentry",
+    "_secrets",
+    "_debug",
+}
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_facades", ""}
@@ -62,6 +74,7 @@ PACKAGES: dict[str, set[str]] = {
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "_model": set(),
+    "_bounded": set(),
     "_text": set(),
     "_time": {"_text"},
     "_ids": set(),

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from lockfast._bounded import BoundedDict
 from lockfast._model import Renewal
 from lockfast._reentry import start_put_off
 from lockfast._time import pause_before_retry
@@ -63,7 +64,7 @@ class Keeper:
         self._unanswered: list[_Batch] = []  # due, or asked for and not answered yet
         self._renewers = 0  # those that renew: one, or more while requests hang
         self._asked_at = 0.0  # when one of them last sent a request
-        self._early: dict[Held, str] = {}  # losses that were told before the lease was kept, and why
+        self._early = BoundedDict[Held, str](EARLY_LOSSES)  # losses that were told before the lease was kept, and why
         self._closed = False
 
     def keep(self, lease: Lease) -> None:
@@ -418,8 +419,6 @@ class Keeper:
                 self._early.pop(held, None)
                 self.lose(lease, "denied", reason)
                 self.lose(lease, "gone", reason)  # if its release is under way, and not answered yet
-        while len(self._early) > EARLY_LOSSES:
-            self._early.pop(next(iter(self._early)))
 
     def lose(self, lease: Lease, step: Step, reason: str) -> None:
         """Stop believing, and tell everybody who must know. Only the first to notice tells."""

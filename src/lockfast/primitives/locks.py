@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
 from lockfast._records import listed
 from lockfast._text import shown
@@ -38,7 +39,7 @@ class LocksLogic:
         self.engine = engine
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
-        self._no_names: set[str] = set()  # texts that are no names, and were listed: they can be broken
+        self._no_names = BoundedSet[str](NO_NAMES)  # texts that are no names, and were listed: they can be broken
 
     def _request(
         self,
@@ -163,8 +164,6 @@ class LocksLogic:
         flaw = flaw_in(name)
         if not flaw:
             return info._replace(name=name)
-        if len(self._no_names) >= NO_NAMES:
-            self._no_names.clear()
         self._no_names.add(name)
         return info._replace(name=name, damage=listed([info.damage, f"a lock name {flaw}"]))
 

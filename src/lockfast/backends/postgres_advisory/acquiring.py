@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, poll_after
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
@@ -39,7 +40,7 @@ SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
 OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
 PROMPT: Final = 1.0  # seconds in which whoever is next has heard of it, on a busy machine too
 AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
-CROWDED: Final = 4096  # names that are remembered to be in demand
+MAX_CONTENDED: Final = 4096  # names
 
 _living: weakref.WeakSet[Asking] = weakref.WeakSet()  # of this process
 
@@ -49,7 +50,9 @@ class Asking:
         self._endpoint = endpoint
         self._world = world
         self._holds = Holds(fences_of(endpoint.name))
-        self._contended: set[int] = set()  # numbers that others lately wanted too: a try would be in vain
+        self._contended = BoundedSet[int](
+            MAX_CONTENDED
+        )  # numbers that others lately wanted too: a try would be in vain
         told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
         self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_tell_end, told))
         _living.add(self)
@@ -251,7 +254,7 @@ class Asking:
             return
         if statement.error is None:
             self._hold_there(hold, statement.answer)
-            self._remember(hold.key.number, contended=boot_now() - statement.sent_at > AT_ONCE)
+            self._contended.keep(hold.key.number, boot_now() - statement.sent_at > AT_ONCE)
         else:
             hold.state = "in_doubt"
         hold.wake()
@@ -263,7 +266,7 @@ class Asking:
         self._wake_outside()
 
     async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
-        self._remember(hold.key.number, contended=True)
+        self._contended.add(hold.key.number)
         hold.looks += 1
         if hold.state == "ended" or hold.looks > 1:
             seen = read(await self._ask(main, b"hf_look", halves(hold.key.number), until))
@@ -316,14 +319,6 @@ class Asking:
                     refuse_twins(hold.claim.terms.name, f"another lock, held by {one.application!r}")
                 return one.application or f"pid {one.pid}"
         return None
-
-    def _remember(self, number: int, *, contended: bool) -> None:
-        if not contended:
-            self._contended.discard(number)
-        else:
-            if len(self._contended) >= CROWDED:
-                self._contended.pop()
-            self._contended.add(number)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         hold = self._holds.by_id.get(claim.id)

@@ -20,9 +20,10 @@ share a byte, so that a tag which belongs to a key can be told from those of the
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from functools import lru_cache
 from typing import NamedTuple
+
+from lockfast._bounded import BoundedDict
 
 
 class Key(NamedTuple):
@@ -31,7 +32,7 @@ class Key(NamedTuple):
 
 
 _REMEMBERED = 10_000  # names that this process has used lately, so that it can tell whose number it sees
-_names: OrderedDict[int, str] = OrderedDict()
+_names = BoundedDict[int, str](_REMEMBERED)
 
 
 @lru_cache(maxsize=4096)
@@ -39,8 +40,6 @@ def key_of(name: str) -> Key:
     digest = hashlib.sha256(name.encode()).digest()
     key = Key(int.from_bytes(digest[:8], "big", signed=True), int.from_bytes(digest[7:11], "big", signed=True))
     _names[key.number] = name
-    if len(_names) > _REMEMBERED:
-        _names.popitem(last=False)
     return key
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._records import NO_HOLD, damaged_lock
 from lockfast._time import boot_now
@@ -24,8 +25,8 @@ from lockfast.backends.postgres_table.io.blocking import PostgresDriver
 from lockfast.backends.postgres_table.requests import AT_ONCE, LONG, Catalogue, columns_of, split
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
-CROWDED: Final = 4096  # names that are remembered to be in demand
-DOUBTFUL: Final = 10_000  # claims that are remembered to have gone unanswered
+MAX_CONTENDED: Final = 4096  # names
+MAX_IN_DOUBT: Final = 10_000  # claims
 IN_USE: Final = Busy(0, requests.POLLED, unsettled=True)  # somebody's transaction is at the name, and does not end
 
 
@@ -38,8 +39,8 @@ class PostgresTableBackend:
         self._reset()
 
     def _reset(self) -> None:
-        self._contended: set[str] = set()  # keys that others lately wanted too
-        self._in_doubt: set[str] = set()  # claims of which a request went unanswered: it may still arrive
+        self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others lately wanted too
+        self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
         self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
@@ -79,7 +80,7 @@ class PostgresTableBackend:
             return IN_USE
         except BaseException as error:
             if getattr(error, "sent", True):
-                self._mark_in_doubt(claim.id)
+                self._in_doubt.add(claim.id)
             raise
         finally:
             self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
@@ -103,17 +104,17 @@ class PostgresTableBackend:
             known = await self._acquire(claim, None, within)
             if "position" not in known:
                 return known
-            self._remember(key)
+            self._contended.add(key)
         try:
             address = await self._driver.expect(claim, max(0.01, until - boot_now()))
             answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         except BackendUnavailable:
             if known is None or until - boot_now() > 0.01:
                 raise
-            self._mark_in_doubt(claim.id)
+            self._in_doubt.add(claim.id)
             return known  # there was no time left to connect, or to be answered, and nothing more to be learned
         if "position" in answer:
-            self._remember(key)
+            self._contended.add(key)
             self._queued.add(claim.id)
         elif contended:
             self._contended.discard(key)  # as long as it is wanted, some of those who ask have to wait
@@ -121,7 +122,7 @@ class PostgresTableBackend:
 
     async def _sit_down(self, claim: Claim, within: float) -> None:
         """So that it can sleep until it looks again: there is no place in the queue for it yet."""
-        if len(self._kept_out) < DOUBTFUL:
+        if len(self._kept_out) < MAX_IN_DOUBT:
             self._kept_out.add(claim.id)
         with suppress(BackendUnavailable):
             await self._driver.expect(claim, within)
@@ -133,7 +134,7 @@ class PostgresTableBackend:
 
     def _hand_on(self, id: str, grant: Grant) -> None:
         """One of our own holds now. If it does not learn of it here, it does so when it next asks."""
-        if len(self._handed) >= DOUBTFUL:
+        if len(self._handed) >= MAX_IN_DOUBT:
             self._handed.clear()  # left by those who gave up just then
         self._handed[id] = grant
         self._driver.wakeups.wake(id)
@@ -148,17 +149,6 @@ class PostgresTableBackend:
         columns = columns_of(claim.id, claim.terms, address)
         job = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
         return await self._driver.ask(job, within)
-
-    def _remember(self, key: str) -> None:
-        if len(self._contended) >= CROWDED:
-            self._contended.pop()
-        self._contended.add(key)
-
-    def _mark_in_doubt(self, id: str) -> None:
-        """A request of this claim was cut short: it may still arrive, after whatever is asked next elsewhere."""
-        if len(self._in_doubt) >= DOUBTFUL:
-            self._in_doubt.pop()
-        self._in_doubt.add(id)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._driver.wakeups.wait(claim, seconds)
@@ -202,7 +192,7 @@ class PostgresTableBackend:
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._in_doubt.discard(claim.id)
-            self._gone = self._gone if len(self._gone) < DOUBTFUL else set()
+            self._gone = self._gone if len(self._gone) < MAX_IN_DOUBT else set()
             self._gone.add(claim.id)
         finally:
             self._driver.wakeups.forget(claim)

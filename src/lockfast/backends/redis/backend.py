@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import (
     MAX_POLL_S,
     Busy,
@@ -37,8 +38,8 @@ from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
-MAX_IN_DOUBT: Final = 10_000  # claims that are remembered to have gone unanswered
-MAX_CONTENDED: Final = 4096  # names that are remembered to be in demand
+MAX_IN_DOUBT: Final = 10_000  # claims
+MAX_CONTENDED: Final = 4096  # names
 MAX_INSPECTED_AT_ONCE: Final = 500  # names that are looked at in one go
 
 
@@ -47,8 +48,8 @@ class RedisBackend:
 
     def __init__(self, driver: RedisDriver) -> None:
         self._driver = driver
-        self._in_doubt: set[str] = set()  # claims of which a request went unanswered: it may still arrive
-        self._contended: set[str] = set()  # keys that others lately held or wanted too: quick scripts would be in vain
+        self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
+        self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
 
     def _now(self) -> tuple[bytes, ...]:
         """Nothing, so that the server reads its own clock; a test's clock is told to it."""
@@ -77,7 +78,7 @@ class RedisBackend:
             return await self._acquire_or_wait(claim, enqueue, started + within)
         except BackendUnavailable as error:
             if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
-                self._mark_in_doubt(id)
+                self._in_doubt.add(id)
             raise
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
@@ -89,9 +90,9 @@ class RedisBackend:
         answer = await self._acquire(claim, address, max(0.01, until - boot_now()))
         if answer.__class__ is not list:
             wakeups.forget(claim)
-            self._remember(terms.key, contended=answer.endswith(b"+"))
+            self._contended.keep(terms.key, answer.endswith(b"+"))
             return granted(answer)
-        self._remember(terms.key, contended=True)
+        self._contended.add(terms.key)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
             LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
@@ -164,27 +165,13 @@ class RedisBackend:
         if answer.__class__ is ReplyError:
             answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
         self._must_be_readable(terms.name, answer)
-        self._remember(terms.key, contended=answer == 2)
+        self._contended.keep(terms.key, answer == 2)
         return bool(answer)
 
     def _must_be_readable(self, name: str, answer: Any) -> None:
         """Raises BackendUnavailable if a script says what of the record is damaged."""
         if answer.__class__ is bytes:
             raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
-
-    def _remember(self, key: str, *, contended: bool) -> None:
-        if not contended:
-            self._contended.discard(key)
-        else:
-            if len(self._contended) >= MAX_CONTENDED:
-                self._contended.pop()
-            self._contended.add(key)
-
-    def _mark_in_doubt(self, id: str) -> None:
-        """A request of this claim went unanswered, so it may still arrive, after whatever is asked next."""
-        if len(self._in_doubt) > MAX_IN_DOUBT:
-            self._in_doubt.pop()
-        self._in_doubt.add(id)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         in_doubt = int(claim.id in self._in_doubt)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, first_fence
 from lockfast._values import Booked, Rate, Stored, Write, Written
@@ -43,7 +44,7 @@ class QuorumBackend(Votes):
     ) -> None:
         """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
         super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
-        self._observations: dict[str, Observations] = {}  # by claim that observes
+        self._observations = BoundedDict[str, Observations](REMEMBERED)  # by claim that observes
         self._renewing = 0  # renewals under way
         self._renewals = 0  # that there were
         self._ended: set[str] = set()  # claims that were let go of meanwhile
@@ -193,8 +194,6 @@ class QuorumBackend(Votes):
         observations = self._observations.get(claim.id)
         if observations is None or not after:
             observations = Observations(len(self._nodes), self._micros())
-            if len(self._observations) >= REMEMBERED:
-                del self._observations[next(iter(self._observations))]
             self._observations[claim.id] = observations
         asks = [
             node.observe(claim, after=observations.after[number], within=within)

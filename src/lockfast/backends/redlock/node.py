@@ -54,7 +54,7 @@ class RedisNode(RedisBackend):
 
     def mark_in_doubt(self, id: str) -> None:
         """A request of this claim may still arrive, after whatever is asked next."""
-        self._mark_in_doubt(id)
+        self._in_doubt.add(id)
 
     def doubts(self, id: str) -> bool:
         return id in self._in_doubt
@@ -103,7 +103,7 @@ class RedisNode(RedisBackend):
                     return granted(answer)
             return await self._acquire_or_wait(claim, enqueue, until)
         except BackendUnavailable:
-            self._mark_in_doubt(id)
+            self._in_doubt.add(id)
             raise
         finally:
             self._asked.pop(id, None)

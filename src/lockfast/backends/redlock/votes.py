@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from lockfast._bounded import BoundedDict
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, format_duration, full_jitter
 from lockfast.backends.redlock.io.fanout import PENDING, Crew
@@ -91,7 +92,7 @@ class Votes:
         self._majority = len(nodes) // 2 + 1
         self._ahead = 0  # microseconds by which fences that were seen are ahead of our clock
         self._last = 0  # the highest fence that we proposed
-        self._past: dict[str, Past] = {}  # by claim
+        self._past = BoundedDict[str, Past](REMEMBERED)  # by claim
         crew.mark_in_doubt = lambda node, id: self._nodes[node].mark_in_doubt(id)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
@@ -138,7 +139,7 @@ class Votes:
         fence = past.fence if past is not None and past.fence else self._propose(0)
         wanted = b"%016d" % fence
         heard = await self._crew.shout(self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id)
-        past = self._remember(claim.id, Past(fence))  # if it is asked for again, it is for the same
+        past = self._past[claim.id] = Past(fence)  # if it is asked for again, it is for the same
         votes, until = heard.count(wanted), self._kept_out_for(claim)
         if votes + heard.count(PENDING) < len(heard):
             past.unheard = _failed(heard)
@@ -269,12 +270,8 @@ class Votes:
 
     def _recall(self, claim: Claim) -> Past:
         past = self._past.get(claim.id)
-        return past if past is not None else self._remember(claim.id, Past())
-
-    def _remember(self, id: str, past: Past) -> Past:
-        if len(self._past) >= REMEMBERED and id not in self._past:
-            del self._past[next(iter(self._past))]
-        self._past[id] = past
+        if past is None:
+            past = self._past[claim.id] = Past()
         return past
 
     def _no_majority(self, claim: Claim, heard: Sequence[Any], votes: Tally) -> BackendUnavailable:

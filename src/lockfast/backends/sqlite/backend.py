@@ -17,6 +17,7 @@ from math import inf
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import (
     EXCLUSIVE,
     MAX_POLL_S,
@@ -43,9 +44,8 @@ from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER
 from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
 from lockfast.errors import LimitMismatch
 
-MAX_LISTED_AT_ONCE = (
-    100  # keys that are listed in one transaction: half a millisecond, in which an event loop stands still
-)
+MAX_LISTED_AT_ONCE = 100  # keys, in one transaction of half a millisecond: an event loop stops meanwhile
+MAX_CONTENDED: Final = 4096  # names
 _FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
 
 
@@ -384,7 +384,7 @@ class SqliteBackend:
 
     def __init__(self, driver: SqliteDriver) -> None:
         self._driver = driver
-        self._contended: set[str] = set()  # keys where we had to wait: then others do, and a quick release is in vain
+        self._contended = BoundedSet[str](MAX_CONTENDED)  # keys where we had to wait: no quick release there
 
     async def _run(
         self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
