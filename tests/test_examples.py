@@ -46,7 +46,7 @@ SHOWN_IN = {
     "singleton": "cron_singleton.py",
     "DistributedLock": "by_name.py",
 }
-SHOWN_ON_A_PAGE = {"in_transaction": "backends/postgres_advisory.md"}  # what needs a server; tests/test_readme.py runs it
+SHOWN_ON_A_PAGE = {"in_transaction": "backends/postgres_advisory.md"}  # needs a server; tests/test_readme.py runs it
 NOT_PRIMITIVES = {"holder", "events", "inspect", "list", "break_lock", "doctor", "close"}
 
 
