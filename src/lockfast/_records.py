@@ -15,6 +15,7 @@ from lockfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
 from lockfast._text import shown
 from lockfast.errors import BackendUnavailable
 
+NAMESPACE_SEPARATOR: Final = "\x1f"  # between a namespace and a name: neither can contain it
 LONGEST_NAME: Final = 255  # characters
 LONGEST_KEY: Final = 3 * LONGEST_NAME  # characters of what is made of a name or of a holder id
 LARGEST_METADATA: Final = 16 * 1024  # characters of JSON

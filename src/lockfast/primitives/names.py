@@ -9,11 +9,10 @@ import json
 import re
 from typing import Any
 
-from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, depth
+from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, NAMESPACE_SEPARATOR, depth
 from lockfast._text import encodable, shown
 
 DEFAULT_NAMESPACE = "lockfast"
-_SEPARATOR = "\x1f"  # cannot stand in a name, so no two names of two namespaces can meet
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -63,19 +62,19 @@ def positive(value: object, what: str) -> float:
 
 def qualify(namespace: str, name: str) -> str:
     """The key that the backend files a name under; in the default namespace that is the plain name."""
-    return name if namespace == DEFAULT_NAMESPACE else f"{namespace}{_SEPARATOR}{name}"
+    return name if namespace == DEFAULT_NAMESPACE else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
 
 
 def unqualify(namespace: str, key: str) -> str | None:
     """The name that a key stands for, or None if it is another namespace's, or no name at all."""
-    start = "" if namespace == DEFAULT_NAMESPACE else namespace + _SEPARATOR
+    start = "" if namespace == DEFAULT_NAMESPACE else namespace + NAMESPACE_SEPARATOR
     name = key[len(start) :]
-    return name if key.startswith(start) and _SEPARATOR not in name else None
+    return name if key.startswith(start) and NAMESPACE_SEPARATOR not in name else None
 
 
 def aside(key: str, purpose: str) -> str:
     """A key for something of our own that belongs to a name: no name can be filed under it, and no list shows it."""
-    return f"{_SEPARATOR}{purpose}{_SEPARATOR}{key}"  # no namespace is empty
+    return f"{NAMESPACE_SEPARATOR}{purpose}{NAMESPACE_SEPARATOR}{key}"  # no namespace is empty
 
 
 def json_text(value: Any, what: str, largest: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from lockfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
+from lockfast._records import NAMESPACE_SEPARATOR
 from lockfast.backends.postgres_advisory.holds import Hold
 from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of
 from lockfast.backends.postgres_advisory.statements import Seen
@@ -68,5 +69,5 @@ def _called(one: Seen) -> str:
 
 def nameless(number: int, prefix: str) -> str:
     """What a number is called whose name nobody here knows. It may be in any namespace, and begin with anything."""
-    namespace, separator, _ = prefix.rpartition("\x1f")
+    namespace, separator, _ = prefix.rpartition(NAMESPACE_SEPARATOR)
     return f"{namespace}{separator}key {number}"

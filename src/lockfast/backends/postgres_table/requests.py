@@ -14,7 +14,7 @@ from math import inf
 from typing import Any, Final
 
 from lockfast._model import MAX_POLL_S, Busy, Change, Grant, LockInfo, Observation, Terms, poll_after
-from lockfast._records import StoredHold, cut_id, lock_info
+from lockfast._records import NAMESPACE_SEPARATOR, StoredHold, cut_id, lock_info
 from lockfast.backends.postgres.io.wire import Statement
 from lockfast.backends.postgres_table.io.batching import Job, Many
 from lockfast.backends.postgres_table.schema import WRAPPED
@@ -23,7 +23,6 @@ PATIENCE: Final = 250  # milliseconds that a step may wait for a transaction of 
 AT_ONCE: Final = 50  # for one that asks only once: the usual step of somebody else's takes less
 LONG: Final = 1000  # for an operator's
 POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
-_SEPARATOR: Final = "\x1f"  # between what qualifies a name and the name
 _BEGINS: Final = f'{{"{WRAPPED}": "'
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
@@ -75,12 +74,12 @@ def patience(within: float, most: int | None = None) -> str:
 
 def split(key: str) -> tuple[str, str]:
     """What qualifies it, and the plain name, which has a column of its own."""
-    namespace, _, name = key.rpartition(_SEPARATOR)
+    namespace, _, name = key.rpartition(NAMESPACE_SEPARATOR)
     return namespace, name
 
 
 def join(namespace: str, name: str) -> str:
-    return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+    return f"{namespace}{NAMESPACE_SEPARATOR}{name}" if namespace else name
 
 
 def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, ...]:

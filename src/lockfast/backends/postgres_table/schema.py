@@ -15,7 +15,16 @@ from importlib.resources import files
 from typing import Any, Final
 
 from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S
-from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_KEY, LONGEST_NAME, MOST_READ, PLAIN
+from lockfast._records import (
+    DEEPEST,
+    LARGEST_METADATA,
+    LARGEST_NUMBER,
+    LONGEST_KEY,
+    LONGEST_NAME,
+    MOST_READ,
+    NAMESPACE_SEPARATOR,
+    PLAIN,
+)
 from lockfast._text import shown
 from lockfast._values import FAR_VERSION, FURTHEST
 
@@ -60,6 +69,7 @@ _CONSTANTS: Final = {
     "LONGEST_NAME": str(LONGEST_NAME),
     "LONGEST_KEY": str(LONGEST_KEY),
     "LARGEST_METADATA": str(LARGEST_METADATA),
+    "NAMESPACE_SEPARATOR": f"E'\\\\x{ord(NAMESPACE_SEPARATOR):02x}'",
     "MOST_READ": str(MOST_READ),
     "DEEPEST": str(DEEPEST),
     "PLAIN": str(PLAIN),

@@ -274,7 +274,7 @@ BEGIN
     THEN  -- it may be over a limit
         PERFORM @.lockfast_bound(p_holder, p_ttl, p_metadata);
     END IF;
-    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
+    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
         PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
     END IF;
     -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has

@@ -79,7 +79,7 @@ CREATE OR REPLACE FUNCTION @.lockfast_release(
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || E'\x1f' || p_name)) THEN
+    IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
         PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
     END IF;
     RETURN @.lockfast_end(

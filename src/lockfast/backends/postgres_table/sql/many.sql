@@ -26,7 +26,7 @@ BEGIN
         PERFORM @.lockfast_enter(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience);
     END IF;
     IF cardinality(r_names) > 0 THEN
-        SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
+        SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || NAMESPACE_SEPARATOR || name))) INTO v_ours
             FROM unnest(r_ns, r_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
         IF cardinality(r_names) > FEW THEN
@@ -58,7 +58,7 @@ BEGIN
             FROM unnest(a_holders, a_ttls, a_metadata) AS asked (holder, ttl, metadata)
             WHERE length(holder) > LONGEST_NAME OR (ttl > 0 AND ttl <= LONGEST_TTL) IS NOT TRUE
                 OR length(metadata::text) > PLAIN;
-        SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || E'\x1f' || name))) INTO v_ours
+        SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || NAMESPACE_SEPARATOR || name))) INTO v_ours
             FROM unnest(a_ns, a_names) AS asked (ns, name);
         v_now := coalesce(to_timestamp(p_now), clock_timestamp());
         IF array_position(a_addresses, NULL) IS NOT NULL THEN  -- the others have reason to think that it is not free

@@ -5,7 +5,7 @@
 -- higher isolation level sees the table as it was before it had the name to itself.
 
 CREATE OR REPLACE FUNCTION @.lockfast_hash(p_ns text, p_name text) RETURNS integer
-LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || E'\x1f' || p_name);
+LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN hashtext(p_ns || NAMESPACE_SEPARATOR || p_name);
 
 CREATE OR REPLACE FUNCTION @.lockfast_is_name(p_name text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
