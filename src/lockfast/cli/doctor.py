@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from lockfast._model import Health
 from lockfast.cli import exits
 from lockfast.cli.look import span
-from lockfast.cli.options import Parser, report_warnings, visible
+from lockfast.cli.options import Parser, print_table, report_warnings, visible
 from lockfast.cli.store import add_store_options, reports_silence, url_of_existing
 from lockfast.sync import connect
 
@@ -58,7 +58,7 @@ def doctor(words: list[str]) -> int:
     if args.json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
-        _print_table([_HEAD, *map(_row, found.servers)])
+        print_table([_HEAD, *map(_row, found.servers)])
         if any(server.kept_out for server in found.servers):
             print(_KEPT_OUT)
     return exits.OK if found.works else exits.UNAVAILABLE
@@ -75,9 +75,3 @@ def _state(server: Health) -> str:
     if server.counts:
         return "ok"
     return "refused" if server.reachable and server.error else "kept out" if server.reachable else "gone"
-
-
-def _print_table(rows: list[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

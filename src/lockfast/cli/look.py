@@ -14,7 +14,7 @@ from typing import Any
 
 from lockfast._model import HolderInfo, LockInfo
 from lockfast.cli import exits
-from lockfast.cli.options import Parser, complain, report_warnings, unmistakable, visible
+from lockfast.cli.options import Parser, complain, print_table, report_warnings, unmistakable, visible
 from lockfast.cli.store import add_store_options, report_outages, url_to_look_at
 from lockfast.primitives.names import flaw_in
 from lockfast.sync import Locks, connect
@@ -50,7 +50,7 @@ def list_locks(words: list[str]) -> int:
     elif found:
         now = time.time()
         rows = [_HEAD, *(row for info in found for row in _rows(_for_people(info), now))]
-        _print_table(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
+        print_table(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows])
     else:
         complain(f"no lock{f' that begins with {args.prefix!r}' if args.prefix else ''} is held or waited for")
     return exits.OK
@@ -168,12 +168,6 @@ def _end(who: HolderInfo, now: float) -> str:
 def _cut(text: str) -> str:
     """So much of it that a row can still be read, however long others made it; `show` and `--json` tell all."""
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
-
-
-def _print_table(rows: list[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _in_full(info: LockInfo, now: float) -> str:

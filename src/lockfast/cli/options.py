@@ -11,6 +11,7 @@ import argparse
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lockfast._text import shown
@@ -72,6 +73,13 @@ def code(text: str) -> int:
     if not text.isdecimal() or int(text) > 255:
         raise argparse.ArgumentTypeError(f"{shown(text)} is not an exit code from 0 to 255")
     return int(text)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """The first row is the heading; columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def complain(text: str) -> None:
