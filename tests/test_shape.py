@@ -52,7 +52,7 @@ _FACES = {"sync", "aio", "_facades", ""}
 
 # Where holds are recorded: no backend imports another, except those two that are made of parts of one.
 _BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
-_BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.opening"}
+_BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.missing", "backends.opening"}
 PACKAGES: dict[str, set[str]] = {
     "backends.memory": _BELOW_BACKENDS,
     "backends.sqlite.io": _BELOW_IO,
@@ -85,6 +85,7 @@ ROOMS: dict[str, set[str]] = {
     "_reentry": {"errors"},
     "_worlds": _WORDS,
     "backends.base": _WORDS,
+    "backends.missing": _WORDS,
     "observe": _WORDS,
     "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
     "primitives": _BELOW_ENGINE | {"engine"},

@@ -22,10 +22,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Observation, Renewal
+from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal
 from lockfast._time import boot_now
-from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Clock, World
+from lockfast.backends.missing import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres_advisory.acquiring import Asking
@@ -36,12 +36,12 @@ from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
 from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of
 from lockfast.backends.postgres_advisory.statements import Seen, read
-from lockfast.errors import BackendUnavailable, LockError, Unsupported
+from lockfast.errors import BackendUnavailable, LockError
 
 LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
 
 
-class PostgresAdvisoryBackend(Asking):
+class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
     capabilities = Capabilities(
         max_ttl=LONGEST,
         metadata=False,
@@ -219,23 +219,6 @@ class PostgresAdvisoryBackend(Asking):
         """On the user's own connection, until that commits or rolls back; see `user_connection`."""
         taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
         return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
-
-    # What it cannot do
-
-    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
-        raise Unsupported("advisory locks tell nobody of changes")
-
-    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
-        raise Unsupported("advisory locks keep no values")
-
-    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
-        raise Unsupported("advisory locks keep no values")
-
-    async def read(self, key: str, *, within: float) -> Stored:
-        raise Unsupported("advisory locks keep no values")
-
-    async def write(self, key: str, write: Write, *, within: float) -> Written:
-        raise Unsupported("advisory locks keep no values")
 
     async def close(self) -> None:
         self._closed = True

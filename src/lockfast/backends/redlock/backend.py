@@ -15,19 +15,19 @@ from typing import Any, Final
 from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, first_fence
-from lockfast._values import Booked, Rate, Stored, Write, Written
+from lockfast.backends.missing import WithoutValues
 from lockfast.backends.redlock.io.fanout import PENDING, Ask, Crew, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
 from lockfast.backends.redlock.votes import REMEMBERED, Node, Votes
-from lockfast.errors import BackendUnavailable, Unsupported
+from lockfast.errors import BackendUnavailable
 
 PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
 REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
 USUAL_TTL: Final = 30.0  # seconds: what a lock has by default, for a client that asked for none yet
 
 
-class QuorumBackend(Votes):
+class QuorumBackend(Votes, WithoutValues):
     capabilities = Capabilities(
         drift=0.01, renew_batch=200, shared=False, limits=False, limiter=False, cell=False, wakes_once=False
     )
@@ -233,20 +233,6 @@ class QuorumBackend(Votes):
         if answers(heard) < self._majority:
             raise self._too_few(heard, f"{what} cannot be asked about")
         return heard
-
-    # What a quorum cannot do
-
-    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
-        raise Unsupported(f"{self!r} has no limiters")
-
-    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
-        raise Unsupported(f"{self!r} has no limiters")
-
-    async def read(self, key: str, *, within: float) -> Stored:
-        raise Unsupported(f"{self!r} has no cells")
-
-    async def write(self, key: str, write: Write, *, within: float) -> Written:
-        raise Unsupported(f"{self!r} has no cells")
 
     async def close(self) -> None:
         await self._crew.close()
