@@ -7,7 +7,7 @@ facts of its message as attributes and survives pickling.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 
 class LockError(Exception):
@@ -18,6 +18,12 @@ class LockError(Exception):
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         vars(self).update(facts)
+
+    @classmethod
+    def closed(cls, where: str = "", **facts: Any) -> Self:
+        """The `Locks` that was asked is closed; `where` is the store that it asked."""
+        text = "this Locks is closed; connect again"
+        return cls(f"{where}: {text}" if where else text, **facts)
 
 
 class AcquireTimeout(LockError, TimeoutError):

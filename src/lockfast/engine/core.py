@@ -140,7 +140,7 @@ class Engine:
 
     def must_be_open(self) -> None:
         if self.closed:
-            raise LockError("this Locks is closed; connect again")
+            raise LockError.closed()
 
     def valid_ttl(self, ttl: Seconds) -> float:
         """Raises ValueError for a length of time that the backend cannot keep."""

@@ -168,7 +168,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
             first, second = line.ask(b"1", 60), line.ask(b"2", 60)
             theirs.send(b"+OK\r\n")
             assert await first == b"OK"
-            with pytest.raises(BackendUnavailable, match="was let go of"):
+            with pytest.raises(BackendUnavailable, match="was disconnected"):
                 await asyncio.wait_for(second, LIMIT)
             assert not line.alive
 

@@ -103,7 +103,7 @@ class AsyncioSessions:
 
     async def _dial(self, within: float) -> _Line:
         if self._closed:
-            raise unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         loop = self._belong_here()
         dialling = in_executor(loop, dial, self.endpoint, self.holder, self._prepare, within)
         try:
@@ -113,7 +113,7 @@ class AsyncioSessions:
             raise
         if self._closed:
             dialled.pgconn.finish()
-            raise unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         line = _Line(dialled, self.endpoint.name, loop, self._broke)
         self._lines.add(line)
         return line

@@ -23,6 +23,7 @@ from lockfast.backends.postgres.io.wire import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement, dial
 from lockfast.backends.postgres_advisory.io.watch import OnBroken, Watch, WatchedLine
 from lockfast.backends.wakeups.turns import in_turn
+from lockfast.errors import BackendUnavailable
 
 # Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
 # its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
@@ -134,7 +135,7 @@ class BlockingSessions:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
+            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
 
     def _broke(self, line: Line) -> None:
         with self._mutex:

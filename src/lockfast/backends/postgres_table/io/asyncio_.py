@@ -99,7 +99,7 @@ class AsyncioPostgres:
         return loop
 
     def _let_go(self) -> BackendUnavailable:
-        return unavailable(self.endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
+        return BackendUnavailable.closed(self.endpoint.name, transient=False)
 
     async def ask(self, job: Job, within: float) -> Any:
         loop = self._begin(cleans=job.cleans)

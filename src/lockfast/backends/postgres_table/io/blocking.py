@@ -162,7 +162,7 @@ class BlockingPostgres:
     def _queue_up(self, ticket: _Ticket) -> None:
         with self._mutex:
             if self._closed and not ticket.job.cleans:
-                raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
+                raise BackendUnavailable.closed(self.endpoint.name, transient=False)
             if self._free:
                 ticket.line, ticket.home = self._free[-1], self._free
                 del self._free[-1]
@@ -333,7 +333,7 @@ class BlockingPostgres:
 
     def _listen(self, until: float) -> None:
         if self._closed:
-            raise unavailable(self.endpoint.name, "was let go of: this Locks is closed", transient=False)
+            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         session = self._connect(until, 0)
         try:
             run(session.say_plainly(f"LISTEN {self._channel}".encode()), until)

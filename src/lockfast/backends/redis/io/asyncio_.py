@@ -204,7 +204,7 @@ class AsyncioConnection(asyncio.Protocol):
             self._transport.abort()
         self._let_go()
         if ends:
-            self._fail("was let go of")
+            self._fail("was disconnected")
 
     async def gone(self) -> None:
         """After `close`: until the loop has nothing left of it, since somebody may close the loop next."""
@@ -370,7 +370,7 @@ class AsyncioConnections:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise unavailable(self._endpoint.name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise BackendUnavailable.closed(self._endpoint.name, transient=False)
 
     async def _connection_to(self, address: Address | None, within: float) -> AsyncioConnection:
         self._must_be_open()

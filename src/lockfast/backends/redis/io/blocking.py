@@ -220,7 +220,7 @@ class BlockingConnections:
 
     def _dial(self, address: Address | None, within: float) -> BlockingConnection:
         if self._closed:
-            raise unavailable(self._endpoint.name, "was let go of: this Locks is closed", transient=False)
+            raise BackendUnavailable.closed(self._endpoint.name, transient=False)
         return BlockingConnection(self._endpoint, address, within)
 
     def _put_back(self, address: Address | None, connection: BlockingConnection) -> None:

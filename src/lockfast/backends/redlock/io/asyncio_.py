@@ -131,7 +131,7 @@ class AsyncioCrew:
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
-            raise unavailable(self.members[0].name, "was let go of: this AsyncLocks is closed", transient=False)
+            raise BackendUnavailable.closed(self.members[0].name, transient=False)
         if self.wakeups.is_new(loop):
             self._forget()
         self._loop = loop

@@ -162,7 +162,7 @@ class BlockingCrew:
     def _take(self, claim: str) -> Fan:
         """For a claim whose vote is still under way the same that it went by, so that what is asked now comes later."""
         if self._closed:
-            raise unavailable(self.members[0].name, "was let go of: this Locks is closed", transient=False)
+            raise BackendUnavailable.closed(self.members[0].name, transient=False)
         self._janitor.asked_at = boot_now()
         late = self._late.pop(claim, None)
         if late is not None:

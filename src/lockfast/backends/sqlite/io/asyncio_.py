@@ -109,7 +109,7 @@ class AsyncioSqlite:
         if loop is not self._loop:
             self._move_to(loop)
         if self._closed:
-            raise self._blocking.is_closed()
+            raise self._blocking.closed_error()
         request, now = (step, args, quick, reads), boot_now()
         if not self._queue and self._spent_s < SLICE_S and self._may_run_here(now):
             answer = self._attempt(request, now + within, now)
@@ -265,7 +265,7 @@ class AsyncioSqlite:
             closing.leave()
             self._thread.end(loop, self._take_turn)
             for pending in self._queue:
-                pending.settle(None, self._blocking.is_closed())
+                pending.settle(None, self._blocking.closed_error())
 
     def before_fork(self) -> None:
         self._blocking.before_fork()

@@ -277,7 +277,7 @@ class BlockingSqlite:
             db.close()
             self._db = None
         if self._closed:
-            raise self.is_closed()
+            raise self.closed_error()
         file = sqlite_file.follow(self.path)
         why_not = sqlite_file.refusal(self.path, file)
         if why_not:
@@ -349,8 +349,8 @@ class BlockingSqlite:
         text, transient = _ERRORS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
 
-    def is_closed(self) -> BackendUnavailable:
-        return self._unavailable("is closed", transient=False)
+    def closed_error(self) -> BackendUnavailable:
+        return BackendUnavailable.closed(f"the lock store {str(self.path)!r}", transient=False)
 
     def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
         return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)
