@@ -120,20 +120,6 @@ def in_executor(loop: asyncio.AbstractEventLoop, work: Callable[..., T], *args: 
         raise
 
 
-async def wait_for_task(task: asyncio.Task[T], within: float, failed: Callable[[str], Exception]) -> T:
-    """Its result, for one of several callers: a caller that stops waiting does not stop the task.
-
-    Raises what `failed` says about a task that takes too long, or that was cut short: libraries make tasks of their
-    own for what it does, and a program that cancels all tasks cancels those too.
-    """
-    await asyncio.wait({task}, timeout=within)
-    if not task.done():
-        raise failed("no answer in time")
-    if task.cancelled():
-        raise failed("connecting was cancelled")
-    return task.result()
-
-
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     """Cancel those of this loop, and wait until nothing is left of them: the caller may close the loop next."""
     loop = asyncio.get_running_loop()

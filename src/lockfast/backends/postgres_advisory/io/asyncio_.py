@@ -14,15 +14,14 @@ from collections.abc import Callable
 
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
-from lockfast._worlds.asyncio_ import background_task, end_tasks, in_executor, wait_for_task
+from lockfast._worlds.asyncio_ import end_tasks, in_executor
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.blocking import IDLE, MOST
 from lockfast.backends.postgres_advisory.io.session import Dialled, Line, Rows, Statement, dial
 from lockfast.backends.postgres_advisory.io.watch import OnBroken
+from lockfast.backends.wakeups.single_flight import SingleFlight
 from lockfast.errors import BackendUnavailable
-
-_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
 class _Line(Line):
@@ -82,7 +81,7 @@ class AsyncioSessions:
 
     def _reset(self) -> None:
         self._main: _Line | None = None
-        self._dialling: asyncio.Task[_Line] | None = None
+        self._dialling = SingleFlight[_Line]("lockfast-dial")
         self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
         self._idle: list[_Line] = []
         self._given = 0  # sessions of `waiter` that are in use or being opened
@@ -131,16 +130,12 @@ class AsyncioSessions:
     async def main(self, within: float) -> Line:
         if (line := self.ready) is not None:
             return line
-        loop = self._belong_here()
-        if self._dialling is None:
-            self._dialling = background_task(loop, self._dial(max(within, _DIAL)), "lockfast-dial")
-            self._dialling.add_done_callback(self._dialled)
-        return await wait_for_task(self._dialling, within, lambda _: no_connection(self.endpoint))
+        self._belong_here()
+        return await self._dialling.run(self._dial_main, within, lambda _: no_connection(self.endpoint))
 
-    def _dialled(self, task: asyncio.Task[_Line]) -> None:
-        self._dialling = None
-        if not task.cancelled() and task.exception() is None:
-            self._main = task.result()
+    async def _dial_main(self, within: float) -> _Line:
+        self._main = await self._dial(within)
+        return self._main
 
     async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
         self._belong_here()
@@ -233,7 +228,7 @@ class AsyncioSessions:
 
     async def close(self) -> None:
         self._closed = True
-        await end_tasks([self._dialling])
+        await end_tasks([self._dialling.task])
         for line in list(self._lines):
             line.broken(ConnectionAbortedError("let go of"))
         self._main = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import hiredis
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
-from lockfast._worlds.asyncio_ import background_task, end_tasks, seen, wait_for_task
+from lockfast._worlds.asyncio_ import end_tasks
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
@@ -34,12 +34,12 @@ from lockfast.backends.redis.io.resp import (
 )
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
+from lockfast.backends.wakeups.single_flight import SingleFlight
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
 _SILENCE_S = 1.0  # without any reply while replies are due, after which the connection is closed
 _CLOSE_WITHIN_S = 0.5
-_MIN_DIAL_S = 1.0  # for connecting, even if the first caller has less time
 
 
 class _Several:
@@ -224,31 +224,6 @@ class AsyncioConnection(asyncio.Protocol):
             self._redis_py = None
 
 
-class _Shared:
-    """Something that several tasks need and one task makes: each waits for as long as it likes, and none cuts it short.
-
-    redis-py swallows cancellations, so what makes connections is a task of its own anyway.
-    """
-
-    def __init__(self, make: Callable[[float], Coroutine[Any, Any, None]], url: str) -> None:
-        self._make = make
-        self._url = url
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def under_way(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    async def made(self, within: float) -> None:
-        """Raises BackendUnavailable."""
-        if self.task is None or self.task.done():
-            self.task = background_task(
-                asyncio.get_running_loop(), self._make(max(within, _MIN_DIAL_S)), "lockfast-connect"
-            )
-            self.task.add_done_callback(seen)
-        await wait_for_task(self.task, within, partial(no_connection, self._url))
-
-
 class AsyncioSubscription(AsyncioConnection):
     def __init__(self, waiters: AsyncioWaiters, endpoint: RedisEndpoint, address: Address | None) -> None:
         super().__init__(endpoint, address, asyncio.get_running_loop())
@@ -271,7 +246,7 @@ class AsyncioRedisWakeups(AsyncioWaiters):
         self._endpoint = endpoint
         self._channel = new_channel(clustered=self._endpoint.clustered)
         self.subscription: AsyncioSubscription | None = None
-        self.opening: _Shared | None = None
+        self.opening = SingleFlight[None]("lockfast-connect")
         self._closed = False
 
     @property
@@ -280,16 +255,16 @@ class AsyncioRedisWakeups(AsyncioWaiters):
 
     def begin_again(self) -> None:
         """In another loop."""
-        self.subscription = self.opening = None
+        self.subscription = None
+        self.opening = SingleFlight("lockfast-connect")
 
     def expect(self, claim: Claim) -> str:
         self.waiter(claim)
         return self.address
 
     async def subscribe(self, address: Address | None, within: float) -> None:
-        if self.opening is None or not self.opening.under_way:  # else it would be the node of the first time for ever
-            self.opening = _Shared(partial(self._subscribe, address), self._endpoint.url_of(address))
-        await self.opening.made(within)
+        failed = partial(no_connection, self._endpoint.url_of(address))
+        await self.opening.run(partial(self._subscribe, address), within, failed)
 
     async def _subscribe(self, address: Address | None, within: float) -> None:
         if self.address:
@@ -317,7 +292,8 @@ class AsyncioRedisWakeups(AsyncioWaiters):
 
     def after_fork(self) -> None:
         self._channel = new_channel(clustered=self._endpoint.clustered)
-        self.subscription = self.opening = None
+        self.subscription = None
+        self.opening = SingleFlight("lockfast-connect")
         self.reset()
 
 
@@ -329,7 +305,7 @@ class AsyncioConnections:
 
     def _reset(self) -> None:
         self._connections: dict[Address | None, AsyncioConnection] = {}
-        self._dialling: dict[Address | None, _Shared] = {}
+        self._dialling: dict[Address | None, SingleFlight[None]] = {}
         self._closed = False
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
@@ -378,12 +354,9 @@ class AsyncioConnections:
         self._belong_to(loop)
         connection = self._connections.get(address)
         if connection is None or not connection.alive:
-            dialling = self._dialling.get(address)
-            if dialling is None:
-                dialling = self._dialling[address] = _Shared(
-                    partial(self._dial, address), self._endpoint.url_of(address)
-                )
-            await dialling.made(within)
+            dialling = self._dialling.setdefault(address, SingleFlight("lockfast-connect"))
+            failed = partial(no_connection, self._endpoint.url_of(address))
+            await dialling.run(partial(self._dial, address), within, failed)  # redis-py swallows cancellations
             connection = self._connections.get(address)
             if connection is None or not connection.alive:
                 raise unavailable(str(address or self._endpoint.name), "was connected to and is gone again")
@@ -409,7 +382,7 @@ class AsyncioConnections:
 
     async def close(self) -> None:
         self._closed = True
-        await end_tasks([shared.task for shared in (*self._dialling.values(), self.wakeups.opening) if shared])
+        await end_tasks([one.task for one in (*self._dialling.values(), self.wakeups.opening)])
         connections = [*self._connections.values(), *filter(None, [self.wakeups.subscription])]
         self.wakeups.close()
         for address in list(self._connections):
