@@ -12,7 +12,7 @@ import pytest
 import lockfast
 from lockfast import BackendUnavailable, _connect, aio
 from lockfast._secrets import hide, secrets_in, shown_url
-from lockfast.backends.redis.io.endpoints import endpoint_of_url
+from lockfast.backends.redis.io.urls import endpoint_of_url
 from tests.servers.waiting import LIMIT
 
 SECRET = "s3cret"

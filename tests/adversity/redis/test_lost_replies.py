@@ -12,7 +12,7 @@ import redis.asyncio
 
 from lockfast import AcquireTimeout, BackendUnavailable
 from lockfast.backends.redis.io import asyncio_ as redis_asyncio
-from lockfast.backends.redis.io.endpoints import endpoint_of_url
+from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.testing.contract import needs
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of

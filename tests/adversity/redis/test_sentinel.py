@@ -11,7 +11,8 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from lockfast import BackendUnavailable
-from lockfast.backends.redis.io.endpoints import Address, endpoint_of_url
+from lockfast.backends.redis.io.endpoints import Address
+from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.backends.redis.requests import script
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows

@@ -19,8 +19,9 @@ from redis.sentinel import Sentinel
 import lockfast
 from lockfast import BackendUnavailable
 from lockfast.backends.redis.io import tls as redis_tls
-from lockfast.backends.redis.io.endpoints import Address, endpoint_of_client, endpoint_of_url
+from lockfast.backends.redis.io.endpoints import Address
 from lockfast.backends.redis.io.tls import Tls, context_of
+from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere
 from tests.forks import child_may_take

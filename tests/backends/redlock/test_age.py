@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lockfast.backends.redis.io.endpoints import endpoint_of_url
+from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.backends.redlock.io import members as redis_quorum_members
 from lockfast.backends.redlock.io.members import Member, members_of
 from lockfast.errors import BackendUnavailable

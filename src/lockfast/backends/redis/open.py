@@ -7,7 +7,8 @@ from urllib.parse import SplitResult
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment
 from lockfast.backends.redis.backend import RedisBackend
 from lockfast.backends.redis.io.blocking import open_driver
-from lockfast.backends.redis.io.endpoints import RedisEndpoint, endpoint_of_client, endpoint_of_url
+from lockfast.backends.redis.io.endpoints import RedisEndpoint
+from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 
 
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:

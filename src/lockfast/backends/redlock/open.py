@@ -14,8 +14,9 @@ from lockfast._text import shown
 from lockfast._time import length
 from lockfast._worlds import Clock, World
 from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_fragment, split_url
-from lockfast.backends.redis.io.endpoints import RedisEndpoint, endpoint_of_client, endpoint_of_url
+from lockfast.backends.redis.io.endpoints import RedisEndpoint
 from lockfast.backends.redis.io.resp import command
+from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 from lockfast.backends.redis.requests import source
 from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.backends.redlock.io.fanout import open_crew

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, parse_qs, quote, unquote, urlencode
+from urllib.parse import quote, urlencode
 
 import redis
 import redis.asyncio
@@ -22,26 +22,19 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from lockfast._secrets import SECRET_OPTIONS, hide, secrets_in, shown_option
+from lockfast._secrets import SECRET_OPTIONS, hide, secrets_in
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.connections import ASYNC_KINDS, KINDS, hang_up, is_of_a_closed_connection
-from lockfast.backends.redis.io.resp import command, no_connection
-from lockfast.backends.redis.io.tls import OPTIONS, USUAL, checks_host_names, context_of, is_tls, says_something, tls_of
+from lockfast.backends.redis.io.resp import no_connection
+from lockfast.backends.redis.io.tls import USUAL, context_of, is_tls, says_something, tls_of
 from lockfast.errors import BackendUnavailable
 
 PORT = 6379
-_LOGIN = ("username", "password")
-SENTINEL_PORT = 26379
-SENTINEL_WITHIN_S = 1.0  # seconds that each Sentinel may take: there are others to ask
-_MASTERS = command("SENTINEL", "MASTERS")
-_AS_BYTES = "surrogateescape"  # the name of a service need not be UTF-8
+LOGIN = ("username", "password")
 
 # What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
-_IN_URLS = ("db", "username", "password", "client_name", "socket_keepalive")
-_WANTED = (*_IN_URLS, "credential_provider", "socket_keepalive_options", "socket_type")
-
-_SWITCHES = ("socket_keepalive", "ssl_check_hostname", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled")
-_YES, _NO = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")  # for redis-py all the rest is true
+URL_OPTIONS = ("db", "username", "password", "client_name", "socket_keepalive")
+_WANTED = (*URL_OPTIONS, "credential_provider", "socket_keepalive_options", "socket_type")
 
 # Whom servers see in CLIENT LIST. Where redis-py makes that for each connection anew, it looks up its own version in
 # the file system each time, which takes as long as all the rest of a handshake.
@@ -177,18 +170,21 @@ class RedisEndpoint:
         plain = {name: value for name, value in settings.items() if not is_tls(name)}
         return {**plain, "context": context_of(self._tls)}
 
-    def _ask(self, request: bytes, within: float) -> Any:
-        """On a connection of its own. Raises BackendUnavailable."""
-        connection = self.dial(self.address, within)
+    def ask(self, request: bytes, within: float) -> Any:
+        """The reply on a connection of its own, or BackendUnavailable as the result."""
+        try:
+            connection = self.dial(self.address, within)
+        except BackendUnavailable as error:
+            return error
         try:
             connection.send_packed_command([request])
             return connection.read_response()
         except (redis.RedisError, OSError) as error:
-            raise self.unreachable(self.address, error) from self.cause(error)
+            return self.unreachable(self.address, error)
         finally:
             connection.disconnect()
 
-    async def _ask_async(self, request: bytes, within: float) -> Any:
+    async def ask_async(self, request: bytes, within: float) -> Any:
         try:
             async with asyncio.timeout(within):
                 connection = await self.dial_async(self.address, within)
@@ -197,10 +193,12 @@ class RedisEndpoint:
                     return await connection.read_response()
                 finally:
                     hang_up(connection)
+        except BackendUnavailable as error:
+            return error
         except (redis.RedisError, OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not is_of_a_closed_connection(error):
                 raise
-            raise self.unreachable(self.address, error) from self.cause(error)
+            return self.unreachable(self.address, error)
 
     def _without_secrets(self, text: str) -> str:
         """Some releases of redis-py, and some servers, repeat how they were logged in to."""
@@ -253,91 +251,6 @@ def _reason(root: BaseException) -> str:
     return text
 
 
-class SentinelEndpoint(RedisEndpoint):
-    """The primary of a service that Sentinels watch: asked for anew with each connection."""
-
-    variant = "+sentinel"
-
-    def __init__(
-        self,
-        kind: str,
-        settings: dict[str, Any],
-        service: str,
-        sentinels: Sequence[Address],
-        to_sentinels: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(kind, settings, Address(service))
-        self._service = service
-        self._name = f"{service} (by Sentinels {', '.join(map(str, sentinels))})"
-        if to_sentinels is None:
-            to_sentinels = {name: settings[f"sentinel_{name}"] for name in _LOGIN if f"sentinel_{name}" in settings}
-            to_sentinels |= {name: value for name, value in self._settings.items() if is_tls(name)}
-            to_sentinels["ssl"] = kind == "tls"
-        self._to_sentinels = to_sentinels
-        its_kind = "tls" if to_sentinels.get("ssl") else "tcp"
-        self._sentinels = tuple(RedisEndpoint(its_kind, to_sentinels, address) for address in sentinels)
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def url(self) -> str:
-        return self._url(*(sentinel.address for sentinel in self._sentinels))
-
-    def _path(self) -> str:
-        return f"/{quote(self._service, safe='', errors=_AS_BYTES)}" + (f"/{self.db}" if self.db else "")
-
-    def _options(self) -> dict[str, str]:
-        user = self._to_sentinels.get("username")
-        return {**super()._options(), **({"sentinel_username": str(user)} if user else {})}
-
-    def find(self, within: float) -> Address:
-        refusals: list[BackendUnavailable] = []
-        for sentinel in self._sentinels:
-            try:
-                masters = sentinel._ask(_MASTERS, self._each(within))
-            except BackendUnavailable as error:
-                refusals.append(error)
-            else:
-                if found := self._primary_in(masters, sentinel):
-                    return found
-        raise self._not_found(refusals)
-
-    async def find_async(self, within: float) -> Address:
-        refusals: list[BackendUnavailable] = []
-        for sentinel in self._sentinels:
-            try:
-                masters = await sentinel._ask_async(_MASTERS, self._each(within))
-            except BackendUnavailable as error:
-                refusals.append(error)
-            else:
-                if found := self._primary_in(masters, sentinel):
-                    return found
-        raise self._not_found(refusals)
-
-    def _each(self, within: float) -> float:
-        return min(SENTINEL_WITHIN_S, within / len(self._sentinels))
-
-    def _primary_in(self, masters: Any, told_by: RedisEndpoint) -> Address | None:
-        """Whom that Sentinel takes for the primary, if it is up. That Sentinel is asked first from now on: one that
-        hangs then costs time only once."""
-        service = self._service.encode(errors=_AS_BYTES)
-        for fields in masters:
-            told = dict(zip(fields[::2], fields[1::2], strict=True))
-            flags = {*told[b"flags"].split(b",")}
-            if told[b"name"] == service and b"master" in flags and not {b"s_down", b"o_down"} & flags:
-                self._sentinels = (told_by, *(one for one in self._sentinels if one is not told_by))
-                return Address(told[b"ip"].decode(), int(told[b"port"]))
-        return None
-
-    def _not_found(self, refusals: Sequence[BackendUnavailable]) -> BackendUnavailable:
-        """It stays so if each of the Sentinels has refused us for good."""
-        final = len(refusals) == len(self._sentinels) and not any(refusal.transient for refusal in refusals)
-        reasons = "; ".join(map(str, refusals)) or "each of its Sentinels has answered"
-        return no_connection(self.url, f"no primary of {self._service!r} was found: {reasons}", transient=not final)
-
-
 class ClusterEndpoint(RedisEndpoint):
     """Many nodes, each with a part of the names; `address` is None wherever a node must be chosen first."""
 
@@ -359,118 +272,3 @@ class ClusterEndpoint(RedisEndpoint):
 
     def _path(self) -> str:
         return ""
-
-
-# From a URL
-
-
-def endpoint_of_url(parts: SplitResult) -> RedisEndpoint:
-    """Raises ValueError for a URL that says nothing sensible."""
-    scheme = parts.scheme.replace("valkey", "redis", 1)
-    base, _, variant = scheme.partition("+")
-    tls = base == "rediss"
-    kind = "unix" if base == "unix" else "tls" if tls else "tcp"
-    settings = dict(_parse(parts, base))
-    if tls:
-        settings["ssl_check_hostname"] = checks_host_names(settings)
-    if "," in parts.netloc and not variant:
-        raise ValueError(f"{parts.scheme}:// names one server; for more there are +sentinel and +cluster")
-    if not variant:
-        if kind != "unix":
-            _number(parts.path.strip("/"), parts)
-        host, port = settings.get("host", "localhost"), settings.get("port", PORT)
-        return RedisEndpoint(kind, settings, Address(settings["path"]) if kind == "unix" else Address(host, port))
-    hosts = _hosts(parts, SENTINEL_PORT if variant == "sentinel" else PORT)
-    if variant == "cluster":
-        if parts.path.strip("/0"):
-            raise ValueError(f"{parts.scheme}:// has no database to choose: a cluster has but one, 0")
-        return ClusterEndpoint(kind, settings, hosts)
-    service, _, db = parts.path.strip("/").partition("/")
-    if not service:
-        raise ValueError(f"a Sentinel URL names the service: {parts.scheme}://host1,host2/service")
-    settings |= {"db": _number(db, parts)} if db else {}
-    return SentinelEndpoint(kind, settings, unquote(service, errors=_AS_BYTES), hosts)
-
-
-def _number(db: str, parts: SplitResult) -> int:
-    if not db or db.isdecimal():
-        return int(db or 0)
-    raise ValueError(f"the database of a {parts.scheme}:// URL is a number")
-
-
-def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
-    """redis-py reads it, with one host instead of several."""
-    user, at, hosts = parts.netloc.rpartition("@")
-    path = "" if "+" in parts.scheme else parts.path
-    first = "" if base == "unix" else hosts.partition(",")[0]
-    if any(re.search(r":0+$", host) for host in hosts.split(",")):
-        raise ValueError(f"nobody can be reached at port 0 of a {parts.scheme}:// URL")
-    if base == "unix" and (not path or hosts):
-        raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
-    _hosts(parts, PORT)
-    url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
-    try:
-        settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
-    except ValueError as error:  # which may show a part of the password
-        bad = re.search(r"value for ['`](\w+)", str(error))
-        what = f"whose option {shown_option(bad[1], parts.query)} has no sensible value" if bad else "without sense"
-        raise ValueError(f"a {parts.scheme}:// URL {what}{_about_password(parts)}") from None
-    known = {*_IN_URLS, "host", "port", "path", *(f"sentinel_{name}" for name in _LOGIN)}
-    if base == "rediss":
-        known |= OPTIONS
-    for option, values in parse_qs(parts.query).items():
-        if option not in known:
-            name = shown_option(option, parts.query)
-            others = f"with rediss:// {', '.join(sorted(OPTIONS)) if is_tls(option) else 'ssl_…'}"
-            raise ValueError(f"{parts.scheme}:// has no option {name}; known are {', '.join(_IN_URLS)}, and {others}")
-        if option in _SWITCHES:
-            settings[option] = _is_on(option, values[0], parts.query)
-    return settings
-
-
-def _is_on(option: str, value: str, query: str) -> bool:
-    if value.lower() not in (*_YES, *_NO):
-        raise ValueError(f"{option} cannot be {shown_option(value, query)}; known are true, false")
-    return value.lower() in _YES
-
-
-def _about_password(parts: SplitResult) -> str:
-    """A `/`, `?` or `#` in it ends what is read as host and port, and leaves an `@` behind."""
-    behind = f"{parts.path}{parts.query}{parts.fragment}"
-    return "; is something in its password not percent-encoded?" if "@" in behind else ""
-
-
-def _hosts(parts: SplitResult, port: int) -> list[Address]:
-    hosts = [SplitResult("", host, "", "", "") for host in parts.netloc.rpartition("@")[2].split(",") if host]
-    try:
-        found = [Address(host.hostname or "localhost", host.port or port) for host in hosts]
-    except ValueError:  # as above
-        what = f"the port of a {parts.scheme}:// URL is a number from 1 to 65535"
-        raise ValueError(f"{what}{_about_password(parts)}") from None
-    return found or [Address("localhost", port)]
-
-
-# From a client
-
-
-def endpoint_of_client(client: Any) -> RedisEndpoint | None:
-    """Where it would connect to, or None if this is no client of redis-py's. Its connections are not used."""
-    nodes = getattr(client, "nodes_manager", None)
-    if nodes is not None:
-        settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)
-        seeds = [Address(node.host, int(node.port)) for node in nodes.startup_nodes.values()]
-        tls = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
-        return ClusterEndpoint("tls" if tls else "tcp", settings, seeds)
-    pool = getattr(client, "connection_pool", None)
-    if pool is None or not hasattr(pool, "connection_kwargs"):
-        return None
-    settings = dict(pool.connection_kwargs)
-    kind = "unix" if "path" in settings else "tls" if "SSL" in pool.connection_class.__name__ else "tcp"
-    manager = getattr(pool, "sentinel_manager", None)
-    if manager is not None:
-        sentinels = [one.connection_pool.connection_kwargs for one in manager.sentinels]
-        addresses = [Address(one["host"], int(one["port"])) for one in sentinels]
-        return SentinelEndpoint(kind, settings, pool.service_name, addresses, dict(manager.sentinel_kwargs))
-    if kind == "unix":
-        return RedisEndpoint(kind, settings, Address(settings["path"]))
-    return RedisEndpoint(kind, settings, Address(settings.get("host", "localhost"), int(settings.get("port", PORT))))
