@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lockfast.engine.schedule import RenewalState
 from lockfast.testing.stage import Stage
 from tests.servers.waiting import until, until_async
+
+
+def renewal_state(lease: Any) -> RenewalState:
+    """What the keeper knows of the lease."""
+    raw = getattr(lease, "raw", lease)
+    state: RenewalState = raw._engine.keeper.state_of(raw)
+    return state
 
 
 def renew_soon(*leases: Any) -> None:
@@ -17,7 +25,7 @@ def renew_soon(*leases: Any) -> None:
     for lease in leases:
         raw = getattr(lease, "raw", lease)
         engine = raw._engine
-        raw._renew_at = engine.now()
+        renewal_state(raw).renew_at = engine.now()
         engine.keeper._fresh[raw.claim_id] = raw
         engine.keeper._wake()
 
@@ -42,7 +50,8 @@ def _renewal(lease: Any) -> Callable[[], bool]:
     renew_soon(lease)
 
     def came_through() -> bool:
-        if lease._failures and not lease._renewing:
+        state = renewal_state(lease)
+        if state.failures and not state.renewing:
             renew_soon(lease)
         return bool(lease._deadline > before)
 

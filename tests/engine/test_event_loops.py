@@ -21,7 +21,7 @@ from lockfast._worlds.asyncio_ import background_tasks
 from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.testing.clock import FakeClock
 from tests.contract.backends import BACKENDS
-from tests.renewals import renew_async
+from tests.renewals import renew_async, renewal_state
 from tests.servers.waiting import until_async
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -383,7 +383,7 @@ async def lose(locks: AsyncLocks, *names: str) -> None:
     for name in names:
         await locks.break_lock(name)
     for lease in list(locks._logic.engine.keeper.leases.values()):
-        lease._renew_at = 0.0
+        renewal_state(lease).renew_at = 0.0
         locks._logic.engine.keeper.look_again(lease)
 
 

@@ -19,6 +19,7 @@ from lockfast._reentry import start_thread
 from lockfast.testing import FakeClock
 from tests.engine.hooked import hooked
 from tests.engine.interrupting import Interrupt
+from tests.renewals import renewal_state
 from tests.servers.shared import valkey
 from tests.servers.waiting import LIMIT, until
 
@@ -58,7 +59,7 @@ def _is_kept(locks: Locks, clock: FakeClock) -> None:
     """A lease that is taken now is looked at in time."""
     lease = locks.lock("next", ttl=30).acquire()
     assert lease is not None
-    until(lambda: clock.next_alarm is not None and clock.next_alarm <= lease._renew_at)
+    until(lambda: clock.next_alarm is not None and clock.next_alarm <= renewal_state(lease).renew_at)
     assert lease.release()
 
 

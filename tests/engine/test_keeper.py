@@ -102,7 +102,9 @@ def test_leases_that_were_released_do_not_stay_until_they_would_have_been_due(st
         stage.pass_time(0.01)  # the keeper has looked at it
         stage.release(lease)
     keeper = stage.engine.keeper
-    assert sum(len(group) for _, _, group in keeper._heap) == keeper._in_heap <= 2 * len(kept) + 110
+    schedule = keeper._schedule
+    assert sum(len(group) for _, _, group in schedule._heap) == schedule._size <= 2 * len(kept) + 110
+    assert len(keeper._states) == len(kept)
     stage.pass_time(86400 * 2)
     assert all(lease.held for lease in kept)
 
@@ -216,7 +218,7 @@ def test_what_was_lost_never_comes_back() -> None:
 
     backend.answer = answer_after_the_deadline
     clock.advance(5)
-    drive(engine.keeper._renew_batch([lease]))
+    drive(engine.keeper._renew_batch([engine.keeper.state_of(lease)]))
     assert seen == [True]
     assert lease.lost, "it was seen to be lost, so a late answer must not make it held again"
 
@@ -330,7 +332,7 @@ def test_a_lease_that_comes_while_the_idle_loop_ends_is_renewed(stage: Stage) ->
                 keeper._next_look = stage.simulation.time - 1  # as after a look at a lease that was released
                 keeper.keep(late)
 
-    keeper._heap = Heap(keeper._heap)
+    keeper._schedule._heap = Heap(keeper._schedule._heap)
     stage.pass_time(IDLE + 15)
     assert late.held
     assert ("late",) in stage.backend.renewals

@@ -24,6 +24,7 @@ from lockfast.testing.faults import ALWAYS, FaultyBackend, Verb
 from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.hurried import on_url, run_hurried
 from tests.engine.stub import StubBackend
+from tests.renewals import renewal_state
 
 WORLDS = ("threads", "asyncio")
 
@@ -93,7 +94,7 @@ def test_a_renewal_that_fails_reports_it_too(kind: str, clock: FakeClock, caplog
         assert lease is not None
         broken(locks).lose_request("renew", ALWAYS)
         for _ in range(3):
-            await locks.engine.keeper._renew_batch([lease])
+            await locks.engine.keeper._renew_batch([renewal_state(lease)])
             clock.advance(REPORT_AFTER_S)
         broken(locks).heal()
 

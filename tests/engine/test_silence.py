@@ -27,6 +27,7 @@ from lockfast.primitives.locks import LocksLogic
 from lockfast.testing.simulated import SimulatedWorld, Simulation
 from tests.engine.asking import TTL, acquire, extend, read_cell, release, take_permit
 from tests.engine.stub import StubBackend
+from tests.renewals import renewal_state
 from tests.servers.waiting import LIMIT, join, until, until_async
 
 approx = partial(pytest.approx, abs=0.01)  # tasks of the simulation take a little while to begin
@@ -124,7 +125,7 @@ def stage() -> Iterator[Stage]:
 async def renew(locks: LocksLogic) -> Awaitable[object]:
     lease = await locks.lock("a", ttl=TTL).acquire()
     assert lease is not None
-    return locks.engine.keeper._renew_batch([lease])
+    return locks.engine.keeper._renew_batch([renewal_state(lease)])
 
 
 async def inspect(locks: LocksLogic) -> Awaitable[object]:

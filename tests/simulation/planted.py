@@ -14,7 +14,8 @@ from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Request
+from lockfast.engine.schedule import RenewalState
 from lockfast.testing.simulated_client import Parts
 from lockfast.testing.simulated_network import RemoteBackend
 
@@ -82,9 +83,9 @@ class TakesAWakeUpForAGrant(RemoteBackend):
 class GivesUpRenewing(Keeper):
     """The first error ends the renewal, in silence."""
 
-    def _ride_out(self, leases: list[Lease], error: Exception) -> None:
-        for lease in leases:
-            lease._renew_at = float("inf")
+    def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
+        for state in states:
+            state.renew_at = float("inf")
 
 
 class WaitsAllTheTimeForOneRenewal(RemoteBackend):

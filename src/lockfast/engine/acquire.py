@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
-from lockfast._time import FOREVER, format_duration, pause_before_retry
+from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease, Request
 from lockfast.engine.waking import Waking
 from lockfast.errors import BackendUnavailable
@@ -55,12 +55,12 @@ async def _ask_and_tell(
     def adopt_and_tell(lease: Lease) -> None:
         adopt(lease)
         body = lease._body
-        lease._body = body or sys._getframe()  # a listener that waits for it would wait for itself
+        lease._set_body(body or sys._getframe())  # a listener that waits for it would wait for itself
         if lease._waited:
             engine.tell_claim("waited", claim, waited=lease._waited)
         engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
         if lease._state == "held":
-            lease._body = body
+            lease._set_body(body)
 
     answer = await _ask(engine, request, claim, wait, adopt_and_tell)
     if answer.__class__ is Busy:
@@ -110,7 +110,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                     engine.must_be_open()  # a better reason than that its connection was let go of
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1
-                pause = pause_before_retry(failures, engine.world.chance())
+                pause = engine.retry.pause(failures, engine.world.chance())
                 limit = give_up_at if enqueue and wait is not None else answered_at + engine.patience
                 if error.retry_after is not None:  # it answers, and says when it can help: patience is for silence
                     limit = FOREVER if wait is None else limit

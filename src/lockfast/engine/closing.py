@@ -31,7 +31,7 @@ async def close(engine: Engine, within: float | None = None) -> None:
     until = engine.now() + (engine.patience if within is None else within)
     taken = _take_from_bodies(engine)
     for lease in list(engine.keeper.leases.values()):
-        lease._depth = 1
+        lease._leave_all_but_one()
         await _release(engine, lease, until)
     for lease, linger in taken:
         if engine.now() < until:

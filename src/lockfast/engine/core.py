@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from lockfast._debug import debug_is_on
 from lockfast._ids import default_holder
-from lockfast._model import SHARED, Busy, Claim, Grant, Renewal
+from lockfast._model import Busy, Claim, Grant, Renewal
 from lockfast._reentry import Mutex, nothing, put_off, start_put_off
-from lockfast._time import FOREVER, Seconds, length, pause_before_retry
+from lockfast._text import shown
+from lockfast._time import FOREVER, Seconds, length
 from lockfast._worlds import World
 from lockfast.backends.base import Backend
+from lockfast.engine.backoff import Backoff
 from lockfast.engine.callbacks import BackgroundEvents, OnLost
 from lockfast.engine.closing import close
 from lockfast.engine.keeper import Held, Keeper
@@ -38,6 +40,7 @@ T = TypeVar("T")
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()  # all of this process that are not closed
 
 BRIEFLY = 0.03  # seconds over `wait` to clean up in; what a silent backend leaves is done in the background
+DEFAULT_RETRY: Final = Backoff()
 PATIENCE = 10.0  # seconds to keep asking a backend that does not answer, where no `wait` says otherwise
 
 
@@ -51,12 +54,14 @@ class Engine:
         holder: str | None = None,
         patience: float = PATIENCE,
         order: LockOrder | None = None,
+        retry: Backoff = DEFAULT_RETRY,
     ) -> None:
         self.backend = backend
         self.world = world
         self.now = world.now
         self.lease_type = lease_type
         self.patience = patience
+        self.retry = retry  # pauses between requests to a backend that cannot be reached
         self.belief = 1.0 - backend.capabilities.drift  # the part of a ttl that we believe in
         self.events = Events()
         self.mutex = Mutex()  # held for single steps only, never while anything is awaited
@@ -147,6 +152,15 @@ class Engine:
         can = self.backend.capabilities
         return length(ttl, "ttl", least=can.min_ttl, most=can.max_ttl)
 
+    def valid_renewals(
+        self, ttl: float, renew_every: Seconds | None, max_hold: Seconds | None
+    ) -> tuple[float | None, float | None]:
+        """Both in seconds, for a `Request`. Raises ValueError for an interval that lets the lease expire."""
+        every = None if renew_every is None else length(renew_every, "renew_every", least=0.01)
+        if every is not None and every >= ttl:
+            raise ValueError(f"renew_every must be less than the ttl of {ttl:g} seconds, not {shown(renew_every)}")
+        return every, None if max_hold is None else length(max_hold, "max_hold")
+
     # What happens to claims and leases
 
     async def abandon(self, claim: Claim, within: float = 1.0, *, sent: bool = True) -> None:
@@ -195,8 +209,8 @@ class Engine:
             self.keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
         if lease._state != "held":
             raise lease._not_held()
-        lease._ttl = ttl
-        lease._renewed(asked_at, ttl)
+        lease._extended(asked_at, ttl)
+        self.keeper.renewed(lease, asked_at)
         self.keeper.look_again(lease)
 
     async def downgrade(self, lease: Lease) -> None:
@@ -208,8 +222,7 @@ class Engine:
             await self.world.shielded(self._downgrade(lease))
 
     async def _downgrade(self, lease: Lease) -> None:
-        claim = Claim(lease._claim.id, lease._claim.terms._replace(mode=SHARED, limit=None, ttl=lease._ttl))
-        lease._claim = claim  # before sending: from then on others may be let in, whether an answer comes or not
+        claim = lease._share()
         asked_at = self.now()
 
         async def ask(within: float) -> Grant | Busy:
@@ -228,6 +241,7 @@ class Engine:
         if lease._state != "held":
             raise lease._not_held()
         lease._renewed(asked_at, lease._ttl)
+        self.keeper.renewed(lease, asked_at)
 
     async def release(self, lease: Lease, successor: str = "", *, until: float = FOREVER) -> bool:
         """True if it was held until now. False if it was not; then nobody else's hold is touched.
@@ -344,7 +358,7 @@ class Engine:
                 return answer, failures
             except BackendUnavailable as error:
                 failures += 1
-                again_at = self.now() + pause_before_retry(failures, self.world.chance())
+                again_at = self.now() + self.retry.pause(failures, self.world.chance())
                 if not error.transient or again_at >= until:
                     raise self.outage.final(error) from error.__cause__
                 self.outage.failed(error, asked_at, again_at, until)

@@ -9,18 +9,16 @@ then in one request, and never waits for that request: a deadline that passes me
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from lockfast._bounded import BoundedDict
 from lockfast._model import Renewal
 from lockfast._reentry import start_put_off
-from lockfast._time import pause_before_retry
-from lockfast.engine.lease import OUT_OF_TIME, Lease, Step
+from lockfast.engine.lease import Lease, Step
+from lockfast.engine.schedule import NEVER, WATCHED, RenewalState, Schedule, renewal_interval
 from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -28,23 +26,20 @@ if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
 Held = tuple[str, int]  # a claim's id and its fence: the same claim may be granted again later
-NEVER: Final = float("inf")
-WATCHED: Final = ("held", "releasing")
 IDLE: Final = 10.0  # seconds without leases after which the loop ends
 HANGING: Final = 0.25  # seconds after which an unanswered renewal no longer holds up the others
-FORGOTTEN: Final = 100  # leases that are over and may stay in the heap, beside as many as are held
 EARLY_LOSSES: Final = 1000  # that are remembered for leases which may never come
-EARLY: Final = 0.05  # of a ttl: leases due this soon are renewed along, so that renewals come in batches
 
 
 class _Batch:
     """Leases that are renewed in one request, watched until it is answered."""
 
-    __slots__ = ("leases", "watch_until")
+    __slots__ = ("leases", "states", "watch_until")
 
-    def __init__(self, leases: list[Lease]) -> None:
-        self.leases = leases
-        self.watch_until = min(lease._deadline for lease in leases)  # when the first of them is lost unanswered
+    def __init__(self, states: list[RenewalState]) -> None:
+        self.states = states
+        self.leases = [state.lease for state in states]
+        self.watch_until = min(lease._deadline for lease in self.leases)  # when the first of them is lost unanswered
 
 
 class Keeper:
@@ -52,11 +47,8 @@ class Keeper:
         self._engine = engine
         self.leases: dict[str, Lease] = {}  # all that are held, by claim id
         self._fresh: dict[str, Lease] = {}  # those to look at as soon as the loop is awake
-        # When to look at which; only the loop touches it. What is renewed together falls due together, so the heap
-        # has an entry for each batch rather than for each lease.
-        self._heap: list[tuple[float, int, list[Lease]]] = []
-        self._in_heap = 0  # leases there
-        self._tiebreak = count()
+        self._states: dict[str, RenewalState] = {}  # of those that were looked at or renewed, by claim id
+        self._schedule = Schedule()
         self._next_look = NEVER  # until when the loop sleeps at most; set before it looks at _fresh again
         self._signal: Signal | None = None  # there is one while the loop runs, or is about to
         self._running: Signal | None = None  # the same, once the loop has begun
@@ -75,7 +67,7 @@ class Keeper:
         if self._early and (reason := self._early.pop((id, lease._fence), "")):
             self.lose(lease, "denied", reason)
             return
-        due = lease._renew_at if lease._request.renew else lease._deadline
+        due = lease._granted_at + renewal_interval(lease) if lease._request.renew else lease._deadline
         if due < self._next_look or self._signal is None:  # as in `look_by`, which costs a call
             try:
                 self.look_by(due)
@@ -94,11 +86,21 @@ class Keeper:
         id = lease._claim.id
         self.leases.pop(id, None)
         self._fresh.pop(id, None)
+        self._states.pop(id, None)
+
+    def state_of(self, lease: Lease) -> RenewalState:
+        """Made when it is first asked for: most leases are released before the loop looks at them."""
+        id = lease._claim.id
+        return self._states.get(id) or self._states.setdefault(id, RenewalState(lease))
+
+    def renewed(self, lease: Lease, asked_at: float) -> None:
+        """A request that was sent then has renewed it."""
+        self.state_of(lease).renewed(asked_at)
 
     def notice(self, lease: Lease) -> None:
         """Somebody looked at the clock before the loop did."""
         if lease._state == "held" and self._engine.now() >= lease._deadline:
-            self.lose(lease, "deadline", OUT_OF_TIME)
+            self.lose(lease, "deadline", lease._why_out_of_time())
 
     def look_again(self, lease: Lease) -> None:
         """Its times have changed."""
@@ -168,7 +170,7 @@ class Keeper:
                 if self.leases or self._engine.outage.unanswered:
                     busy_at = now
                 self._look(now)
-                soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._first_in_heap())
+                soonest = min(self._see_to_due(now), self._watch_unanswered(now), self._schedule.first())
                 soonest = min(soonest, self._engine.on_lost.look(now))
                 promised = self._next_look if self._next_look > now else NEVER
                 self._next_look = min(promised, soonest)
@@ -216,26 +218,19 @@ class Keeper:
         """
         with self._engine.mutex:
             self._end_loop()
-            self._forget_heap()
+            self._schedule.clear()
             self._due, self._unanswered, self._renewers = [], [], 0
         for lease in list(self.leases.values()):
-            lease._renewing = False
+            self.state_of(lease).renewing = False
             if lease._guard is not None:
                 self.lose(lease, "deadline", "the event loop that its body ran in was closed")
         self._go_on()
-
-    def _forget_heap(self) -> None:
-        self._heap.clear()
-        self._in_heap = 0
-
-    def _first_in_heap(self) -> float:
-        return self._heap[0][0] if self._heap else NEVER
 
     def _retire(self) -> bool:
         """Nothing to keep for a while: end the loop, unless a lease comes this very moment."""
         with self._engine.mutex:
             if not self._fresh and not self._unanswered and not self._engine.outage.unanswered:
-                self._forget_heap()  # it may still name leases that were released long before they were due
+                self._schedule.clear()  # it may still name leases that were released long before they were due
                 self._end_loop()
             return self._signal is None
 
@@ -259,61 +254,42 @@ class Keeper:
 
     def _look(self, now: float) -> None:
         """Look at every lease whose time has come."""
-        due: list[Lease] = []
+        due: list[RenewalState] = []
         fresh: list[Lease] = []
         with suppress(KeyError):  # until it is empty, also if another thread takes the last one out
             while True:
                 fresh.append(self._fresh.popitem()[1])
-        self._look_at(fresh[::-1], now, due)
-        while self._heap and self._is_time(*self._heap[0], now):
-            look_at, _, group = heapq.heappop(self._heap)
-            self._in_heap -= len(group)
-            # Those that were looked at since stand elsewhere in the heap.
-            self._look_at([lease for lease in group if lease._look_at == look_at], now, due)
+        self._look_at([self.state_of(lease) for lease in fresh[::-1]], now, due)
+        while group := self._schedule.take(now):
+            self._look_at(group, now, due)
         size = self._engine.backend.capabilities.renew_batch
         batches = [_Batch(due[start : start + size]) for start in range(0, len(due), size)]
         with self._engine.mutex:
             self._due += batches
             self._unanswered += batches
 
-    def _is_time(self, look_at: float, _: int, group: list[Lease], now: float) -> bool:
-        first = group[0]
-        return look_at <= now or (look_at == first._look_at == first._renew_at and _renewable_at(first) <= now)
-
-    def _look_at(self, leases: list[Lease], now: float, due: list[Lease]) -> None:
+    def _look_at(self, states: list[RenewalState], now: float, due: list[RenewalState]) -> None:
         """Decide for each: over, due for renewal, or when to look again."""
-        later: dict[float, list[Lease]] = {}
-        for lease in leases:
+        later: dict[float, list[RenewalState]] = {}
+        for state in states:
+            lease = state.lease
             if lease._state not in WATCHED:
+                self.forget(lease)
                 continue
             if now >= lease._deadline:
                 self.notice(lease)
                 self.forget(lease)
                 continue
-            look_at = lease._deadline
-            if lease._state == "held" and lease._request.renew and not lease._renewing:
-                if now >= _renewable_at(lease):
-                    lease._renewing = True
-                    due.append(lease)
+            due_at = lease._deadline
+            if state.wants_renewal(now):
+                if now >= state.renewable_at:
+                    state.renewing = True
+                    due.append(state)
                     continue  # watched with its batch until that is answered
-                look_at = min(look_at, lease._renew_at)
-            lease._look_at = look_at
-            later.setdefault(look_at, []).append(lease)
-        for look_at, group in later.items():
-            heapq.heappush(self._heap, (look_at, next(self._tiebreak), group))
-            self._in_heap += len(group)
-        if self._in_heap > 2 * len(self.leases) + FORGOTTEN:
-            self._clear_out()
-
-    def _clear_out(self) -> None:
-        """Leases that were released long before they were due, or that stand elsewhere in the heap."""
-        kept = (
-            (look_at, number, [lease for lease in group if lease._look_at == look_at and lease._state in WATCHED])
-            for look_at, number, group in self._heap
-        )
-        self._heap = [entry for entry in kept if entry[2]]
-        heapq.heapify(self._heap)
-        self._in_heap = sum(len(group) for _, _, group in self._heap)
+                due_at = min(due_at, state.renew_at)
+            state.due_at = due_at
+            later.setdefault(due_at, []).append(state)
+        self._schedule.add(later, len(self.leases))
 
     def _watch_unanswered(self, now: float) -> float:
         """Notice deadlines that pass before a renewal is answered; the answer is when the next one does."""
@@ -353,13 +329,13 @@ class Keeper:
                 batch = self._due.pop(0)
                 self._asked_at = self._engine.now()
             try:
-                await self._renew_batch(batch.leases)
+                await self._renew_batch(batch.states)
             finally:
                 with self._engine.mutex:
                     self._unanswered.remove(batch)
 
-    async def _renew_batch(self, leases: list[Lease]) -> None:
-        engine = self._engine
+    async def _renew_batch(self, states: list[RenewalState]) -> None:
+        engine, leases = self._engine, [state.lease for state in states]
         batch = [Renewal(lease._claim, lease._ttl, lease._fence) for lease in leases]
         asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
         # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
@@ -368,46 +344,49 @@ class Keeper:
             ask = partial(engine.backend.renew, batch, within=within)
             answers = await engine.watched(ask, asked_at, max(lease._deadline for lease in leases))
         except Exception as error:
-            self._ride_out(leases, error)
+            self._ride_out(states, error)
             if isinstance(error, BackendUnavailable):
                 until = max(lease._deadline for lease in leases)
-                again_at = min(lease._renew_at for lease in leases)
+                again_at = min(state.renew_at for state in states)
                 engine.outage.failed(error, asked_at, again_at, until, behind=engine.world.blocking)
         else:
-            if any(lease._failures for lease in leases):
+            if any(state.failures for state in states):
                 engine.outage.over(behind=engine.world.blocking)
-            self._hear(leases, batch, answers, asked_at)
+            self._hear(states, batch, answers, asked_at)
         finally:
-            for lease in leases:
-                lease._renewing = False
-                self._fresh[lease._claim.id] = lease
+            for state in states:
+                state.renewing = False
+                self._fresh[state.lease._claim.id] = state.lease
             self._wake()
 
-    def _hear(self, leases: list[Lease], batch: list[Renewal], answers: Sequence[bool | None], asked_at: float) -> None:
+    def _hear(
+        self, states: list[RenewalState], batch: list[Renewal], answers: Sequence[bool | None], asked_at: float
+    ) -> None:
         now = self._engine.now()
         told = self._engine.events.wanted()
-        for lease, renewal, kept in zip(leases, batch, answers, strict=True):
+        for state, renewal, kept in zip(states, batch, answers, strict=True):
+            lease = state.lease
             if now >= lease._deadline:
                 self.notice(lease)  # an answer that comes after the deadline brings nothing back
             elif kept is None:
-                self._ride_out([lease], BackendUnavailable("the backend could not say whether it still has it"))
+                self._ride_out([state], BackendUnavailable("the backend could not say whether it still has it"))
             elif not kept:
                 self.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
             elif lease._state == "held":
                 lease._renewed(asked_at, renewal.ttl)
+                state.renewed(asked_at)
                 self._engine.on_renewed()
                 if told:
                     self._engine.tell_behind("renewed", lease)
 
-    def _ride_out(self, leases: list[Lease], error: Exception) -> None:
+    def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
         """An error is not a loss: try again soon, until the deadline."""
         engine = self._engine
         now = engine.now()
-        for lease in leases:
-            lease._failures += 1
-            lease._renew_at = now + _pause_before_renewal(lease, now, engine.world.chance())
+        for state in states:
+            state.failed(now, engine.world.chance())
             if engine.events.wanted():
-                engine.tell_behind("renewal_failed", lease, f"{type(error).__name__}: {error}")
+                engine.tell_behind("renewal_failed", state.lease, f"{type(error).__name__}: {error}")
 
     def hear_of_loss(self, ended: Sequence[Held], reason: str) -> None:
         """The backend has noticed that these are held no longer. Called from any thread."""
@@ -437,15 +416,3 @@ class Keeper:
             else:
                 engine.let_go(lease)  # inside a `with` it stays, so that entering again tells of the loss
         engine.tell_behind("lost", lease, reason)  # last: a listener may raise
-
-
-def _renewable_at(lease: Lease) -> float:
-    """A little early, along with others that are due; but not after a failure, or there would be no pause."""
-    return lease._renew_at if lease._failures else lease._renew_at - lease._ttl * EARLY
-
-
-def _pause_before_renewal(lease: Lease, now: float, chance: float) -> float:
-    """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""
-    ttl = lease._ttl
-    pause = pause_before_retry(lease._failures, chance, base=ttl / 60, cap=ttl / 10)
-    return max(ttl / 200, min(pause, (lease._deadline - now) / 2))

@@ -57,6 +57,8 @@ class Request(NamedTuple):
     min_hold: float = 0.0
     on_lost: Callable[[Any], object] | None = None
     named: bool = False  # the holder was named by the caller, not after its process
+    renew_every: float | None = None  # seconds from one renewal to the next; None: a third of the ttl
+    max_hold: float | None = None  # seconds after the grant at which renewals stop; None: never
 
 
 class Home(Protocol):
@@ -89,16 +91,12 @@ class Lease(Unique):
         "_deadline",
         "_depth",
         "_engine",
-        "_failures",
         "_fence",
         "_granted_at",
         "_guard",
         "_home",
-        "_look_at",
         "_owner",
         "_reason",
-        "_renew_at",
-        "_renewing",
         "_request",
         "_server_time",
         "_state",
@@ -128,10 +126,6 @@ class Lease(Unique):
         self._home: Home | None = None  # the lock object that it was taken through
         self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._body: FrameType | None = None  # the call that the body is part of
-        self._renew_at = asked_at + ttl / 3  # the keeper's: when to renew, when to look again, is one under way
-        self._look_at = 0.0
-        self._failures = 0  # renewals that failed since the last that did not
-        self._renewing = False
 
     # What was granted
 
@@ -231,21 +225,29 @@ class Lease(Unique):
         if not self.lost:
             return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
         held_for = self._engine.now() - self._granted_at
+        reason = self._reason or self._why_out_of_time()
         return LeaseLost(
             f"lease on {name!r} (fence {self._fence}) was lost {format_duration(held_for)} after it was granted: "
-            f"{self._reason or OUT_OF_TIME}; somebody else may hold the lock now",
+            f"{reason}; somebody else may hold the lock now",
             name=name,
             fence=self._fence,
             holder=self.holder,
             held_for=held_for,
-            reason=self._reason or OUT_OF_TIME,
+            reason=reason,
         )
+
+    def _why_out_of_time(self) -> str:
+        """Why it was not renewed before its deadline."""
+        max_hold = self._request.max_hold
+        if max_hold is None or not self._request.renew or self._deadline < self._granted_at + max_hold:
+            return OUT_OF_TIME
+        return f"it reached its max_hold of {format_duration(max_hold)}, after which it is not renewed"
 
     def __repr__(self) -> str:
         left = f", {self.remaining:.3f}s left" if self._state == "held" else ""
         return f"<{type(self).__name__} {self.name!r} {self._state}{left}, fence {self._fence}, holder {self.holder!r}>"
 
-    # What changes it. Nothing else does.
+    # What changes it. No other module writes a field of a lease.
 
     def _move(self, step: Step, reason: str = "") -> bool:
         """Take one step of the table; False if it leads nowhere from here, because another step was first."""
@@ -263,13 +265,52 @@ class Lease(Unique):
         deadline = asked_at + ttl * self._engine.belief
         if deadline > self._deadline:
             self._deadline = deadline
-        self._renew_at = asked_at + ttl / 3
-        self._failures = 0
+
+    def _extended(self, asked_at: float, ttl: float) -> None:
+        """Every renewal from now on lasts that long."""
+        self._ttl = ttl
+        self._renewed(asked_at, ttl)
+
+    def _share(self) -> Claim:
+        """The claim that shares from now on. Called before it is sent: then other claims may be granted beside it."""
+        claim = Claim(self._claim.id, self._claim.terms._replace(mode=SHARED, limit=None, ttl=self._ttl))
+        self._claim = claim
+        return claim
+
+    # Those below call nothing, so an interrupt falls before all that they do, or after it.
+
+    def _adopt(self, owner: object, home: Home, guard: Guard | None, body: FrameType | None, again: bool) -> None:
+        """That thread or task has it, through that lock object. The first `with` guards its body."""
+        self._owner = owner
+        self._home = home
+        if guard is not None and self._guard is None:
+            self._guard, self._body = guard, body
+        if again:
+            self._depth += 1
+
+    def _set_owner(self, owner: object) -> None:
+        self._owner = owner
 
     def _enter(self, guard: Guard | None, body: FrameType | None) -> None:
         """It protects the body of a `with` in that call, or of none."""
         self._guard = guard
         self._body = body
+
+    def _set_guard(self, guard: Guard | None) -> None:
+        self._guard = guard
+
+    def _set_body(self, body: FrameType | None) -> None:
+        self._body = body
+
+    def _enter_again(self) -> None:
+        self._depth += 1
+
+    def _leave_one(self) -> None:
+        """One entry fewer; the last one is ended by `_release`."""
+        self._depth -= 1
+
+    def _leave_all_but_one(self) -> None:
+        self._depth = 1
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)

@@ -228,15 +228,16 @@ async def _step(lease: Lease, step: Callable[[], Awaitable[Any]], alone: bool) -
         return await step()  # entered again: the `with` around it is cancelled
     if lease.lost:
         lease.check()
-    guard = lease._guard = lease._engine.world.guard(lease._owner)
+    guard = lease._engine.world.guard(lease._owner)
+    lease._set_guard(guard)
     try:
         item = await step()
     except BaseException as error:
-        lease._guard = None
+        lease._set_guard(None)
         if guard.close(type(error)):
             raise lease._not_held() from error
         raise
-    lease._guard = None
+    lease._set_guard(None)
     guard.close(None)
     return item
 

@@ -62,7 +62,7 @@ class LimiterLogic:
 
         async def book_ahead(turn: Lease) -> None:
             nonlocal answer
-            turn._guard = None  # to lose the turn, as by a long pause, takes nothing from what was booked
+            turn._set_guard(None)  # to lose the turn, as by a long pause, takes nothing from what was booked
             booked = await self._book(cost, give_up_at)
             answer = booked.allowance
             if answer.allowed:

@@ -123,15 +123,10 @@ class LockLogic:
         owner = engine.world.owner()
         guard = engine.world.guard(owner) if body is not None else None
         call, entry = call_of(body), Entry(lease, owner, guard)
-        # Nothing is called from here on, so no interrupt falls in between: all of it is done, or nothing.
-        lease._owner = owner
-        lease._home = self
-        if guard is not None and lease._guard is None:
-            lease._guard, lease._body = guard, call
+        # Nothing else is called from here on, so no interrupt falls in between: all of it is done, or nothing.
+        lease._adopt(owner, self, guard, call, again)
         if self.request.reentrant:
             engine.entered[owner, key] = lease
-        if again:
-            lease._depth += 1
         if statement is not None:
             statement.entry = entry
         self._current[entry] = None
@@ -189,7 +184,7 @@ class LockLogic:
         if lease._guard is entry.guard:
             lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
         if lease._depth > 1 and not entry.let_go:
-            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            lease._leave_one()  # in one step with the next line, see `_adopt`
             entry.let_go = True
         if entry.let_go:
             self._forget(entry)
@@ -204,7 +199,7 @@ class LockLogic:
         if entry.let_go:
             pass  # the body did that
         elif lease._depth > 1:
-            lease._depth -= 1
+            lease._leave_one()
             entry.let_go = True
             if not closing:
                 engine.keeper.notice(lease)
@@ -243,7 +238,7 @@ class LockLogic:
     async def _release(self, entry: Entry) -> bool:
         lease = entry.lease
         if lease._depth > 1:
-            lease._depth -= 1  # in one step with the next line, see `_adopt`
+            lease._leave_one()  # in one step with the next line, see `_adopt`
             entry.let_go = True
             freed = lease.held
         else:

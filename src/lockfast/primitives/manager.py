@@ -129,7 +129,7 @@ class ManagerLogic:
             if lease._state == "releasing":
                 await lease._release()  # the last try went unanswered
             if await self._extended(lease, request.terms.ttl):
-                lease._depth += 1  # so many callers have it
+                lease._enter_again()  # so many callers have it
                 return lease
 
         def adopt(lease: Lease) -> None:

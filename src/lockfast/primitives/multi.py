@@ -127,7 +127,7 @@ class MultiLease(Unique):
     # What changes it
 
     def _adopt(self, lease: Lease) -> None:
-        lease._owner = self._owner
+        lease._set_owner(self._owner)
         self._leases.append(lease)
 
     async def _extend(self, ttl: Seconds | None) -> bool:

@@ -6,7 +6,7 @@ from lockfast._time import boot_now
 from lockfast.testing.stage import Stage
 from tests.adversity.postgres_table.stage import OnTable
 from tests.patience import refused, refused_for
-from tests.renewals import renew_soon, renewed
+from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT
 
 WAIT = 0.3
@@ -65,7 +65,7 @@ class TestStandsStill(OnTable):
         lease = await (await self.ready(stage)).lock("x", ttl=60).take()
         self.server.pause()
         renew_soon(lease)
-        await stage.until(lambda: lease._renewing, "a renewal to hang")
+        await stage.until(lambda: renewal_state(lease).renewing, "a renewal to hang")
         self.server.go_on()
         await renewed(stage, lease)
         assert lease.held

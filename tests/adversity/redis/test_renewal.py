@@ -10,7 +10,7 @@ from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer
 from tests.patience import impatient
-from tests.renewals import renew_soon, renewed
+from tests.renewals import renew_soon, renewal_state, renewed
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ class TestUnreachable(OnAServer):
         lease = await locks.lock("x", ttl=30, on_lost=losses.append).take()
         self.proxy.refuse()
         renew_soon(lease)
-        await stage.until(lambda: lease._failures > 1, "renewals in vain")
+        await stage.until(lambda: renewal_state(lease).failures > 1, "renewals in vain")
         self.proxy.heal()
         await renewed(stage, lease)
         assert lease.held

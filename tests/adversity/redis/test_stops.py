@@ -11,7 +11,7 @@ from lockfast._time import boot_now
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.stage import OnAServer, request_of, sooner
 from tests.patience import refused
-from tests.renewals import renew_soon, renewed
+from tests.renewals import renew_soon, renewal_state, renewed
 from tests.servers.waiting import LIMIT
 
 pytestmark = pytest.mark.slow
@@ -85,7 +85,7 @@ class TestStandsStill(OnAServer):
         lease = await locks.lock("x", ttl=60).take()
         self.server.pause()
         renew_soon(lease)
-        await stage.until(lambda: lease._renewing, "a renewal to hang")
+        await stage.until(lambda: renewal_state(lease).renewing, "a renewal to hang")
         self.server.go_on()
         await renewed(stage, lease)
         assert lease.held

@@ -1,0 +1,113 @@
+"""When each lease is due: for a renewal, or for its deadline.
+
+Decides: how often a lease is renewed, how soon again after a failure, and when it is not renewed any more.
+Leaves to the keeper: what is done when that time has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import Final
+
+from lockfast._time import pause_before_retry
+from lockfast.engine.lease import Lease
+
+NEVER: Final = float("inf")
+WATCHED: Final = ("held", "releasing")
+EARLY: Final = 0.15  # of an interval: leases due this soon are renewed along, so that renewals come in batches
+MAX_ENDED: Final = 100  # leases that are over and may stay in a schedule, beside as many as are held
+
+
+def renewal_interval(lease: Lease) -> float:
+    """Seconds from one renewal to the next: a third of the ttl, so that two may fail, unless the caller chose."""
+    chosen = lease._request.renew_every
+    ttl = lease._ttl  # which `extend` may have made shorter than that
+    return ttl / 3 if chosen is None or chosen >= ttl else chosen
+
+
+class RenewalState:
+    """What the keeper knows of a lease beside what the lease itself says."""
+
+    __slots__ = ("due_at", "failures", "lease", "renew_at", "renew_until", "renewing")
+
+    def __init__(self, lease: Lease) -> None:
+        max_hold = lease._request.max_hold
+        self.lease = lease
+        self.renew_at = lease._granted_at + renewal_interval(lease)
+        self.renew_until = NEVER if max_hold is None else lease._granted_at + max_hold
+        self.due_at = 0.0  # where it stands in the schedule
+        self.failures = 0  # renewals that failed since the last that did not
+        self.renewing = False  # a request is under way
+
+    @property
+    def renewable_at(self) -> float:
+        """A little early, along with others that are due; but not after a failure, or there would be no pause."""
+        return self.renew_at if self.failures else self.renew_at - renewal_interval(self.lease) * EARLY
+
+    def wants_renewal(self, now: float) -> bool:
+        """Whether the keeper is to renew it, now or later."""
+        lease = self.lease
+        return lease._state == "held" and lease._request.renew and not self.renewing and now < self.renew_until
+
+    def renewed(self, asked_at: float) -> None:
+        self.renew_at = asked_at + renewal_interval(self.lease)
+        self.failures = 0
+
+    def failed(self, now: float, chance: float) -> None:
+        """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""
+        self.failures += 1
+        ttl = self.lease._ttl
+        pause = pause_before_retry(self.failures, chance, base=ttl / 60, cap=ttl / 10)
+        self.renew_at = now + max(ttl / 200, min(pause, (self.lease._deadline - now) / 2))
+
+
+class Schedule:
+    """The leases of one keeper in the order in which they are due. Only the keeper's loop uses it.
+
+    Leases that are renewed together fall due together, so the heap has an entry for each group of them.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, list[RenewalState]]] = []
+        self._size = 0  # leases in it
+        self._tiebreak = count()
+
+    def first(self) -> float:
+        return self._heap[0][0] if self._heap else NEVER
+
+    def add(self, later: dict[float, list[RenewalState]], held: int) -> None:
+        """Each group at its time; so many leases are held in all."""
+        for due_at, group in later.items():
+            heapq.heappush(self._heap, (due_at, next(self._tiebreak), group))
+            self._size += len(group)
+        if self._size > 2 * held + MAX_ENDED:
+            self._clear_out()
+
+    def take(self, now: float) -> list[RenewalState]:
+        """The next group that is due, if any."""
+        while self._heap and self._is_due(*self._heap[0], now):
+            due_at, _, group = heapq.heappop(self._heap)
+            self._size -= len(group)
+            group = [state for state in group if state.due_at == due_at]  # the others stand elsewhere by now
+            if group:
+                return group
+        return []
+
+    def _is_due(self, due_at: float, _: int, group: list[RenewalState], now: float) -> bool:
+        first = group[0]
+        return due_at <= now or (due_at == first.due_at == first.renew_at and first.renewable_at <= now)
+
+    def _clear_out(self) -> None:
+        """Leases that were released long before they were due, or that stand elsewhere."""
+        kept = (
+            (due_at, number, [state for state in group if state.due_at == due_at and state.lease._state in WATCHED])
+            for due_at, number, group in self._heap
+        )
+        self._heap = [entry for entry in kept if entry[2]]
+        heapq.heapify(self._heap)
+        self._size = sum(len(group) for _, _, group in self._heap)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._size = 0
