@@ -56,13 +56,17 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.3g}s" if seconds >= 1 else f"{seconds * 1000:.3g}ms"
 
 
-def pause_before_retry(attempt: int, chance: float, *, base: float = 0.02, cap: float = 1.0) -> float:
+def pause_before_retry(
+    attempt: int, chance: float, *, base: float = 0.02, cap: float = 1.0, jitter: float = 1.0
+) -> float:
     """Exponential backoff with jitter: clients that failed together do not come back together.
+
+    `jitter` is the part of the pause that chance decides.
 
     `chance` is a random number in [0, 1), given by the caller's world so that a simulation can repeat it.
     """
     most = min(cap, base * 2.0 ** min(attempt, 16))
-    return base / 2 + (most - base / 2) * chance
+    return base / 2 + (most - base / 2) * (1 - jitter + jitter * chance)
 
 
 def full_jitter(attempt: int, chance: float, *, base: float = 0.005, cap: float = 1.0) -> float:

@@ -74,10 +74,18 @@ class StubBackend:
 
 
 async def take(
-    engine: Engine, name: str = "a", ttl: float = 30.0, renew: bool = True, on_lost: OnLost | None = None
+    engine: Engine,
+    name: str = "a",
+    ttl: float = 30.0,
+    renew: bool = True,
+    on_lost: OnLost | None = None,
+    *,
+    renew_every: float | None = None,
+    max_hold: float | None = None,
 ) -> Lease:
     """A lease from the stub, kept by the engine's keeper."""
-    request = Request(Terms(name, name, "us", ttl), renew=renew, on_lost=on_lost)
+    terms = Terms(name, name, "us", ttl)
+    request = Request(terms, renew=renew, on_lost=on_lost, renew_every=renew_every, max_hold=max_hold)
     lease = await acquire(engine, request, 0.0, lambda lease: None)
     assert isinstance(lease, Lease)
     return lease
