@@ -28,6 +28,7 @@ class HookedBackend:
         self._least = least
         self.capabilities = inner.capabilities._replace(instant=False)
         self._hook = hook
+        self.store_id = inner.store_id
 
     async def _through(self, verb: str, work: Awaitable[T]) -> T:
         try:

@@ -25,6 +25,7 @@ class StubBackend:
         self.released: list[str] = []
         self.answer: Answer = all_kept
         self._fence = 0
+        self.store_id = f"stub at {id(self):#x}"
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
         self._fence += 1

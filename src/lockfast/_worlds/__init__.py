@@ -109,6 +109,13 @@ class World(Protocol):
     def after_fork(self) -> None: ...
 
 
+@runtime_checkable
+class ChangesLoops(Protocol):
+    """A world that goes on in another event loop when its own was closed."""
+
+    on_new_loop: Callable[[], None]  # set by the engine; called in the new loop
+
+
 def frames() -> Iterator[FrameType]:
     """The calls that this thread is in the middle of, the innermost first."""
     frame: FrameType | None = sys._getframe(1)

@@ -10,7 +10,7 @@ without harm: that is how a lost reply is survived. A verb answers within `withi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from lockfast._model import Busy, Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
@@ -22,6 +22,11 @@ from lockfast.errors import BackendUnavailable
 class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def store_id(self) -> str:
+        """Which store this is: two backends of a process with one store_id are one store. No secrets: it is shown."""
+        ...
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         """Grant the claim if it fits, else tell why not; with `enqueue`, give it a place in the queue.
@@ -116,6 +121,43 @@ class Backend(Protocol):
         ...
 
 
+LossListener = Callable[[Sequence[tuple[str, int]], str], None]  # ids and fences of claims, and the reason
+
+
+@runtime_checkable
+class ReportsLosses(Protocol):
+    """A backend that notices by itself when a hold has ended, as with its session."""
+
+    on_loss: LossListener | None  # set by the engine; called from any thread, also before the grant has arrived
+
+
+@runtime_checkable
+class LocksInTransactions(Protocol):
+    """A backend that locks inside a transaction of the caller's own: commit and rollback end the hold."""
+
+    async def in_transaction(
+        self, connection: object, names: Mapping[str, str], wait: float | None
+    ) -> tuple[int, str | None, str | None]:
+        """Lock these keys, each with its name, in this order. Waits at most `wait` seconds; None waits for ever.
+
+        The fence; or the key that was not free in time and its holder, where it is known. Then no key is locked.
+        """
+        ...
+
+
+@runtime_checkable
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str:
+        """A URL for `lockfast doctor` that leads to the store, without secrets."""
+        ...
+
+
+def url_of(backend: Backend) -> str:
+    """Empty if it has none."""
+    return backend.url if isinstance(backend, HasUrl) else ""
+
+
 @runtime_checkable
 class OfSeveralServers(Protocol):
     """A backend that knows more of its servers than that they answer."""
@@ -141,7 +183,7 @@ async def check_up(backend: Backend) -> Sequence[Health]:
     """How the servers of a backend are. One that says nothing about them is asked a question, as everybody would."""
     if isinstance(backend, OfSeveralServers):
         return await backend.check_up()
-    where = getattr(backend, "url", "") or repr(backend)  # a URL without secrets, where the backend has one
+    where = url_of(backend) or backend.store_id
     version = role = ""
     identified = False
     try:

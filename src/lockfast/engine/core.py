@@ -19,8 +19,8 @@ from lockfast._model import Busy, Claim, Grant, Renewal
 from lockfast._reentry import Mutex, nothing, put_off, start_put_off
 from lockfast._text import shown
 from lockfast._time import FOREVER, Seconds, length
-from lockfast._worlds import World
-from lockfast.backends.base import Backend
+from lockfast._worlds import ChangesLoops, World
+from lockfast.backends.base import Backend, ReportsLosses
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.callbacks import BackgroundEvents, OnLost
 from lockfast.engine.closing import close
@@ -79,9 +79,9 @@ class Engine:
         self.briefly = BRIEFLY
         self.closed = False
         self.finish: Callable[[Engine], None] | None = None  # see `process`
-        if hasattr(backend, "on_loss"):  # it notices by itself when a hold ends
+        if isinstance(backend, ReportsLosses):
             backend.on_loss = self._hear_of_loss
-        if hasattr(world, "on_new_loop"):
+        if isinstance(world, ChangesLoops):
             world.on_new_loop = self._begin_again
         _living.add(self)
         start_put_off()
@@ -113,7 +113,10 @@ class Engine:
     def must_be_able(self, what: str, able: bool) -> None:
         """Raises Unsupported, at construction and not later, for what the backend has said it cannot do."""
         if not able:
-            raise Unsupported(f"{self.backend!r} has no {what}; nothing was sent")
+            raise self.unsupported(what)
+
+    def unsupported(self, what: str) -> Unsupported:
+        return Unsupported(f"{self.backend!r} has no {what}; nothing was sent")
 
     def held_by(self, owner: object) -> Iterator[Lease]:
         """The leases that this thread or task has asked for and not let go of."""
@@ -131,8 +134,8 @@ class Engine:
                     continue
                 if None not in (terms.limit, limit):  # one may hold several permits of a semaphore
                     continue
-                store = store or repr(self.backend)
-                if engine is self or repr(engine.backend) == store:
+                store = store or self.backend.store_id
+                if engine is self or engine.backend.store_id == store:
                     bodies[lease._body] = lease
         around = next((frame for frame in self.world.stack() if frame in bodies), None) if bodies else None
         if around is not None:

@@ -93,7 +93,7 @@ class LockOrder:
 
 
 def _place(engine: Engine, claim: Claim) -> Place:
-    return repr(engine.backend), claim.terms.key
+    return engine.backend.store_id, claim.terms.key
 
 
 def _caller() -> FrameType:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lockfast._time import format_duration
+from lockfast.backends.base import url_of
 from lockfast.errors import BackendUnavailable
 from lockfast.observe.events import Event, Kind
 
@@ -137,7 +138,7 @@ class Outage:
     def final(self, error: BackendUnavailable) -> BackendUnavailable:
         """The error for the caller, see `with_hint`."""
         self._failed_at, self._given_up = self._engine.now(), True
-        return with_hint(error, getattr(self._engine.backend, "url", ""))
+        return with_hint(error, url_of(self._engine.backend))
 
     # What is told
 
@@ -152,7 +153,7 @@ class Outage:
 
 
 def _address(engine: Engine) -> str:
-    return getattr(engine.backend, "url", "") or repr(engine.backend)
+    return url_of(engine.backend) or engine.backend.store_id
 
 
 def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:

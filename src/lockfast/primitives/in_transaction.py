@@ -12,6 +12,7 @@ from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Terms
 from lockfast._text import shown
 from lockfast._time import Seconds, length
+from lockfast.backends.base import LocksInTransactions
 from lockfast.engine.core import Engine
 from lockfast.errors import BackendUnavailable
 from lockfast.primitives.lock import timed_out
@@ -22,8 +23,9 @@ async def in_transaction(
     engine: Engine, namespace: str, connection: object, names: Sequence[str], wait: Seconds | None
 ) -> int:
     """The fence of what is done in that transaction from now on."""
-    take = getattr(engine.backend, "in_transaction", None)
-    engine.must_be_able("locks inside a transaction; postgresql+advisory:// has them", take is not None)
+    backend = engine.backend
+    if not isinstance(backend, LocksInTransactions):
+        raise engine.unsupported("locks inside a transaction; postgresql+advisory:// has them")
     if not names:
         raise ValueError("in_transaction() takes at least one name")
     keys = sorted({qualify(namespace, valid(name)): name for name in names}.items())
@@ -34,14 +36,13 @@ async def in_transaction(
     if limit is None:
         for key, name in keys:
             engine.must_not_wait_for_itself(Claim(new_claim_id(), Terms(key, name, engine.holder, 1.0)))
-    assert take is not None
     started = engine.now()
     try:
-        fence, missing, holder = await take(connection, dict(keys), limit)
+        fence, missing, holder = await backend.in_transaction(connection, dict(keys), limit)
     except BackendUnavailable as error:
         raise engine.outage.final(error) from error.__cause__
     if missing is not None:
         name = dict(keys)[missing]
         then = "; none of what was asked for is held, and the transaction can go on"
         raise timed_out(name, Busy(0, 0.0, holder), limit, engine.now() - started, then)
-    return int(fence)
+    return fence

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Signal, World
-from lockfast.backends.base import Backend
+from lockfast.backends.base import Backend, LossListener, ReportsLosses
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -66,13 +66,18 @@ class FaultyBackend:
         self._resumed = 0  # how often: a call that drew its fault before the last time does not begin to hang after it
 
     @property
-    def on_loss(self) -> Any:
-        """A backend that notices a loss by itself tells it as if there were nobody between."""
-        return self.inner.on_loss  # type: ignore[attr-defined]
+    def store_id(self) -> str:
+        return self.inner.store_id
+
+    @property
+    def on_loss(self) -> LossListener | None:
+        """Losses that the inner backend notices by itself are reported as without faults."""
+        return self.inner.on_loss if isinstance(self.inner, ReportsLosses) else None
 
     @on_loss.setter
-    def on_loss(self, hear: Any) -> None:
-        self.inner.on_loss = hear  # type: ignore[attr-defined]
+    def on_loss(self, listener: LossListener | None) -> None:
+        if isinstance(self.inner, ReportsLosses):
+            self.inner.on_loss = listener
 
     # What shall go wrong
 

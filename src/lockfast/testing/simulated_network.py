@@ -271,6 +271,10 @@ class RemoteBackend:
         self.line_out, self.line_back = Line(world.simulation), Line(world.simulation)
         self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
 
+    @property
+    def store_id(self) -> str:
+        return self.network.server.backend.store_id
+
     async def _ask(self, verb: str, asked: Any, claims: Sequence[str] = (), **options: Any) -> Any:
         await self.world.pause(0.0)  # the machine may be frozen, or the task cancelled, just before it sends
         call = _Call(self, verb, asked, claims, options)

@@ -304,5 +304,9 @@ class MemoryBackend:
         if child:
             self._store.clear()
 
+    @property
+    def store_id(self) -> str:
+        return f"{self!r} at {id(self._store):#x}"  # a test may have several stores of one name
+
     def __repr__(self) -> str:
         return f"memory://{self._store.name}"

@@ -240,5 +240,9 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
     async def identify(self, within: float) -> tuple[str, str]:
         return await identify(self._endpoint, within, blocking=self._world.blocking)
 
+    @property
+    def store_id(self) -> str:
+        return self._endpoint.name
+
     def __repr__(self) -> str:
         return self._endpoint.name

@@ -259,5 +259,9 @@ class PostgresTableBackend:
     async def identify(self, within: float) -> tuple[str, str]:
         return await identify(self._driver.endpoint, within, blocking=self._driver.blocking)
 
+    @property
+    def store_id(self) -> str:
+        return self._driver.endpoint.name
+
     def __repr__(self) -> str:
         return repr(self._driver)

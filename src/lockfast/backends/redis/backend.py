@@ -275,6 +275,10 @@ class RedisBackend:
     async def identify(self, within: float) -> tuple[str, str]:
         return await self._driver.identify(within)
 
+    @property
+    def store_id(self) -> str:
+        return repr(self._driver)
+
     def __repr__(self) -> str:
         return repr(self._driver)
 

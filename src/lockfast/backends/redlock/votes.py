@@ -300,6 +300,10 @@ class Votes:
             transient=not final,
         )
 
+    @property
+    def store_id(self) -> str:
+        return repr(self)
+
     def __repr__(self) -> str:
         return f"redlock of {', '.join(sorted(node.name for node in self._nodes))}"
 

@@ -471,5 +471,9 @@ class SqliteBackend:
         await self._run(_nothing, within=within)  # a file that can only be read grants no locks
         return VERSION, ""
 
+    @property
+    def store_id(self) -> str:
+        return repr(self._driver)
+
     def __repr__(self) -> str:
         return repr(self._driver)
