@@ -121,7 +121,7 @@ def _held(change: Callable[[bytes], bytes]) -> Damage:
 
 
 def _waiter(change: Callable[[bytes], bytes]) -> Damage:
-    return lambda store, name: store.fields(name, "waits", change)
+    return lambda store, name: store.fields(name, "waiters", change)
 
 
 def _row(table: str, column: str, value: str, waiting: int | None = None) -> Damage:
@@ -186,8 +186,8 @@ SHOWN["redis"]["a holder that is huge"] = _held(lambda held: held.replace(b" 0 "
 # What is kept of those who wait, and of those who watch.
 WAITERS: Table = {
     "redis": {
-        "queue of another type": lambda store, name: store.retype(name, "line"),
-        "waiters of another type": lambda store, name: store.retype(name, "waits"),
+        "queue of another type": lambda store, name: store.retype(name, "queue"),
+        "waiters of another type": lambda store, name: store.retype(name, "waiters"),
         "random bytes": _waiter(lambda waiter: RANDOM),
         "a presence of ages": _waiter(lambda waiter: b"9" * 16 + waiter[waiter.index(b" ") :]),
         "a place beyond all numbers": _waiter(lambda waiter: waiter.replace(waiter.split()[1], b"9" * 16)),
@@ -208,7 +208,7 @@ CHANGES: Table = {
     "redis": {
         "another type": lambda store, name: store.retype(name, "changes"),
         "random bytes": lambda store, name: store.client.zadd(f"lockfast:{{{name}}}:changes", {RANDOM: 2**52}),
-        "observers of another type": lambda store, name: store.retype(name, "eyes"),
+        "observers of another type": lambda store, name: store.retype(name, "observers"),
     },
     "sqlite": {
         f"{column} {value}": _row("changes", column, value)

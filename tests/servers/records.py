@@ -15,9 +15,9 @@ _SECOND, _DAY = 1000, 86_400_000  # milliseconds
 # How long a key may stay when nobody uses it any more, by its kind.
 _MAY_STAY = {
     "held": 3 * _DAY,  # the last fence of the name: two days after the longest ttl of a story
-    "line": 30 * _SECOND,
-    "waits": 30 * _SECOND,
-    "eyes": 0,  # the last that leaves clears up, and so does the first that notices a dead one
+    "queue": 30 * _SECOND,
+    "waiters": 30 * _SECOND,
+    "observers": 0,  # the last that leaves clears up, and so does the first that notices a dead one
     "changes": 0,
 }
 

@@ -202,7 +202,7 @@ class RedisBackend:
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found = await self._driver.scan(pattern_of(prefix), within)
-        records = map(name_in, (key for key in found if key.endswith((b":held", b":waits"))))
+        records = map(name_in, (key for key in found if key.endswith((b":held", b":waiters"))))
         names = sorted({name for name in records if name is not None})
         infos: builtins.list[LockInfo] = []
         for start in range(0, len(names), MAX_INSPECTED_AT_ONCE):

@@ -25,23 +25,23 @@ from lockfast.backends.redis.io.resp import script as pack_script
 from lockfast.backends.redis.io.router import Call
 
 MICRO: Final = 1_000_000
-DAY: Final = 86_400_000_000  # microseconds, as all times in scripts, unless their name says milliseconds
+DAY_US: Final = 86_400_000_000
 _SAFE: Final = string.punctuation.replace("%", "")
 
-_REMEMBER_MS: Final = 2 * DAY // 1000  # that a name's last fence is kept after its last use, less at most a day
+_FENCE_TTL_MS: Final = 2 * DAY_US // 1000  # of a name's last fence after its last use, less at most a day
 _CONSTANTS: Final[dict[str, int | str]] = {
-    "DAY": DAY,
-    "REMEMBER_MS": _REMEMBER_MS,
-    "FORGET_MS": 30 * DAY // 1000,  # that the last version of a deleted cell is kept
-    "SPARE_MS": 5000,  # that a limiter is kept when it means nothing any more
-    "LINGER_MS": int(2 * PRESENCE_S * 1000),
-    "PRESENCE": int(PRESENCE_S * MICRO),
-    "GRACE": int(GRACE_S * MICRO),
-    "KEPT_CHANGES": MAX_KEPT_CHANGES,
+    "DAY_US": DAY_US,
+    "FENCE_TTL_MS": _FENCE_TTL_MS,
+    "VERSION_TTL_MS": 30 * DAY_US // 1000,  # of the last version of a deleted cell
+    "LIMITER_SPARE_MS": 5000,  # for which a limiter is kept after its last permit is free again
+    "WAITERS_TTL_MS": int(2 * PRESENCE_S * 1000),
+    "PRESENCE_US": int(PRESENCE_S * MICRO),
+    "GRACE_US": int(GRACE_S * MICRO),
+    "MAX_KEPT_CHANGES": MAX_KEPT_CHANGES,
     "CLUSTERED": f"'{CLUSTERED}'",
-    "LARGEST": LARGEST_NUMBER - 1,  # that can be counted on from
-    "LONGEST": int(MAX_TTL_S * MICRO),
-    "FURTHEST": FURTHEST,
+    "MAX_NUMBER": LARGEST_NUMBER - 1,  # from which counting on stays exact
+    "MAX_TTL_US": int(MAX_TTL_S * MICRO),
+    "MAX_BOOKED_NS": FURTHEST,
     "FAR_VERSION": FAR_VERSION,
     "PLAIN": PLAIN,
     "LONGEST_NAME": LONGEST_NAME,
@@ -51,15 +51,19 @@ _CONSTANTS: Final[dict[str, int | str]] = {
 
 
 def _text(name: str) -> str:
-    """Of a script as it stands in its file: "acquire" is one of ours, "redlock/vote" is another package's."""
+    """A script as in its file, with the parts that it shares with others ("--@part") put in.
+
+    "acquire" is one of ours, "redlock/vote" is another package's.
+    """
     package, _, script = name.rpartition("/")
-    return (files(f"lockfast.backends.{package or 'redis'}") / "scripts" / f"{script}.lua").read_text()
+    text = (files(f"lockfast.backends.{package or 'redis'}") / "scripts" / f"{script}.lua").read_text()
+    return re.sub(r"^--@(\w+)$", lambda part: _text(part[1]), text, flags=re.MULTILINE)
 
 
 @cache
 def source(name: str) -> str:
-    """The text of a script with what it shares with others, and its constants, put in."""
-    text = re.sub(r"^--@(\w+)$", lambda part: _text(part[1]), _text(name), flags=re.MULTILINE)
+    """The text of a script as it is sent: its constants are put in."""
+    text = _text(name)
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", str(value), text)
     return text
@@ -94,7 +98,7 @@ def pattern_of(prefix: str) -> str:
 
 def keys_of(key: str) -> list[str]:
     tag = tagged(key)
-    return [f"{tag}:{kind}" for kind in ("held", "line", "waits", "eyes", "changes")]
+    return [f"{tag}:{kind}" for kind in ("held", "queue", "waiters", "observers", "changes")]
 
 
 class Prepared(NamedTuple):
@@ -116,7 +120,7 @@ def prepared(name: str, keys: Sequence[str], before: Sequence[str | int], after:
 def quick_acquire(terms: Terms) -> Prepared:
     ttl = micros(terms.ttl)
     record = f" {ttl} {_mode(terms)} {terms.limit or 0} {plain(terms.holder)} {terms.metadata or ''}"
-    lives = -(-ttl // 1000) + _REMEMBER_MS
+    lives = -(-ttl // 1000) + _FENCE_TTL_MS
     return prepared("acquire_quick", keys_of(terms.key)[:1], (), (record, lives))
 
 

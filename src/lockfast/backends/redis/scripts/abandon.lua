@@ -1,5 +1,5 @@
 -- KEYS  see library.lua
--- ARGV  1 claim   2 "1" if a request of it may still be on its way   3 now, or nothing
+-- ARGV  1 claim   2 "1" if a request of it is in doubt   3 now, or nothing
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[3]) or wall
@@ -8,25 +8,25 @@ local id = ARGV[1]
 local frees = true
 --@library
 
-look()
-local mine, waiter = holds[id], (crowded or damage == 'all') and read_waiter(id)
+refresh()
+local mine, waiter = holds[id], (contended or damage == 'all') and read_waiter(id)
 if waiter then
-  if kept[id] then take_room(waiter.mode, -1) end
+  if reserved[id] then take_room(waiter.mode, -1) end
   drop_waiter(id)
 end
 if mine and not mine.ended then end_hold(id) end
 if waiter or mine then
   hand_over()
-  first_in_line()  -- it may have been the last
+  first_in_queue()  -- notices if it was the last waiter
 end
-local watched = crowded and ask('HDEL', KEYS[4], id) == 1
+local watched = contended and ask('HDEL', KEYS[4], id) == 1
 if watched then
   changed = true
   if redis.call('EXISTS', KEYS[4]) == 0 then redis.call('DEL', KEYS[5]) end
 end
 if ARGV[2] == '1' or (not mine and not waiter and not watched) then
-  -- Its request may still be on its way, on another connection, and must not take effect after this one.
-  gone[id] = now + LINGER_MS * 1000
+  -- A request of it may still arrive on another connection. The tombstone keeps it from taking effect.
+  tombstones[id] = now + WAITERS_TTL_MS * 1000
   count_number()
 end
 save()

@@ -1,7 +1,7 @@
 -- KEYS  see library.lua
 -- ARGV  1 "1" to end every hold   2 now, or nothing
--- Answers { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each that holds, holders that wait,
--- wall clock, what is damaged or "" }. Changes nothing unless it ends holds.
+-- Returns { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each hold, holder ids of the waiters,
+-- wall clock, damage or "" }. Changes nothing unless it ends holds.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[2]) or wall
@@ -10,8 +10,8 @@ local frees = true
 --@library
 
 local breaks = ARGV[1] == '1'
-if breaks then look() else read_state() end
-if damage == 'all' then crowded, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
+if breaks then refresh() else read_state() end
+if damage == 'all' then contended, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
 local found, places, queue, was = {}, {}, {}, nil
 for id, hold in inside() do
   if hold.ends > now then
@@ -19,7 +19,7 @@ for id, hold in inside() do
       hold.metadata }
   end
 end
-local waiting = crowded and redis.pcall('HKEYS', KEYS[3]) or {}
+local waiting = contended and redis.pcall('HKEYS', KEYS[3]) or {}
 if waiting.err and not string.find(waiting.err, 'WRONGTYPE', 1, true) then redis.call('HKEYS', KEYS[3]) end
 for _, id in ipairs(waiting) do
   local waiter = read_waiter(id)
@@ -30,11 +30,11 @@ for _, waiter in ipairs(places) do queue[#queue + 1] = waiter.holder end
 if breaks then
   for _, hold in ipairs(found) do end_hold(hold[1]) end
   if damage then
-    exclusive = damage == 'all' and 0 or exclusive - #spoilt
-    was, damage, spoilt = damage, nil, {}
+    exclusive = damage == 'all' and 0 or exclusive - #unreadable
+    was, damage, unreadable = damage, nil, {}
     if was == 'all' then redis.call('DEL', KEYS[1]) end
     count_number()
-    tell(0, nil)
+    record_change(0, nil)
   end
   hand_over()
   save()

@@ -1,34 +1,34 @@
--- What all but the quick scripts share: a name as one script sees it. Mirrors `store`; read that one first.
--- A script has said before whether it `frees`: then it goes through in a full memory, too.
+-- What all scripts but the quick ones share: a name as one script sees it. Mirrors memory/store.py; read that first.
+-- A script that includes this has set `frees`: true if it must succeed on a server whose memory is full.
 --
--- KEYS  1 held: who holds   2 line: sorted set of waiters by place   3 waits: hash of waiters
---       4 eyes: hash of observers   5 changes: sorted set by number
+-- KEYS  1 held: who holds   2 queue: sorted set of waiters by place   3 waiters: hash
+--       4 observers: hash   5 changes: sorted set by number
 -- `held` is one string: the last number given out in 16 digits, a sign, and a line for each
---   claim base fence acquired ttl mode limit holder metadata      that holds, and ends at base + ttl
---   ~claim ...                                                    that was released and lingers
---   ?claim until alive place mode                                 that waits, and for which it is reserved
---   !claim until                                                  that was given up before it arrived
--- The sign is "-" if the name is free, which makes the rest void, "+" if somebody may wait, "*" if somebody may watch too,
--- else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are microseconds, a
--- limit of 0 is none. Numbers are written in full: what fits into 53 bits is exact here.
--- What others have put there may be anything. A line that cannot be read, and a second hold of one claim, stay as they are,
--- and no claim is granted beside them;
--- if not even the number and the sign can be read, that is true of all of it. A waiter or an observer that cannot be read
--- is forgotten: it asks again.
--- Each call of the server costs about as much as all else that a script does, so there are few.
+--   claim base fence acquired ttl mode limit holder metadata      holder, whose hold ends at base + ttl
+--   ~claim ...                                                    holder that has released, and lingers
+--   ?claim until alive place mode                                 waiter that the name is reserved for
+--   !claim until                                                  tombstone: a claim that was abandoned before it arrived
+-- The sign is "-" if the name is free, which makes the rest void; "+" if there may be waiters; "*" if there may be
+-- observers too; else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are
+-- microseconds, a limit of 0 is none. Numbers are written in full: 53 bits are exact here.
+-- Other programs can write anything there. A line that cannot be read, and a second hold of one claim, stay as they are,
+-- and no claim is granted beside them. If the number or the sign cannot be read, that is true of the whole string. A
+-- waiter or an observer that cannot be read is deleted: it asks again.
+-- A call of the server costs about as much as the rest of a script, so there are few.
 
-local holds, ids, kept, gone, exclusive, shared = {}, {}, {}, {}, 0, 0
-local spoilt, damage = {}, nil  -- lines that cannot be read; what is wrong, and "all" of it if nothing can be read
-local number, crowded, observed, changed, nobody_in_line = 0, false, false, false, false
+local holds, ids, reserved, tombstones, exclusive, shared = {}, {}, {}, {}, 0, 0
+local unreadable, damage = {}, nil  -- lines that cannot be read; "some" if there are any, "all" if nothing can be read
+local number, contended, observed, changed, queue_is_empty = 0, false, false, false, false
 
 local function text(number) return string.format('%d', number) end
 
--- A full memory refuses what needs some, but not to a script that has written already. Only those that free may use that.
+-- A server whose memory is full refuses a write that needs memory, but not in a script that has written before. Only
+-- scripts that free memory make use of that.
 local function write(...)
   local done = redis.pcall(...)
   if type(done) ~= 'table' or not done.err then return end
   if not frees then error(done.err) end
-  redis.call('PEXPIRE', KEYS[1], REMEMBER_MS)
+  redis.call('PEXPIRE', KEYS[1], FENCE_TTL_MS)
   redis.call(...)
 end
 
@@ -36,11 +36,11 @@ local function take_room(mode, amount)
   if mode == 'x' then exclusive = exclusive + amount else shared = shared + amount end
 end
 
--- Whether all of these were found, and are numbers that can be written again.
+-- Whether all of these were matched, and are numbers that can be written back.
 local function are_numbers(...)
   for i = 1, select('#', ...) do
     local digits = select(i, ...)
-    if not digits or #digits > 16 or tonumber(digits) > LARGEST then return false end
+    if not digits or #digits > 16 or tonumber(digits) > MAX_NUMBER then return false end
   end
   return true
 end
@@ -50,17 +50,17 @@ local function read_line(line)
   if sign == '?' then
     local id, until_, alive, place, mode = string.match(line, '^?(%S+) (%d+) (%d+) (%d+) ([xs])$')
     if not are_numbers(until_, alive, place) then return false end
-    if kept[id] then return true end  -- the same again: no claim holds by it
-    kept[id] = { until_ = tonumber(until_), alive = tonumber(alive), place = tonumber(place), mode = mode }
+    if reserved[id] then return true end  -- a repetition, which gives no claim a hold
+    reserved[id] = { until_ = tonumber(until_), alive = tonumber(alive), place = tonumber(place), mode = mode }
     take_room(mode, 1)
   elseif sign == '!' then
     local id, until_ = string.match(line, '^!(%S+) (%d+)$')
     if not are_numbers(until_) then return false end
-    if tonumber(until_) > now then gone[id] = tonumber(until_) end
+    if tonumber(until_) > now then tombstones[id] = tonumber(until_) end
   else
     local ended, id, base, fence, acquired, ttl, mode, limit, holder, metadata =
       string.match(line, '^(~?)(%S+) (%d+) (%d+) (%d+) (%d+) ([xs]) (%d+) (%S*) (.*)$')
-    if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > LONGEST or holds[id] then return false end
+    if not are_numbers(base, fence, acquired, ttl, limit) or tonumber(ttl) > MAX_TTL_US or holds[id] then return false end
     holds[id] = { base = tonumber(base), ttl = tonumber(ttl), fence = tonumber(fence), acquired = acquired,
       ended = ended == '~', mode = mode, limit = limit, holder = holder, metadata = metadata, ends = base + ttl }
     ids[#ids + 1] = id
@@ -73,7 +73,7 @@ local function read_state()
   local state = redis.pcall('GET', KEYS[1])
   if not state then return end
   if type(state) == 'table' then
-    if not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[1]) end  -- as it would have failed
+    if not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[1]) end  -- to fail with the same error
     damage, exclusive = 'all', 1
     return
   end
@@ -84,18 +84,18 @@ local function read_state()
   end
   number = tonumber(digits)
   if sign == '-' then return end
-  crowded = sign == '+' or sign == '*'
+  contended = sign == '+' or sign == '*'
   observed = sign == '*' and redis.call('EXISTS', KEYS[4]) == 1
   for line in string.gmatch(string.sub(state, 18), '[^\n]+') do
     if not read_line(line) then
-      spoilt[#spoilt + 1] = line
+      unreadable[#unreadable + 1] = line
       damage = 'some'
       take_room('x', 1)
     end
   end
 end
 
--- Ask for what is kept of waiters, observers or changes. What is of another type is forgotten.
+-- Run a command on waiters, observers or changes. A key of another type is deleted first.
 local function ask(command, key, ...)
   local answer = redis.pcall(command, key, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
@@ -103,7 +103,7 @@ local function ask(command, key, ...)
   return redis.call(command, key, ...)
 end
 
--- Those inside, the oldest first.
+-- The holds, the oldest first.
 local function inside()
   local place = 0
   return function()
@@ -112,31 +112,30 @@ local function inside()
   end
 end
 
--- Whether anybody may wait or watch. Only asked further once the line was seen to be empty: whoever did not come when it
--- was woken stands in no line, but may come back to its place.
-local function still_crowded()
-  return crowded and (not nobody_in_line or next(kept) ~= nil or redis.call('EXISTS', KEYS[3], KEYS[4]) > 0)
+-- Whether there may be waiters or observers. The server is asked only once the queue was seen to be empty: a waiter whose
+-- reservation lapsed is in no queue, but may come back to its place.
+local function still_contended()
+  return contended and (not queue_is_empty or next(reserved) ~= nil or redis.call('EXISTS', KEYS[3], KEYS[4]) > 0)
 end
 
--- Every script that changes anything ends with this. The last number given out is known for long after the rest is
--- forgotten, since the key outlives whoever holds by REMEMBER.
+-- Every script that changes anything ends with this. The key outlives its holds by FENCE_TTL_MS, and with it the last number.
 local function save()
   if not changed or damage == 'all' then return end
-  crowded = still_crowded()
+  contended = still_contended()
   local lines, longest = {}, 0
   for id, hold in inside() do
     lines[#lines + 1] = string.format('%s %d %d %s %d %s %s %s %s', hold.ended and '~' .. id or id, hold.base, hold.fence,
       hold.acquired, hold.ttl, hold.mode, hold.limit, hold.holder, hold.metadata)
     longest = math.max(longest, hold.base + hold.ttl - now)
   end
-  for id, one in pairs(kept) do
+  for id, one in pairs(reserved) do
     lines[#lines + 1] = string.format('?%s %d %d %d %s', id, one.until_, one.alive, one.place, one.mode)
   end
-  for id, until_ in pairs(gone) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
-  for _, line in ipairs(spoilt) do lines[#lines + 1] = line end
-  local sign = crowded and (observed and '*' or '+') or #lines == 0 and '-' or '='
+  for id, until_ in pairs(tombstones) do lines[#lines + 1] = '!' .. id .. ' ' .. text(until_) end
+  for _, line in ipairs(unreadable) do lines[#lines + 1] = line end
+  local sign = contended and (observed and '*' or '+') or #lines == 0 and '-' or '='
   write('SET', KEYS[1], string.format('%016d', number) .. sign .. table.concat(lines, '\n'),
-    'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + REMEMBER_MS)  -- longer if the clock was set back
+    'PX', math.ceil((longest + math.max(0, number - wall)) / 1000) + FENCE_TTL_MS)  -- longer if the clock was set back
 end
 
 local function count_number()
@@ -145,8 +144,8 @@ local function count_number()
   return number
 end
 
--- Whoever asked last after a clock that was set back since may be dead for long: it asks again if it is not.
-local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE end
+-- A waiter that asked before the clock was set back may have been dead for long; if it lives, it asks again.
+local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE_US end
 
 local function read_waiter(id)
   local record = ask('HGET', KEYS[3], id)
@@ -158,8 +157,8 @@ local function read_waiter(id)
 end
 
 local function drop_waiter(id)
-  if kept[id] then
-    kept[id] = nil
+  if reserved[id] then
+    reserved[id] = nil
   else
     ask('ZREM', KEYS[2], id)
   end
@@ -167,20 +166,20 @@ local function drop_waiter(id)
   changed = true
 end
 
-local function tell(fence, holder)
+local function record_change(fence, holder)
   if not observed then return end
   local number = count_number()
   ask('ZCARD', KEYS[5])
   write('ZADD', KEYS[5], number, text(number) .. ' ' .. text(fence) .. ' ' .. (holder and ('+' .. holder) or '-'))
-  redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -KEPT_CHANGES - 1)
-  redis.call('PEXPIRE', KEYS[5], LINGER_MS)
-  local eyes = ask('HGETALL', KEYS[4])
-  for i = 1, #eyes, 2 do
-    local alive, address = string.match(eyes[i + 1], '^(%d+) (%S*)$')
+  redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -MAX_KEPT_CHANGES - 1)
+  redis.call('PEXPIRE', KEYS[5], WAITERS_TTL_MS)
+  local observers = ask('HGETALL', KEYS[4])
+  for i = 1, #observers, 2 do
+    local alive, address = string.match(observers[i + 1], '^(%d+) (%S*)$')
     if alive and tonumber(alive) > now then
-      redis.pcall('PUBLISH', address, eyes[i])
+      redis.pcall('PUBLISH', address, observers[i])
     else
-      redis.call('HDEL', KEYS[4], eyes[i])
+      redis.call('HDEL', KEYS[4], observers[i])
     end
   end
 end
@@ -193,7 +192,7 @@ local function end_hold(id)
   end
   take_room(hold.mode, -1)
   changed = true
-  tell(hold.fence, nil)
+  record_change(hold.fence, nil)
 end
 
 local function fits(mode, limit)
@@ -202,23 +201,23 @@ local function fits(mode, limit)
   return limit == '0' or shared < tonumber(limit)
 end
 
--- For a waiter that was taken out of the line. If nobody listens there its process is dead, or has lost its connection:
--- then it is passed over until it asks again, and the next one need not wait for it. In a cluster those who listen may
--- do so at another node, and nothing is known. Where we may not publish, it finds out by itself a little later.
+-- Reserve for a waiter that was taken out of the queue, and wake it. If its address has no subscriber, its process is dead
+-- or has lost its connection: then it is passed over until it asks again. In a cluster the subscriber may be at another
+-- node, so nothing is known. Where this user may not publish, the waiter finds out when it next polls.
 local function reserve(id, waiter)
   changed = true
-  local heard = redis.pcall('PUBLISH', waiter.address, id)
-  if heard == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return end
-  kept[id] = { until_ = now + GRACE, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
+  local receivers = redis.pcall('PUBLISH', waiter.address, id)
+  if receivers == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return end
+  reserved[id] = { until_ = now + GRACE_US, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
   take_room(waiter.mode, 1)
 end
 
--- The first in line that is alive, and its id; whoever is not is forgotten on the way.
-local function first_in_line()
+-- The id and the record of the first live waiter in the queue; dead ones before it are deleted.
+local function first_in_queue()
   while true do
     local id = ask('ZRANGE', KEYS[2], 0, 0)[1]
     if not id then
-      nobody_in_line, changed = true, true
+      queue_is_empty, changed = true, true
       return nil
     end
     local waiter = read_waiter(id)
@@ -240,35 +239,36 @@ local function serve_successor(successor)
   end
 end
 
+-- The one rule of admission, as `next_in_queue` in _model.py has it: reserve for the waiters that fit, in order.
 local function hand_over(successor)
-  if not crowded then return end
+  if not contended then return end
   if successor and successor ~= '' then serve_successor(successor) end
   while exclusive == 0 do
-    local id, waiter = first_in_line()
+    local id, waiter = first_in_queue()
     if not id or not fits(waiter.mode, waiter.limit) then return end
     redis.call('ZREM', KEYS[2], id)
     reserve(id, waiter)
   end
 end
 
--- Read who is inside, forget what time has ended, and hand over the room that it took.
-local function look()
+-- Read the state, end what has expired, and hand over the room that it took.
+local function refresh()
   read_state()
   local over = {}
   for id, hold in inside() do
-    if hold.base > now then  -- the clock was set back: then it counts anew from here
+    if hold.base > now then  -- the clock was set back: its ttl counts from now
       hold.base, hold.ends, changed = now, now + hold.ttl, true
     end
     if hold.ends <= now then over[#over + 1] = id end
   end
   local made_room = #over > 0
   for _, id in ipairs(over) do end_hold(id) end
-  for id, one in pairs(kept) do
-    if one.until_ > now + GRACE then one.until_, changed = now + GRACE, true end
+  for id, one in pairs(reserved) do
+    if one.until_ > now + GRACE_US then one.until_, changed = now + GRACE_US, true end
     if one.alive <= now or one.until_ <= now then
-      -- Dead, and then forgotten; or it was woken and did not come: then it is passed over until it asks again.
+      -- Dead, and then deleted; or its reservation lapsed: then it is passed over until it asks again.
       if one.alive <= now then ask('HDEL', KEYS[3], id) end
-      kept[id] = nil
+      reserved[id] = nil
       take_room(one.mode, -1)
       made_room, changed = true, true
     end

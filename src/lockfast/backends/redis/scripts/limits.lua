@@ -1,5 +1,5 @@
--- What is kept is read by all: a holder id and metadata are bounded here too, as `names` bounds them for our own clients.
--- Scripts that grant have this inside a branch, which what is PLAIN does not enter: to make these functions costs time.
+-- Refuses a `holder` or `metadata` that is too large: all clients read them, and a client need not check its own.
+-- Scripts that grant have this part inside a branch that short records do not enter: making these functions costs time.
 local function depth(json)
   local deepest, level = 0, 0
   for bracket in string.gmatch(string.gsub(string.gsub(json, '\\.', ''), '"[^"]*"', ''), '[%[%]{}]') do
@@ -9,7 +9,7 @@ local function depth(json)
   return deepest
 end
 
--- Why these cannot be kept, or nothing. A holder id has escapes for all that is not plain.
+-- Why these are refused, or nil. A holder id is percent-encoded.
 local function excess(holder, metadata)
   local _, escaped = string.gsub(holder, '%%%x%x', '')
   local _, continued = string.gsub(holder, '%%[89ABab]%x', '')
@@ -18,3 +18,6 @@ local function excess(holder, metadata)
   if #metadata > LARGEST_METADATA then return 'metadata has at most LARGEST_METADATA characters' end
   if depth(metadata) > DEEPEST then return 'metadata is nested at most DEEPEST deep' end
 end
+
+local refused = excess(holder or ' ', metadata or '')
+if refused then return redis.error_reply('ERR ' .. refused) end

@@ -1,29 +1,29 @@
 -- KEYS  see library.lua
 -- ARGV  1 linger   2 successor   3 claim   4 now, or nothing
--- Answers 1 if it held until now, 2 if others hold, wait or watch besides, 0 if it did not hold; what is damaged, if that
--- may have been its hold.
+-- Returns 1 if it held until now, 2 if it did and others hold, wait or observe, 0 if it did not hold; the damage, if that may
+-- have been its hold.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[4]) or wall
 local linger, id = tonumber(ARGV[1]), ARGV[3]
 
--- The usual way of a mutex that is in demand, with little work: the claim holds alone, the next in line wants it alone
--- too, nobody watches. Whatever is unusual in any way is left to the rest.
+-- Fast path of hand_over for a contended mutex: the claim holds alone, the first waiter is alive and exclusive, there is no
+-- observer. Everything else is left to the full script below.
 local state = redis.pcall('GET', KEYS[1])
 local after = 18 + #id
 if linger == 0 and ARGV[2] == '' and type(state) == 'string' and string.sub(state, 17, after) == '+' .. id .. ' '
-    and not string.find(state, '\n', after, true) and (tonumber(string.sub(state, 1, 16)) or LARGEST) <= wall then
+    and not string.find(state, '\n', after, true) and (tonumber(string.sub(state, 1, 16)) or MAX_NUMBER) <= wall then
   local first = redis.pcall('ZRANGE', KEYS[2], 0, 0)[1]
   local waiter = first and redis.pcall('HGET', KEYS[3], first)
   local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+) ', after + 1)
   if base and type(waiter) == 'string' then
     local alive, place, mode, address = string.match(waiter, '^(%d+) (%d+) (%a) %d+ (%S*)')
-    if mode == 'x' and tonumber(alive) > now and tonumber(alive) <= now + PRESENCE
-        and math.max(#alive, #place) <= 16 and tonumber(place) <= LARGEST
+    if mode == 'x' and tonumber(alive) > now and tonumber(alive) <= now + PRESENCE_US
+        and math.max(#alive, #place) <= 16 and tonumber(place) <= MAX_NUMBER
         and (redis.pcall('PUBLISH', address, first) ~= 0 or string.find(address, CLUSTERED, 1, true)) then
       redis.call('ZREM', KEYS[2], first)
-      redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE) .. alive
-        .. ' ' .. place .. ' x', 'PX', REMEMBER_MS)
+      redis.call('SET', KEYS[1], string.sub(state, 1, 17) .. '?' .. first .. string.format(' %d ', now + GRACE_US) .. alive
+        .. ' ' .. place .. ' x', 'PX', FENCE_TTL_MS)
       return base + ttl > now and 2 or 0
     end
   end
@@ -32,7 +32,7 @@ end
 local frees = true
 --@library
 
-look()
+refresh()
 local hold = holds[id]
 local held = hold and not hold.ended
 if held and linger > 0 then
@@ -43,4 +43,4 @@ elseif held then
 end
 save()
 if not held and damage then return damage end
-return held and ((crowded or next(holds)) and 2 or 1) or 0
+return held and ((contended or next(holds)) and 2 or 1) or 0

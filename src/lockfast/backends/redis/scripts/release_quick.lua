@@ -1,14 +1,14 @@
--- Ends the claim's hold if it is the only one and nobody waits or watches; else `release` has to look.
+-- Ends the claim's hold if it is the only one, without waiters or observers; else `release` decides.
 -- KEYS  1 held, see library.lua
 -- ARGV  1 claim   2 now, or nothing
--- Answers 1 if nobody else can have held since, 0 if its time was over at `now`, false if `release` has to look.
+-- Returns 1 if no other claim can have held since, 0 if it had expired at `now`, false if `release` decides.
 local state = redis.pcall('GET', KEYS[1])
 if not state then return 0 end
 if type(state) == 'table' then return false end
 local after = 18 + #ARGV[1]
 if string.sub(state, 17, after) ~= '=' .. ARGV[1] .. ' ' or string.find(state, '\n', after, true) then return false end
 local done = redis.pcall('SETRANGE', KEYS[1], 16, '-')
-if type(done) == 'table' then redis.call('DEL', KEYS[1]) end  -- the memory is full: only this is allowed then
+if type(done) == 'table' then redis.call('DEL', KEYS[1]) end  -- the server's memory is full, and allows only this
 if ARGV[2] then
   local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+)', after + 1)
   return base and base + ttl > ARGV[2] + 0 and 1 or 0

@@ -1,7 +1,7 @@
--- Many names, each with one claim.
--- KEYS  held of each, see library.lua
+-- Renews many names, one claim of each.
+-- KEYS  `held` of each name, see library.lua
 -- ARGV  1 now or ""   then for each: claim, ttl, fence
--- Answers 1 for each that still holds under that fence, and else 0.
+-- Returns 1 for each claim that still holds under its fence, else 0.
 local time = redis.call('TIME')
 local now = tonumber(ARGV[1]) or time[1] * 1000000 + time[2]
 local clock = string.format('%d', now)
@@ -10,22 +10,22 @@ for i = 1, #KEYS do
   local id, ttl, fence = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
   local state = redis.pcall('GET', KEYS[i])
   local kept = 0
-  local stop  -- of the claim where its line begins: metadata of others may have the same in it
+  local stop  -- where the claim ends at the beginning of a line: the metadata of another hold may contain the same
   if type(state) == 'table' and not string.find(state.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[i]) end
   if type(state) == 'string' and string.match(state, '^%d+()[+*=]') == 17
-      and string.sub(state, 1, 16) + 0 <= LARGEST then
+      and string.sub(state, 1, 16) + 0 <= MAX_NUMBER then
     if string.sub(state, 18, 18 + #id) == id .. ' ' then stop = 18 + #id
     else stop = select(2, string.find(state, '\n' .. id .. ' ', 18, true)) end
   end
   if stop then
     local base, its_fence, acquired, held_for, rest = string.match(state, '^(%d+) (%d+) (%d+) (%d+)() [xs] %d+ %S* ', stop + 1)
-    local ends = base and held_for + 0 <= LONGEST and base + held_for or 0  -- else it cannot be read
+    local ends = base and held_for + 0 <= MAX_TTL_US and base + held_for or 0  -- else the line cannot be read
     if ends > now and its_fence == fence then
       if now + ttl > ends then
         redis.call('SET', KEYS[i], string.sub(state, 1, stop) .. clock .. ' ' .. fence .. ' ' .. acquired .. ' ' .. ttl
           .. string.sub(state, rest), 'KEEPTTL')
-        local lives = math.ceil(ttl / 1000) + REMEMBER_MS
-        if redis.call('PTTL', KEYS[i]) < lives - DAY / 1000 then redis.call('PEXPIRE', KEYS[i], lives) end
+        local lives = math.ceil(ttl / 1000) + FENCE_TTL_MS
+        if redis.call('PTTL', KEYS[i]) < lives - DAY_US / 1000 then redis.call('PEXPIRE', KEYS[i], lives) end
       end
       kept = 1
     end

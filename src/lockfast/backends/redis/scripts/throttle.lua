@@ -10,17 +10,17 @@ else
 end
 local interval, full, cost = tonumber(ARGV[2]), ARGV[2] * ARGV[3], tonumber(ARGV[4])
 
--- Nanoseconds since the epoch do not fit into a double, but those from now do.
+-- Nanoseconds since the epoch do not fit into a double, but nanoseconds from now do.
 local start = 0
 local booked = redis.pcall('GET', KEYS[1])
 if type(booked) == 'table' and not string.find(booked.err, 'WRONGTYPE', 1, true) then redis.call('GET', KEYS[1]) end
 if booked then
   local s, n = string.match(type(booked) == 'string' and booked or '', '^(%d+) (%d+)$')
-  start = s and math.max(0, (s - seconds) * 1000000000 + (n - nanos)) or FURTHEST
-  if start >= FURTHEST then  -- damaged: as if all permits had just been used, so that none is given twice
+  start = s and math.max(0, (s - seconds) * 1000000000 + (n - nanos)) or MAX_BOOKED_NS
+  if start >= MAX_BOOKED_NS then  -- damaged: all permits count as just used, so that none is given twice
     start = full
     booked = string.format('%.0f %.0f', seconds + math.floor((nanos + start) / 1000000000), (nanos + start) % 1000000000)
-    redis.call('SET', KEYS[1], booked, 'PX', math.ceil(start / 1000000) + SPARE_MS)
+    redis.call('SET', KEYS[1], booked, 'PX', math.ceil(start / 1000000) + LIMITER_SPARE_MS)
   end
 end
 local after = start + interval * cost
@@ -30,5 +30,5 @@ if early > tonumber(ARGV[5]) then
 end
 local total = nanos + after
 local ends = string.format('%.0f %.0f', seconds + math.floor(total / 1000000000), total % 1000000000)
-redis.call('SET', KEYS[1], ends, 'PX', math.ceil(after / 1000000) + SPARE_MS)
+redis.call('SET', KEYS[1], ends, 'PX', math.ceil(after / 1000000) + LIMITER_SPARE_MS)
 return { 1, math.floor(math.max(0, full - after) / interval), math.max(0, early), ends }

@@ -5,13 +5,13 @@ if stored.err and not string.find(stored.err, 'WRONGTYPE', 1, true) then redis.c
 local function count(digits, largest)
   return #digits <= 16 and string.find(digits, '^%d+$') and tonumber(digits) <= largest and tonumber(digits)
 end
-local last, fence = count(stored[2] or '0', LARGEST), count(stored[3] or '0', LARGEST + 1)
-local function clock()  -- above all versions that it can have had
+local last, fence = count(stored[2] or '0', MAX_NUMBER), count(stored[3] or '0', MAX_NUMBER + 1)
+local function clock()  -- above every version that the cell can have had
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
 end
 local whole = stored[1] and stored[2] and stored[3] and stored[4] or not (stored[1] or stored[3] or stored[4])
-if stored.err or not (last and fence and whole) then  -- as `RedisBackend.read` sees it
+if stored.err or not (last and fence and whole) then  -- damaged, as `RedisBackend.read` defines it
   if ARGV[2] ~= '0' or ARGV[4] ~= '' or ARGV[5] ~= '' then return { 'damaged', 0, 0 } end
   stored, last, fence = {}, clock(), 0
 end
@@ -23,9 +23,9 @@ if ARGV[5] ~= '' then fence = tonumber(ARGV[5]) end
 if last > FAR_VERSION then last = clock() end  -- see `_values.last_version`
 if ARGV[2] == '0' then
   redis.call('DEL', KEYS[1])
-  if last > 0 then  -- what is written here later goes on above that version
+  if last > 0 then  -- later versions go on above it
     redis.call('HSET', KEYS[1], 'n', string.format('%.0f', last))
-    redis.call('PEXPIRE', KEYS[1], FORGET_MS)
+    redis.call('PEXPIRE', KEYS[1], VERSION_TTL_MS)
   end
   return { 'written', 0, fence }
 end

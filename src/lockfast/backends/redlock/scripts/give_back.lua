@@ -11,19 +11,19 @@ local id = ARGV[1]
 local frees = true
 --@library
 
-look()
+refresh()
 local mine = holds[id]
 if mine and not mine.ended and mine.fence <= tonumber(ARGV[2]) then
   end_hold(id)
   if ARGV[4] ~= '' then
-    ask('HSET', KEYS[3], id, text(now + PRESENCE) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
+    ask('HSET', KEYS[3], id, text(now + PRESENCE_US) .. ' ' .. ARGV[3] .. ' x 0 ' .. ARGV[4] .. ' ' .. mine.holder)
     ask('ZADD', KEYS[2], ARGV[3], id)
-    redis.call('PEXPIRE', KEYS[2], LINGER_MS)
-    redis.call('PEXPIRE', KEYS[3], LINGER_MS)
-    crowded, nobody_in_line = true, false
+    redis.call('PEXPIRE', KEYS[2], WAITERS_TTL_MS)
+    redis.call('PEXPIRE', KEYS[3], WAITERS_TTL_MS)
+    contended, queue_is_empty = true, false
   end
   hand_over()
-  if crowded and ARGV[4] == '' then first_in_line() end  -- it may have been the last
+  if contended and ARGV[4] == '' then first_in_queue() end  -- it may have been the last
 end
 save()
 return 0

@@ -10,12 +10,12 @@ local id, fence, before = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local frees = false
 --@library
 
-look()
+refresh()
 local hold = holds[id]
 local held = hold and not hold.ended
 if held and hold.fence == before then
   hold.fence, number, changed = fence, math.max(number, fence), true
-  tell(fence, hold.holder)
+  record_change(fence, hold.holder)
 end
 save()
 return held and hold.fence == fence and 1 or 0
