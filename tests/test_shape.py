@@ -35,6 +35,7 @@ LONGEST_FILE = 500
 
 _WORDS = {
     "errors",
+    "_info",
     "_model",
     "_bounded",
     "_text",
@@ -46,13 +47,13 @@ _WORDS = {
     "_secrets",
     "_debug",
 }
-_BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "observe"}
+_BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "backends.optional", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_clients", "_connect"}
 _FACES = {"sync", "aio", "_facades", ""}
 
 # Where holds are recorded: no backend imports another, except those two that are made of parts of one.
 _BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
-_BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.missing", "backends.opening"}
+_BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.optional", "backends.opening"}
 PACKAGES: dict[str, set[str]] = {
     "backends.memory": _BELOW_BACKENDS,
     "backends.sqlite.io": _BELOW_IO,
@@ -73,7 +74,8 @@ PACKAGES: dict[str, set[str]] = {
 # is the package's own `__init__`.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
-    "_model": set(),
+    "_info": set(),
+    "_model": {"_info"},
     "_bounded": set(),
     "_text": set(),
     "_time": {"_text"},
@@ -85,7 +87,7 @@ ROOMS: dict[str, set[str]] = {
     "_reentry": {"errors"},
     "_worlds": _WORDS,
     "backends.base": _WORDS,
-    "backends.missing": _WORDS,
+    "backends.optional": _WORDS | {"backends.base"},
     "observe": _WORDS,
     "engine": _BELOW_ENGINE,  # knows no technology: of the backends only the verbs
     "primitives": _BELOW_ENGINE | {"engine"},

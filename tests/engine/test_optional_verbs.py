@@ -10,9 +10,9 @@ import pytest
 import lockfast
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
-from lockfast.backends.base import LossListener
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.store import MemoryStore
+from lockfast.backends.optional import LossListener
 from lockfast.engine.core import Engine
 from lockfast.errors import LeaseLost, SelfDeadlock, Unsupported
 from lockfast.testing import FakeClock

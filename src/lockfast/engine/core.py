@@ -20,7 +20,8 @@ from lockfast._reentry import Mutex, nothing, put_off, start_put_off
 from lockfast._text import shown
 from lockfast._time import FOREVER, Seconds, length
 from lockfast._worlds import ChangesLoops, World
-from lockfast.backends.base import Backend, ReportsLosses
+from lockfast.backends.base import Backend
+from lockfast.backends.optional import ReportsLosses
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.callbacks import BackgroundEvents, OnLost
 from lockfast.engine.closing import close

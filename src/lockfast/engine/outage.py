@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from lockfast._time import format_duration
-from lockfast.backends.base import url_of
+from lockfast.backends.optional import url_of
 from lockfast.errors import BackendUnavailable
 from lockfast.observe.events import Event, Kind
 

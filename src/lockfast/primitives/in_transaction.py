@@ -12,7 +12,7 @@ from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Terms
 from lockfast._text import shown
 from lockfast._time import Seconds, length
-from lockfast.backends.base import LocksInTransactions
+from lockfast.backends.optional import LocksInTransactions
 from lockfast.engine.core import Engine
 from lockfast.errors import BackendUnavailable
 from lockfast.primitives.lock import timed_out

@@ -16,7 +16,7 @@ from lockfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
 from lockfast._records import listed
 from lockfast._text import shown
 from lockfast._time import Seconds, length
-from lockfast.backends.base import check_up
+from lockfast.backends.optional import check_up
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Request
 from lockfast.observe.events import Event

@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Signal, World
-from lockfast.backends.base import Backend, LossListener, ReportsLosses
+from lockfast.backends.base import Backend
+from lockfast.backends.optional import LossListener, ReportsLosses
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")

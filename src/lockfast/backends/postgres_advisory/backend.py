@@ -25,7 +25,7 @@ from typing import Final
 from lockfast._model import EXCLUSIVE, Capabilities, Claim, LockInfo, Renewal
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
-from lockfast.backends.missing import WithoutChanges, WithoutValues
+from lockfast.backends.optional import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres_advisory.acquiring import Asking

@@ -15,7 +15,7 @@ from typing import Any, Final
 from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, first_fence
-from lockfast.backends.missing import WithoutValues
+from lockfast.backends.optional import WithoutValues
 from lockfast.backends.redlock.io.fanout import PENDING, Ask, Crew, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.tally import answers, by_lease, kept, merged

@@ -1,0 +1,123 @@
+"""Verbs that not every backend has.
+
+Decides: by which protocol the engine finds an optional verb, how a missing verb is refused, and how `doctor` judges a
+backend that says nothing about its servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+from lockfast._model import Claim, Health, Observation
+from lockfast._time import boot_now
+from lockfast._values import Booked, Rate, Stored, Write, Written
+from lockfast.backends.base import Backend
+from lockfast.errors import BackendUnavailable, Unsupported
+
+LossListener = Callable[[Sequence[tuple[str, int]], str], None]  # ids and fences of claims, and the reason
+
+
+@runtime_checkable
+class ReportsLosses(Protocol):
+    """A backend that notices by itself when a hold has ended, as with its session."""
+
+    on_loss: LossListener | None  # set by the engine; called from any thread, also before the grant has arrived
+
+
+@runtime_checkable
+class LocksInTransactions(Protocol):
+    """A backend that locks inside a transaction of the caller's own: commit and rollback end the hold."""
+
+    async def in_transaction(
+        self, connection: object, names: Mapping[str, str], wait: float | None
+    ) -> tuple[int, str | None, str | None]:
+        """Lock these keys, each with its name, in this order. Waits at most `wait` seconds; None waits for ever.
+
+        The fence; or the key that was not free in time and its holder, where it is known. Then no key is locked.
+        """
+        ...
+
+
+@runtime_checkable
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str:
+        """A URL for `lockfast doctor` that leads to the store, without secrets."""
+        ...
+
+
+def url_of(backend: Backend) -> str:
+    """Empty if it has none."""
+    return backend.url if isinstance(backend, HasUrl) else ""
+
+
+@runtime_checkable
+class OfSeveralServers(Protocol):
+    """A backend that knows more of its servers than that they answer."""
+
+    async def check_up(self) -> Sequence[Health]: ...
+
+
+@runtime_checkable
+class OfOneServer(Protocol):
+    """A backend that can tell what its server is, also while that grants no locks."""
+
+    async def identify(self, within: float) -> tuple[str, str]:
+        """Its version and its role (primary or replica), each empty where there is none. Raises BackendUnavailable."""
+        ...
+
+
+_NOBODYS: Final = "lockfast:doctor"
+_IDENTIFY_WITHIN_S: Final = 5.0
+_ASK_WITHIN_S: Final = 10.0
+
+
+async def check_up(backend: Backend) -> Sequence[Health]:
+    """How the servers of a backend are. One that says nothing about them is asked a question, as everybody would."""
+    if isinstance(backend, OfSeveralServers):
+        return await backend.check_up()
+    where = url_of(backend) or backend.store_id
+    version = role = ""
+    identified = False
+    try:
+        if isinstance(backend, OfOneServer):
+            version, role = await backend.identify(_IDENTIFY_WITHIN_S)
+            identified = True
+        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)  # which may have to connect
+        started = boot_now()
+        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)
+    except BackendUnavailable as error:
+        answers = identified or not error.transient  # a wrong password, say: what lasts was said by the server
+        return [Health(where, answers, version=version, role=role, error=str(error))]
+    return [Health(where, True, boot_now() - started, version, role)]
+
+
+# Mixins for a backend that lacks verbs. No primitive calls these: it is refused by `capabilities` when it is made.
+
+
+class WithoutValues:
+    """A backend without limiters and cells."""
+
+    async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        raise _lacks(self, "limiters")
+
+    async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        raise _lacks(self, "limiters")
+
+    async def read(self, key: str, *, within: float) -> Stored:
+        raise _lacks(self, "cells")
+
+    async def write(self, key: str, write: Write, *, within: float) -> Written:
+        raise _lacks(self, "cells")
+
+
+class WithoutChanges:
+    """A backend that reports no changes of holder."""
+
+    async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        raise _lacks(self, "changes to observe")
+
+
+def _lacks(backend: object, what: str) -> Unsupported:
+    return Unsupported(f"{backend!r} has no {what}; nothing was sent")
