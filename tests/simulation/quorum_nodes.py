@@ -12,7 +12,8 @@ from typing import Any
 from lockfast._model import Busy, Claim, Grant, Health
 from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
-from lockfast.backends.memory.store import MemoryHolder, MemoryResource, MemoryStore
+from lockfast.backends.memory.resource import MemoryHolder, MemoryResource
+from lockfast.backends.memory.store import MemoryStore
 from lockfast.backends.redlock.io.fanout import PENDING, Ask, Asks, Enough
 from lockfast.backends.redlock.io.rounds import LINGER
 from lockfast.errors import BackendUnavailable
@@ -58,14 +59,14 @@ class VotingBackend(MemoryBackend):
             await self.abandon(claim, within=within)
             return
         now = self._store.clock()
-        resource = self._store.look_or_make(claim.terms.key, now)
+        resource = self._store.refresh_or_make(claim.terms.key, now)
         resource.end(claim.id)
         self._enqueue(resource, claim, now)
         self._line_up(resource, claim, place)
         resource.hand_over(now)
 
     def _holder(self, claim: Claim) -> MemoryHolder | None:
-        resource = self._store.look(claim.terms.key, self._store.clock())
+        resource = self._store.refresh(claim.terms.key, self._store.clock())
         holder = resource.holders.get(claim.id) if resource is not None else None
         return None if holder is None or holder.ended else holder
 

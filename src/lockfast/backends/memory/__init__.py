@@ -1,1 +1,1 @@
-"""In the memory of one process: the reference. Read `backend` first."""
+"""In the memory of one process: the reference. Read `backend` first, then `resource`."""

@@ -1,4 +1,4 @@
--- What all scripts but the quick ones share: a name as one script sees it. Mirrors memory/store.py; read that first.
+-- What all scripts but the quick ones share: a name as one script sees it. Mirrors memory/resource.py; read that first.
 -- A script that includes this has set `frees`: true if it must succeed on a server whose memory is full.
 --
 -- KEYS  1 held: who holds   2 queue: sorted set of waiters by place   3 waiters: hash

@@ -1,0 +1,172 @@
+"""One name in the memory store: its holders, its queue and its observers.
+
+Decides: what expires, and how a hand-over reserves. Leaves to `_model`: which waiter is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from math import inf
+
+from lockfast._model import EXCLUSIVE, GRACE_S, MAX_KEPT_CHANGES, Change, Claim, Mode, Occupancy, next_in_queue
+from lockfast._worlds import World
+
+
+class MemoryHolder:
+    __slots__ = ("acquired_at", "claim", "ended", "expires_at", "fence")
+
+    def __init__(self, claim: Claim, fence: int, acquired_at: float, expires_at: float) -> None:
+        self.claim = claim
+        self.fence = fence
+        self.acquired_at = acquired_at  # wall clock, for people
+        self.expires_at = expires_at  # the store's clock, for deciding
+        self.ended = False  # released, but lingers: takes room and cannot be renewed
+
+    @property
+    def holder(self) -> str:
+        return self.claim.terms.holder
+
+
+class MemoryWaiter:
+    __slots__ = ("alive_until", "claim", "lapsed", "reserved_until", "signal", "world")
+
+    def __init__(self, claim: Claim, world: World) -> None:
+        self.claim = claim
+        self.world = world
+        self.signal = world.signal()
+        self.alive_until = 0.0
+        self.reserved_until: float | None = None
+        self.lapsed = False  # its reservation ran out; passed over until it asks again
+
+    @property
+    def holder(self) -> str:
+        return self.claim.terms.holder
+
+    @property
+    def mode(self) -> Mode:
+        return self.claim.terms.mode
+
+    @property
+    def limit(self) -> int | None:
+        return self.claim.terms.limit
+
+    @property
+    def reserved(self) -> bool:
+        return self.reserved_until is not None
+
+
+class MemoryObserver:
+    __slots__ = ("alive_until", "signal", "world")
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.signal = world.signal()
+        self.alive_until = 0.0
+
+
+class MemoryResource:
+    """One name."""
+
+    __slots__ = ("_count", "changes", "holders", "observers", "queue", "quiet_until", "reserved")
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        """`count` gives numbers that were never used before."""
+        self._count = count
+        self.quiet_until = inf  # nothing expires before this
+        self.holders: dict[str, MemoryHolder] = {}  # by claim id
+        self.queue: dict[str, MemoryWaiter] = {}  # by claim id, in order of arrival
+        self.reserved: set[str] = set()  # ids of all waiters that have a reservation, and of some that had one
+        self.observers: dict[str, MemoryObserver] = {}  # by claim id
+        self.changes: list[Change] = []  # while it was observed
+
+    def occupancy(self) -> Occupancy:
+        """Counts holders and reservations, wherever in the queue their waiters are."""
+        taken = Occupancy()
+        for holder in self.holders.values():
+            taken.add(holder.claim.terms.mode)
+        for id in list(self.reserved):
+            waiter = self.queue.get(id)
+            if waiter is not None and waiter.reserved:
+                taken.add(waiter.mode)
+            else:
+                self.reserved.discard(id)
+        return taken
+
+    def expire(self, now: float) -> bool:
+        """End what has expired; True if that may have made room."""
+        if now < self.quiet_until:
+            return False
+        ended = [id for id, holder in self.holders.items() if holder.expires_at <= now]
+        for id in ended:
+            self.end(id)
+        made_room = bool(ended)
+        for id, waiter in list(self.queue.items()):
+            if waiter.alive_until <= now:
+                del self.queue[id]
+                made_room = True
+            elif waiter.reserved_until is not None and waiter.reserved_until <= now:
+                waiter.reserved_until = None
+                waiter.lapsed = True
+                made_room = True
+        for id in [id for id, observer in self.observers.items() if observer.alive_until <= now]:
+            self.forget_observer(id)
+        self.quiet_until = min(self.ends(), default=inf)
+        return made_room
+
+    def forget_observer(self, id: str) -> None:
+        self.observers.pop(id, None)
+        if not self.observers:
+            self.changes.clear()
+
+    def end(self, id: str) -> None:
+        """End a hold."""
+        holder = self.holders.pop(id)
+        if self.observers:
+            self.record_change(holder.fence, None)
+
+    def record_change(self, fence: int, holder: str | None) -> None:
+        """Keep a change for the observers, and wake them."""
+        self.changes.append(Change(self._count(), fence, holder))
+        del self.changes[:-MAX_KEPT_CHANGES]
+        for observer in self.observers.values():
+            observer.signal.set()
+
+    def ends(self) -> Iterator[float]:
+        """The moments at which something here expires, on the store's clock."""
+        for holder in self.holders.values():
+            yield holder.expires_at
+        for waiter in self.queue.values():
+            yield waiter.alive_until
+            if waiter.reserved_until is not None:
+                yield waiter.reserved_until
+        for observer in self.observers.values():
+            yield observer.alive_until
+
+    def room_at(self, mode: Mode) -> float:
+        """When time makes room if no holder renews: for an exclusive claim all must have expired."""
+        reserved = (waiter.reserved_until for waiter in self.queue.values() if waiter.reserved_until is not None)
+        ends = chain((holder.expires_at for holder in self.holders.values()), reserved)
+        return max(ends, default=inf) if mode == EXCLUSIVE else min(ends, default=inf)
+
+    def sleeper(self, id: str) -> MemoryWaiter | MemoryObserver | None:
+        """What a wake-up for that claim goes to."""
+        return self.queue.get(id) or self.observers.get(id)
+
+    def sleepers(self) -> Iterator[MemoryWaiter | MemoryObserver]:
+        yield from self.queue.values()
+        yield from self.observers.values()
+
+    @property
+    def unused(self) -> bool:
+        return not self.holders and not self.queue and not self.observers
+
+    def hand_over(self, now: float, successor: str = "") -> None:
+        """Reserve for the next waiters, and wake them and no others."""
+        if not self.queue:
+            return
+        for waiter in next_in_queue(self.queue.values(), self.occupancy(), successor):
+            waiter.reserved_until = now + GRACE_S
+            self.reserved.add(waiter.claim.id)
+            self.quiet_until = min(self.quiet_until, waiter.reserved_until)
+            waiter.signal.set()
