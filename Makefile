@@ -13,7 +13,7 @@ RUFF    := $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 MYPY    := $(BIN)/python -m mypy
 PYRIGHT := $(BIN)/pyright
 
-.PHONY: help demo test check lint bench soak flaky test-all clean
+.PHONY: help demo test check lint ruff types pytest bench soak flaky test-all oldest dist release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -26,9 +26,18 @@ test: $(VENV)/.test  ## set up, and run every check and every test
 	@$(BIN)/python -m tests.side_by_side --show-last "$(RUFF)" "$(MYPY)" "$(PYRIGHT)" \
 	    "$(BIN)/python -m pytest -n $(JOBS) --dist worksteal"
 
+pytest: $(VENV)/.test  ## every test, without lint and types
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
 	@LOCKFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
 	    "$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow' $(QUICK)"
+
+types: $(VENV)/.test  ## mypy --strict alone
+	@$(MYPY)
+
+ruff: $(VENV)/.test  ## ruff alone
+	@$(RUFF)
 
 lint: $(VENV)/.test  ## ruff, mypy --strict, pyright
 	@$(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" "$(PYRIGHT)"
@@ -44,6 +53,20 @@ flaky: $(VENV)/.test  ## all tests RUNS times, half of them beside busy loops, i
 
 test-all:  ## the tests on every interpreter from 3.11 up that is found
 	@PYTHON=$(PYTHON) JOBS=$(JOBS) ./tests/on_every_python.sh
+
+# In an environment of its own: a client library has one version in each.
+oldest: .venvs/oldest/.test  ## the tests of Redis, Redlock and PostgreSQL with the oldest clients that pyproject.toml allows
+	@.venvs/oldest/bin/python -m tests.oldest --installed
+	@.venvs/oldest/bin/python -m pytest -n $(JOBS) --dist worksteal -k "redis or redlock or quorum or postgres" $(OLDEST_TESTS)
+
+dist: $(VENV)/.dist  ## build wheel and sdist, install each into an empty environment, and use it there
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.installed dist/*.whl dist/*.tar.gz
+
+release-check: $(VENV)/.demo  ## whether this commit can be released as TAG, such as TAG=v0.1.0
+	@$(BIN)/python -m tests.release $(TAG)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -61,9 +84,19 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	    || $(BIN)/python -m pip install --quiet --editable . --group test
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.dist: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --group dist
+	@touch $@
+
+.venvs/oldest/.test: pyproject.toml tests/oldest.py
+	$(PYTHON) -m venv .venvs/oldest
+	.venvs/oldest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venvs/oldest/bin/python -m pip install --quiet --editable . --group test $$($(PYTHON) -m tests.oldest)
+	@touch $@
+
 $(VENV)/.bench: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --group bench
 	@touch $@
 
 clean:  ## remove what was set up
-	rm -rf $(VENV) .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venvs dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
