@@ -103,13 +103,14 @@ def test_every_path_in_the_tree_of_the_house_exists() -> None:
     assert [path for path in paths_of_tree(tree) if not (ROOT / path).exists()] == []
 
 
-def test_the_tree_of_the_house_names_every_package_and_every_tool_of_the_tests() -> None:
+def test_the_tree_of_the_house_names_every_package_and_what_stands_beside_them() -> None:
     [tree] = trees((ROOT / "CONTRIBUTING.md").read_text())
     named = {path.rstrip("/") for path in paths_of_tree(tree)}
     packages = [file.parent for file in SOURCE.glob("*/__init__.py")]
     packages += [file.parent for file in (SOURCE / "backends").glob("*/__init__.py")]
-    tools = [file for file in (ROOT / "tests").glob("*.py") if not file.name.startswith(("test_", "__"))]
-    assert {str(path.relative_to(ROOT)) for path in [*packages, *tools]} - named == set()
+    beside = [SOURCE, SOURCE / "backends", ROOT / "tests"]
+    modules = [file for folder in beside for file in folder.glob("*.py") if not file.name.startswith(("test_", "__"))]
+    assert {str(path.relative_to(ROOT)) for path in [*packages, *modules]} - named == set()
 
 
 def test_the_architecture_names_every_backend() -> None:
