@@ -1,8 +1,8 @@
 """What `connect()` and `in_transaction()` take, as a type checker sees it. Nothing here runs.
 
-Decides: by which attributes a ready client or connection is known. No client library is imported for that: a program
-type-checks the same with and without redis-py, valkey-py, psycopg, Django or SQLAlchemy installed.
-Leaves to `_connect` and the drivers: to look at the object itself, at run time, and to refuse what leads nowhere.
+Decides: by which attributes a ready client or connection is recognised. No client library is imported for that: a
+program type-checks the same with and without redis-py, valkey-py, psycopg, Django or SQLAlchemy installed.
+Leaves to `_connect` and the drivers: to check the object at run time, and to refuse one without a server.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ UrlOrClient: TypeAlias = (
 )
 
 
-# Connections with a transaction of the caller's own. What `close()` gives tells the two worlds apart.
+# Connections with a transaction of the caller. The type of `close()` distinguishes the two worlds.
 
 
 class BlockingPsycopg(PsycopgConnection, Protocol):

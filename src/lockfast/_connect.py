@@ -2,8 +2,8 @@
 
 Decides: which package answers to a URL scheme or to a client, and where the embedded default lives.
 Leaves to each package's `open`: what its URLs and clients mean. A package, and the client library behind it, is
-imported when it is first asked for. A scheme that is not in the table may belong to an installed package of somebody
-else: its entry point in the group `lockfast.backends` has the name of the scheme and leads to an `open_url`.
+imported when it is first used. A scheme that is not in the table may belong to an installed third-party package: its
+entry point in the group `lockfast.backends` has the name of the scheme and leads to an `open_url`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEMES: Final[dict[str, str]] = {  # and the package of each
 _EXTRAS: Final = {"redis": "redis", "redlock": "redis", "postgres_table": "postgres", "postgres_advisory": "postgres"}
 _OF_REDIS: Final = {"redis", "valkey"}  # client libraries
 _OF_POSTGRES: Final = {"psycopg", "psycopg_pool", "django"}
-_POSTGRES_ENGINES: Final = ("postgres", "postgis", "psqlextra")  # one of them is in the name of Django's engine
+_POSTGRES_ENGINES: Final = ("postgres", "postgis", "psqlextra")  # in the name of a Django engine
 
 
 def open_backend(
@@ -61,7 +61,7 @@ def open_backend(
 
 
 def factory_of(url: object, options: ConnectOptions) -> BackendFactory:
-    """What makes the backend, in whichever world. All that there is to know of a client is asked of it now."""
+    """What makes the backend, in either world. All facts of a client are read from it now."""
     if type(options.replicas) is not int or options.replicas < 0:
         raise ValueError(f"replicas must be a whole number of at least 0, not {shown(options.replicas)}")
     if type(options.advisory) is not bool:
@@ -87,7 +87,7 @@ def _of_url(url: str, options: ConnectOptions) -> BackendFactory:
         raise _unknown(url, parts.scheme)
     package = SCHEMES.get(parts.scheme)
     if package is None:
-        return _from_outside(url, parts)(parts, options)
+        return _third_party(url, parts)(parts, options)
     if package == "postgres_table" and options.advisory:
         package = "postgres_advisory"
     return _package(package, f"{parts.scheme}://").open_url(parts, options)  # type: ignore[no-any-return]
@@ -118,9 +118,9 @@ def _package(name: str, what: str) -> Any:
         raise Unsupported(f"{what} needs an extra: pip install 'lockfast[{extra}]' ({error})") from error
 
 
-def _from_outside(url: str, parts: SplitResult) -> UrlOpener:
-    """What an installed package offers for this scheme. Raises ValueError if none does."""
-    from importlib.metadata import entry_points  # here: takes long to import, and our own schemes do not need it
+def _third_party(url: str, parts: SplitResult) -> UrlOpener:
+    """The opener that an installed package has for this scheme. Raises ValueError if none has."""
+    from importlib.metadata import entry_points  # here: slow to import, and not needed for our own schemes
 
     for found in entry_points(group=ENTRY_POINTS, name=parts.scheme):
         try:
@@ -138,7 +138,7 @@ def _libraries_of(kind: type) -> set[str]:
 
 
 def _refuse_other_databases(client: object) -> None:
-    """Settings and connections of Django say which database theirs is; others are PostgreSQL's."""
+    """Settings and connections of Django name their database; all others are PostgreSQL's."""
     if isinstance(client, Mapping):
         database = client.get("ENGINE", "postgresql")
     else:
@@ -151,13 +151,13 @@ def _refuse_other_databases(client: object) -> None:
 
 
 def _unknown(url: str, scheme: str) -> ValueError:
-    """Not all of the URL is shown: it may have a password in it."""
+    """The error does not show the whole URL: it may contain a password."""
     what = f"unknown scheme {shown(scheme)}" if "://" in url else "this is no URL"
     return ValueError(f"{what}; {suggestion(url, SCHEMES) or f'known are {_known()}'}")
 
 
 def _known() -> str:
-    """One for each backend; the pages name the others."""
+    """One scheme for each backend; the docs list the others."""
     return (
         "memory://, sqlite:///file.db, redis://, redis+sentinel://, redis+cluster://, redlock://, postgresql:// and "
         "postgresql+advisory://"
@@ -192,6 +192,5 @@ def _state_folder() -> Path:
         return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     except RuntimeError as error:  # there is no HOME, and the user database does not have this user
         raise Unsupported(
-            f"user {os.getuid()} has no home folder, where the default store would be; give a URL, or set LOCKFAST_URL "
-            "or HOME"
+            f"user {os.getuid()} has no home folder for the default store; pass a URL, or set LOCKFAST_URL or HOME"
         ) from error

@@ -1,6 +1,6 @@
-"""Names for claims and holders.
+"""Ids of claims and holders.
 
-Decides: how a claim is told apart from every other claim, and what a holder is called by default.
+Decides: how a claim is distinguished from every other claim, and the default holder id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _count = _fresh_count()
 def new_claim_id() -> str:
     """A fresh uuid7 as 32 hex digits: milliseconds first, then bits that no other process has.
 
-    The random part starts anywhere and counts up, so ids of one process differ for certain and ids of two
+    The random part starts at a random number and counts up, so ids of one process always differ, and ids of two
     processes differ as surely as random ones.
     """
     milliseconds = time.time_ns() // 1_000_000
@@ -31,11 +31,11 @@ def new_claim_id() -> str:
 
 
 def default_holder() -> str:
-    """host:pid:random, so that an operator can find the process and two containers never share a name."""
+    """host:pid:random, so that an operator can find the process and two containers never share an id."""
     return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}:{os.getpid()}:{os.urandom(3).hex()}"
 
 
 def renew_after_fork() -> None:
-    """In the child of a fork: never hand out an id that the parent hands out too."""
+    """In the child of a fork: never use an id that the parent uses too."""
     global _count
     _count = _fresh_count()

@@ -20,25 +20,25 @@ class HolderInfo(NamedTuple):
     acquired_at: float
     expires_at: float  # infinity: no time ends it, only the end of its session
     metadata: Any = None
-    session: dict[str, Any] | None = None  # the connection that it is held by, where it belongs to one
+    session: dict[str, Any] | None = None  # the connection that holds it, where a hold belongs to one
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values only, ready for JSON: None for what is not known or never comes."""
+        """Plain values only, ready for JSON: None for an unknown value or an infinite time."""
         return {**self._asdict(), "expires_at": self.expires_at if self.expires_at < inf else None}
 
 
 class LockInfo(NamedTuple):
-    """Who holds a name and how many wait for it, at the moment of the question."""
+    """The holders and waiters of a name at the moment of the request."""
 
     name: str
     holders: tuple[HolderInfo, ...] = ()
     waiters: int = 0
-    queue: tuple[str, ...] = ()  # the holder ids of those who wait, first in line first
-    damage: str = ""  # what of its record cannot be read: that is held by "(damaged)", and break_lock frees it
+    queue: tuple[str, ...] = ()  # the holder ids of the waiters, in order
+    damage: str = ""  # what of its record cannot be read; the holder "(damaged)" stands for it, and break_lock frees it
 
     @property
     def locked(self) -> bool:
-        """True if anybody held it when the question was answered."""
+        """True if there was a holder at that moment."""
         return bool(self.holders)
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,30 +53,30 @@ class LockInfo(NamedTuple):
 
 
 class Health(NamedTuple):
-    """One server, or a store that is none, as this client sees it now."""
+    """One server, or a store without a server, as this client sees it now."""
 
     where: str
     reachable: bool
-    latency: float | None = None  # seconds from a question to its answer
-    version: str = ""  # where it tells
+    latency: float | None = None  # seconds from a request to its reply
+    version: str = ""  # where it reports it
     role: str = ""
-    kept_out: float = 0.0  # seconds for which it does not count yet, because it started anew
+    kept_out: float = 0.0  # seconds for which it is excluded, because it has just restarted
     error: str = ""  # why it cannot be used
 
     @property
     def counts(self) -> bool:
-        """True if locks can rest on it."""
+        """True if it can grant locks."""
         return self.reachable and not self.kept_out and not self.error
 
 
 class Diagnosis(NamedTuple):
-    """All servers that the locks rest on; most backends have one."""
+    """All servers of the locks; most backends have one."""
 
     servers: tuple[Health, ...]
 
     @property
     def works(self) -> bool:
-        """True if locks are to be had: more than half of the servers count."""
+        """True if locks can be acquired: more than half of the servers count."""
         return 2 * sum(server.counts for server in self.servers) > len(self.servers)
 
     def as_dict(self) -> dict[str, Any]:

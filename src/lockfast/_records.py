@@ -1,7 +1,7 @@
-"""What peers may store with a lock, and what becomes of a record that cannot be read.
+"""What clients may store with a lock, and what happens with a record that cannot be read.
 
-Decides: the limits of names and metadata, how a damaged record is shown, and what its error says.
-Leaves to each backend: to find the damage, and to grant no claim beside it.
+Decides: the limits of names and metadata, how a damaged record is shown, and the text of its error.
+Leaves to each backend: to notice the damage, and to grant no claim beside it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lockfast.errors import BackendUnavailable
 
 NAMESPACE_SEPARATOR: Final = "\x1f"  # between a namespace and a name: neither can contain it
 LONGEST_NAME: Final = 255  # characters
-LONGEST_KEY: Final = 3 * LONGEST_NAME  # characters of what is made of a name or of a holder id
+LONGEST_KEY: Final = 3 * LONGEST_NAME  # characters of an encoded name or holder id
 LARGEST_METADATA: Final = 16 * 1024  # characters of JSON
-DEEPEST: Final = 50  # levels of JSON: a reader needs as much of a stack
-PLAIN: Final = 2 * DEEPEST  # characters of JSON: too few to break any of these limits
-LARGEST_NUMBER: Final = 2**53  # what JSON, Lua and floats keep exactly
+DEEPEST: Final = 50  # levels of JSON: a reader needs a stack for them
+PLAIN: Final = 2 * DEEPEST  # characters of JSON: too few to exceed any of these limits
+LARGEST_NUMBER: Final = 2**53  # up to which JSON, Lua and floats are exact
 
-UNREADABLE: Final = HolderInfo("(damaged)", "", None, EXCLUSIVE, 0.0, inf)  # in place of a hold that cannot be read
+UNREADABLE: Final = HolderInfo("(damaged)", "", None, EXCLUSIVE, 0.0, inf)  # shown for a hold that cannot be read
 NO_HOLD: Final = "a hold cannot be read"
 
 _NESTS: Final = (dict, list, tuple)
-_ROOM: Final = 3  # a store may write the same JSON with spaces, and as many characters more
-MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata that a store need not read on from
+_ROOM: Final = 3  # times the characters: a store may write the same JSON with spaces
+MOST_READ: Final = _ROOM * LARGEST_METADATA + 1  # characters of metadata; more need not be read from a store
 
 
 class StoredHold(NamedTuple):
-    """A hold as a store gives it back: none of it is known to be what it should be."""
+    """A hold as read from a store; no value is checked yet."""
 
     holder: Any
     claim_id: Any
@@ -44,9 +44,9 @@ class StoredHold(NamedTuple):
 
 
 def lock_info(key: str, holds: Iterable[StoredHold], queue: Iterable[Any], damage: str = "") -> LockInfo:
-    """What is shown of a name. Never raises: what cannot be read is named as its damage.
+    """What is shown of a name. Never raises: what cannot be read becomes its damage.
 
-    `damage` is why there may be holds beside these.
+    `damage` is the reason why there may be more holds.
     """
     holders, flaws = [], [damage]
     for held in holds:
@@ -60,7 +60,7 @@ def lock_info(key: str, holds: Iterable[StoredHold], queue: Iterable[Any], damag
 
 
 def listed(flaws: Iterable[str]) -> str:
-    """All of them once, in order."""
+    """All of them without duplicates, in order."""
     return "; ".join(dict.fromkeys(filter(None, flaws)))
 
 
@@ -92,17 +92,17 @@ def _is_sound(held: StoredHold) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it can be a fence, a version or a number of a change."""
+    """Whether it can be a fence, a version or the number of a change."""
     return value.__class__ is int and 0 <= value <= LARGEST_NUMBER
 
 
 def cut_id(id: str, longest: int = LONGEST_NAME) -> str:
-    """A holder or a claim as far as it is shown: the one that is stored may have no end."""
+    """A holder id or claim id, cut for display: a stored one may have any length."""
     return id if len(id) <= longest else f"{id[: longest - 1]}…"
 
 
 def parsed(text: Any, largest: int) -> Any:
-    """A value from JSON that a peer has stored. Raises ValueError with the reason why that cannot be shown."""
+    """A value from stored JSON. Raises ValueError with the reason why it cannot be shown."""
     if not isinstance(text, str):
         raise ValueError("is not text")
     if len(text) > largest:
@@ -138,7 +138,7 @@ def depth(value: Any) -> int:
 
 
 def damaged_lock(name: str, where: object, what: str) -> BackendUnavailable:
-    """For a verb that would have to know who holds."""
+    """For a verb that must know all holds."""
     return BackendUnavailable(
         f"the record of lock {name!r} in {where} is damaged: {what}. No claim is granted until "
         f"break_lock({name!r}), or `lockfast break`, frees it",

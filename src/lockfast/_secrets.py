@@ -1,7 +1,7 @@
-"""What a message may show of a URL that a caller wrote, or of what a server or a client library says: nothing secret.
+"""What a message may show of a caller's URL, or of a text of a server or a client library: nothing secret.
 
-Decides: which options are secret, and what is left of a text without its secrets. Every message that repeats such a
-text gets it from here. Leaves to the drivers: how the URL of a place is written that has been understood.
+Decides: which options are secret, and how a text is shown without its secrets. Every message that repeats such a text
+gets it from here. Leaves to the drivers: the URL of an endpoint that was parsed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SECRET_OPTIONS: Final = frozenset(
     }
 )
 _HIDDEN: Final = "***"
-_ARGUMENTS: Final = re.compile(r"(with args beginning with: ).*", re.DOTALL)  # a Redis server that knows no AUTH
+_ARGUMENTS: Final = re.compile(r"(with args beginning with: ).*", re.DOTALL)  # from a Redis server without AUTH
 _HOST: Final = r"(?:\[[0-9a-fA-F:.]*\]|[^@/?#:\[\],]*)(?::\d*)?"
 _URL: Final = re.compile(rf"([\w+.-]+://)(?:[^@/?#]*@)?({_HOST}(?:,{_HOST})*(?:/[^@?#]*)?)(\?[^@#]*)?")
 
 
 def shown_url(url: str | SplitResult) -> str:
-    """The URL without its login and the values of its options; no more than its scheme, where an `@`, a `#` or a port
-    is out of place: that may be a part of the password."""
+    """The URL without its login and the values of its options; only its scheme where an `@`, a `#` or a port is
+    misplaced, which may be a part of the password."""
     text = url if isinstance(url, str) else _whole(url)
     found = _URL.fullmatch(text)
     if found is None:
@@ -49,12 +49,12 @@ def _whole(parts: SplitResult) -> str:
 
 
 def shown_option(name: str, query: str) -> str:
-    """The name of an option that is not known, unless an `@` in the query says that it is a part of the password."""
+    """The name of an unknown option, unless an `@` in the query shows that it may be a part of the password."""
     return shown(name) if "@" not in unquote(query) else "…"
 
 
 def without_secrets(query: str) -> str:
-    """The query of a URL that has been understood."""
+    """The query of a URL that was parsed."""
     return urlencode([(name, value) for name, value in parse_qsl(query) if name not in SECRET_OPTIONS])
 
 
@@ -65,7 +65,7 @@ def secrets_in(*settings: Mapping[str, Any]) -> list[str]:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """What a server or a client library says, without these secrets and without the arguments of a command."""
+    """A text of a server or a client library, without these secrets and without the arguments of a command."""
     for secret in sorted(secrets, key=len, reverse=True):  # one may be the beginning of another
         for written in (secret, repr(secret)[1:-1]):
             text = text.replace(written, _HIDDEN)

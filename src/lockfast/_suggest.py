@@ -1,4 +1,4 @@
-"""What somebody may have meant who wrote something that is no URL of ours.
+"""What a caller may have meant by a text that is no URL of ours.
 
 Decides: which URL is suggested for a host with a port, the name of a product, a path, or a misspelt scheme.
 Leaves to `_connect`: what the schemes mean. Nothing that could be a password is repeated.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_PORTS: Final = {  # what usually listens there
+_PORTS: Final = {  # and the scheme of the server that usually listens there
     "6379": "redis",
     "6380": "rediss",
     "7000": "redis+cluster",
@@ -50,7 +50,7 @@ _HOST: Final = re.compile(
 
 
 def suggestion(text: str, schemes: Iterable[str]) -> str:
-    """A question such as "did you mean redis://localhost:6379?"; empty if nothing comes to mind."""
+    """A question such as "did you mean redis://localhost:6379?"; empty without a guess."""
     meant = _meant(text.strip(), tuple(schemes))
     return f"did you mean {' or '.join(meant)}?" if meant else ""
 
@@ -72,21 +72,21 @@ def _meant(text: str, schemes: tuple[str, ...]) -> list[str]:
 
 
 def _schemes_like(scheme: str, schemes: tuple[str, ...]) -> list[str]:
-    """One, where one is near enough."""
-    from difflib import get_close_matches  # here: most programs never need it
+    """The nearest scheme, if one is near enough."""
+    from difflib import get_close_matches  # here: most programs do not need it
 
     if scheme in _ALIASES:
         return [_ALIASES[scheme]]
     near = get_close_matches(scheme, schemes, n=1, cutoff=0.85)
     base = scheme.partition("+")[0]
-    if not near and base in schemes:  # postgresql+psycopg, as SQLAlchemy has it
+    if not near and base in schemes:  # postgresql+psycopg, as in SQLAlchemy
         near = [base]
     near = near or get_close_matches(scheme, schemes, n=1, cutoff=0.7)
     return [_ALIASES.get(one, one) for one in near]
 
 
 def _at_all(hosts: list[re.Match[str]]) -> list[str]:
-    """Of servers that belong together: what usually listens at the first one's port."""
+    """For a group of servers, by the port of the first."""
     where = ",".join(_where(host) + (f":{host['port']}" if host["port"] else "") for host in hosts)
     scheme = _PORTS.get(hosts[0]["port"] or "", "redis")
     if scheme == "redis+sentinel":
@@ -95,7 +95,7 @@ def _at_all(hosts: list[re.Match[str]]) -> list[str]:
 
 
 def _where(host: re.Match[str]) -> str:
-    """The user's name, and no password."""
+    """With the user name, without the password."""
     return f"{host['user']}@{host['host']}" if host["user"] else host["host"]
 
 

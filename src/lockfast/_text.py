@@ -1,6 +1,6 @@
-"""What a caller has passed, as text.
+"""Values of a caller, as text.
 
-Decides: how an error message shows it, and which strings can leave the process.
+Decides: how an error message shows a value, and which strings can leave the process.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ LONGEST_SHOWN: Final = 200  # characters
 
 
 def shown(value: object) -> str:
-    """Its repr, as far as it fits; never an error, and never the whole of something long."""
+    """Its repr, cut to a bounded length. Never raises."""
     try:
         if isinstance(value, str | bytes | bytearray) and len(value) > LONGEST_SHOWN:
-            value = value[:LONGEST_SHOWN]  # a repr of all of it would be made only to be cut
+            value = value[:LONGEST_SHOWN]  # the repr of the whole would be made only to be cut
             return f"{value!r}…"
         text = repr(value)
     except Exception:
@@ -23,7 +23,7 @@ def shown(value: object) -> str:
 
 
 def encodable(text: str) -> bool:
-    """False if there is half of a surrogate pair in it, which no store and no wire can carry."""
+    """False if it contains half of a surrogate pair, which no store and no protocol can carry."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
 """Lengths of time, deadlines and pauses: pure functions, and the one clock.
 
-Decides: what counts as a length of time, how long to pause before trying again, which clock to believe.
+Decides: what counts as a length of time, how long to pause before a retry, which clock is used.
 Leaves to the worlds: how to wait.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from lockfast._text import shown
 
 Seconds = int | float | timedelta
-FOREVER: Final = math.inf  # when to give up, if never
+FOREVER: Final = math.inf  # a deadline that never comes
 
 
 def _boot_clock() -> Callable[[], float]:
@@ -59,7 +59,7 @@ def format_duration(seconds: float) -> str:
 def pause_before_retry(
     attempt: int, chance: float, *, base: float = 0.02, cap: float = 1.0, jitter: float = 1.0
 ) -> float:
-    """Exponential backoff with jitter: clients that failed together do not come back together.
+    """Exponential backoff with jitter: clients that failed together do not retry together.
 
     `jitter` is the part of the pause that chance decides.
 
@@ -70,7 +70,7 @@ def pause_before_retry(
 
 
 def full_jitter(attempt: int, chance: float, *, base: float = 0.005, cap: float = 1.0) -> float:
-    """A pause anywhere between nothing and what exponential backoff would say: who collided spreads out widest."""
+    """A random part of the pause of exponential backoff, which spreads clients that collided the widest."""
     return chance * min(cap, base * 2.0 ** min(attempt, 16))
 
 

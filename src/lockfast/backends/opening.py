@@ -1,6 +1,6 @@
 """What every package's `open` shares: the options of `connect()`, and how a URL is read.
 
-Decides: what a caller hears who gives an option that the backend does not have, or a URL that cannot be read.
+Decides: the error for an option that the backend does not have, and for a URL that cannot be read.
 Leaves to each package's `open`: which options it takes, and what its URLs mean.
 """
 
@@ -17,13 +17,13 @@ from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
 from lockfast.errors import Unsupported
 
-BackendFactory: TypeAlias = Callable[[World, Clock | None], Backend]  # the same store, in whichever world
+BackendFactory: TypeAlias = Callable[[World, Clock | None], Backend]  # the same store, in either world
 
 _WHY_NOT: Final = {
     "replicas": "has no replicas to wait for",
     "schema": "has no schema to choose",
     "advisory": "has no advisory locks: only PostgreSQL has",
-    "rejoin": "is no quorum, so no server is kept out and rejoin has no meaning",
+    "rejoin": "is no quorum, so no server is excluded and rejoin has no meaning",
 }
 
 
@@ -36,7 +36,7 @@ class ConnectOptions(NamedTuple):
     rejoin: Seconds | None = None
 
     def refuse_all_but(self, *taken: str, where: str) -> None:
-        """Raises Unsupported for an option that was given and that the backend does not take. Nothing was sent."""
+        """Raises Unsupported for an option that was passed and that the backend does not take. Nothing was sent."""
         for name, why_not in _WHY_NOT.items():
             if name not in taken and getattr(self, name) != self._field_defaults[name]:
                 raise Unsupported(f"{where} {why_not}; nothing was sent")
@@ -47,12 +47,12 @@ UrlOpener: TypeAlias = Callable[[SplitResult, ConnectOptions], BackendFactory]
 
 
 def split_url(url: str) -> SplitResult:
-    """Raises ValueError, with nothing of the URL in it that could be a secret."""
+    """Raises ValueError without any part of the URL that could be a secret."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # which would show all of it
+    except ValueError:  # whose text has the whole URL
         raise ValueError("this is no URL; is something in its password not percent-encoded?") from None
-    if parts.scheme != "sqlite" and not encodable(url):  # the name of a file may be any bytes
+    if parts.scheme != "sqlite" and not encodable(url):  # a file name may be any bytes
         raise ValueError("a URL must be encodable as UTF-8; is something in it not percent-encoded?")
     return parts
 

@@ -54,27 +54,27 @@ def url_of(backend: Backend) -> str:
 
 @runtime_checkable
 class OfSeveralServers(Protocol):
-    """A backend that knows more of its servers than that they answer."""
+    """A backend that reports the health of its servers itself."""
 
     async def check_up(self) -> Sequence[Health]: ...
 
 
 @runtime_checkable
 class OfOneServer(Protocol):
-    """A backend that can tell what its server is, also while that grants no locks."""
+    """A backend that can identify its server, even while that grants no locks."""
 
     async def identify(self, within: float) -> tuple[str, str]:
         """Its version and its role (primary or replica), each empty where there is none. Raises BackendUnavailable."""
         ...
 
 
-_NOBODYS: Final = "lockfast:doctor"
+_DOCTOR_KEY: Final = "lockfast:doctor"
 _IDENTIFY_WITHIN_S: Final = 5.0
 _ASK_WITHIN_S: Final = 10.0
 
 
 async def check_up(backend: Backend) -> Sequence[Health]:
-    """How the servers of a backend are. One that says nothing about them is asked a question, as everybody would."""
+    """The health of the servers of a backend. One that does not report it is asked an ordinary request."""
     if isinstance(backend, OfSeveralServers):
         return await backend.check_up()
     where = url_of(backend) or backend.store_id
@@ -84,11 +84,11 @@ async def check_up(backend: Backend) -> Sequence[Health]:
         if isinstance(backend, OfOneServer):
             version, role = await backend.identify(_IDENTIFY_WITHIN_S)
             identified = True
-        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)  # which may have to connect
+        await backend.inspect(_DOCTOR_KEY, within=_ASK_WITHIN_S)  # this one may have to connect
         started = boot_now()
-        await backend.inspect(_NOBODYS, within=_ASK_WITHIN_S)
+        await backend.inspect(_DOCTOR_KEY, within=_ASK_WITHIN_S)
     except BackendUnavailable as error:
-        answers = identified or not error.transient  # a wrong password, say: what lasts was said by the server
+        answers = identified or not error.transient  # a lasting error, such as a wrong password, comes from the server
         return [Health(where, answers, version=version, role=role, error=str(error))]
     return [Health(where, True, boot_now() - started, version, role)]
 

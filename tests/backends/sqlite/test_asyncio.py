@@ -478,14 +478,14 @@ async def _compute() -> None:
 def test_the_loop_stands_aside_as_long_as_the_thread_has_work_and_no_longer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, aside = SqliteThread._stand_aside, [0]
+    before, aside = SqliteThread._yield_to_thread, [0]
 
     def stand_aside(thread: SqliteThread, work: Any) -> None:
         aside[0] += thread.has_work
         before(thread, work)
 
-    monkeypatch.setattr(SqliteThread, "_stand_aside", stand_aside)
-    monkeypatch.setattr(sqlite_thread, "ASIDE_EVERY_S", 0.0)
+    monkeypatch.setattr(SqliteThread, "_yield_to_thread", stand_aside)
+    monkeypatch.setattr(sqlite_thread, "YIELD_EVERY_S", 0.0)
     moves_on = threading.Event()
 
     async def main() -> None:

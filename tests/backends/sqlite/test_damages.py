@@ -148,7 +148,7 @@ def test_a_new_connection_goes_on_above_no_counter_that_is_damaged(
 
 def is_corrupt(*uses: Callable[[], object]) -> None:
     for use in uses:
-        with pytest.raises(BackendUnavailable, match="corrupt: its own row is gone or damaged"):
+        with pytest.raises(BackendUnavailable, match="corrupt: its own row, with the counter, is missing or damaged"):
             use()
 
 

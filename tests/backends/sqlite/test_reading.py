@@ -86,7 +86,7 @@ def test_doctor_tells_a_store_that_cannot_be_written_although_it_can_be_asked(
     writer = sqlite3.connect(path, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     with monkeypatch.context() as impatient:
-        impatient.setattr("lockfast.backends.base._IDENTIFY_WITHIN_S", 0.0)
+        impatient.setattr("lockfast.backends.optional._IDENTIFY_WITHIN_S", 0.0)
         (health,) = locks.doctor().servers
     writer.rollback()
     writer.close()

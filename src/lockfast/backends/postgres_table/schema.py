@@ -26,7 +26,7 @@ from lockfast._records import (
     PLAIN,
 )
 from lockfast._text import shown
-from lockfast._values import FAR_VERSION, FURTHEST
+from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
@@ -62,7 +62,7 @@ _CONSTANTS: Final = {
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",
     "LATE": f"interval '{2 * PRESENCE_S} seconds'",  # that a request of a claim that was given up may still arrive
     "KEPT_CHANGES": str(MAX_KEPT_CHANGES),
-    "FURTHEST": str(FURTHEST),
+    "FURTHEST": str(MAX_BOOKED_NS),
     "FAR_VERSION": str(FAR_VERSION),
     "LARGEST_NUMBER": str(LARGEST_NUMBER),
     "LONGEST_TTL": str(int(MAX_TTL_S)),

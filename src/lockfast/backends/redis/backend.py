@@ -1,10 +1,10 @@
 """Redis and Valkey: each verb is one script, on the server's clock.
 
 Decides: which script answers a verb, and what its answer means.
-Leaves to `requests`: keys and requests. Leaves to the scripts (`scripts/`): each step. Leaves to the driver:
+Leaves to `requests`: keys and requests. Leaves to the scripts (`scripts/`): each step. Leaves to the driver (`io/`):
 connections, errors, where the waiters sleep.
 
-Every key but a cell's expires by itself: whatever crashes, what is left is gone after a while.
+Every key but a cell's expires: whatever crashes, nothing is left behind for ever.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lockfast.errors import BackendUnavailable, LimitMismatch
 
 MAX_IN_DOUBT: Final = 10_000  # claims
 MAX_CONTENDED: Final = 4096  # names
-MAX_INSPECTED_AT_ONCE: Final = 500  # names that are looked at in one go
+MAX_INSPECTED_AT_ONCE: Final = 500  # names
 
 
 class RedisBackend:
@@ -52,7 +52,7 @@ class RedisBackend:
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others held or wanted too: no quick script there
 
     def _now(self) -> tuple[bytes, ...]:
-        """Nothing, so that the server reads its own clock; a test's clock is told to it."""
+        """Empty, so that the server reads its own clock; a test's clock is sent."""
         now = self._driver.now
         return () if now is None else (b"%d" % requests.micros(now()),)
 
@@ -73,16 +73,16 @@ class RedisBackend:
                 if answer.__class__ is ReplyError:
                     answer = await self._driver.settle(prepared.script, prepared.key, request, answer, within)
                 if answer is not None:
-                    self._driver.wakeups.forget(claim)  # it may have stood in line when it was asked for before
+                    self._driver.wakeups.forget(claim)  # an earlier request may have put it into the queue
                     return granted(answer)
             return await self._acquire_or_wait(claim, enqueue, started + within)
         except BackendUnavailable as error:
-            if error.sent:  # a cancelled request needs no such care: what is asked later comes after it
+            if error.sent:  # a cancelled request is not in doubt: later requests arrive after it
                 self._in_doubt.add(id)
             raise
 
     async def _acquire_or_wait(self, claim: Claim, enqueue: bool, until: float) -> Grant | Busy:
-        """Where others want it too, or may."""
+        """The full script, for a key that is or may be contended."""
         wakeups, terms = self._driver.wakeups, claim.terms
         address = wakeups.address if enqueue else ""
         if enqueue and not (address and wakeups.expects(claim)):
@@ -104,9 +104,9 @@ class RedisBackend:
         if self._driver.replicas:
             answer, replicas = await self._driver.run_replicated(prepared.script, prepared.key, request, within)
             if answer.__class__ is not list and replicas < self._driver.replicas:
-                if b"=" in answer:  # it held before, and still does: that is not ours to undo
+                if b"=" in answer:  # it held before this request, so this one does not undo it
                     raise self._driver.too_few(replicas)
-                with suppress(BackendUnavailable):  # the caller does that again
+                with suppress(BackendUnavailable):  # the caller abandons it again
                     await self.abandon(claim, within=within)
                 raise self._driver.too_few(replicas, transient=False)
             return answer
@@ -145,7 +145,7 @@ class RedisBackend:
         id, terms = claim
         if id in self._in_doubt:
             freed = await self._release(claim, linger, within, successor)
-            await self.abandon(claim, within=within)  # so that what is still on its way takes no effect
+            await self.abandon(claim, within=within)  # so that a request in doubt takes no effect
             return freed
         if not linger and terms.key not in self._contended:
             prepared = requests.quick_release(terms.key)
@@ -169,7 +169,7 @@ class RedisBackend:
         return bool(answer)
 
     def _must_be_readable(self, name: str, answer: Any) -> None:
-        """Raises BackendUnavailable if a script says what of the record is damaged."""
+        """Raises BackendUnavailable if a script reports damage to the record."""
         if answer.__class__ is bytes:
             raise damaged_lock(name, self, _DAMAGES.get(answer, NO_HOLD))
 
@@ -241,7 +241,7 @@ class RedisBackend:
                 raise
             return Stored(damage="it is not a hash")
         found = (value, fence, writer)
-        if found == (None, None, None):  # of a deleted cell the last version is kept
+        if found == (None, None, None):  # a deleted cell keeps its last version
             last = as_stored(None, 0 if version is None else _count(version), 0, "")
             return last if last.damage else NOTHING
         if None in found:
@@ -262,7 +262,7 @@ class RedisBackend:
         await self._driver.close()
 
     def before_fork(self) -> None:
-        """Connections are forgotten in the child; the parent goes on using them."""
+        """The child drops its connections; the parent goes on using them."""
 
     def after_fork(self, *, child: bool) -> None:
         if child:
@@ -283,7 +283,7 @@ class RedisBackend:
         return repr(self._driver)
 
 
-_DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # what scripts say
+_DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # as scripts report it
 
 
 def _change(text: bytes) -> Change:
@@ -309,12 +309,12 @@ def _info(key: str, answer: Any) -> LockInfo:
 
 
 def _text(value: Any) -> str:
-    """Whatever others have put there."""
+    """Text that another program may have written."""
     return (value or b"").decode(errors="replace") if isinstance(value, bytes | None) else ""
 
 
 def _count(value: bytes | None) -> int | None:
-    """None for what is no number that a cell can have."""
+    """None if no cell can have that number."""
     return int(value) if value and len(value) <= 16 and value.isdigit() else None
 
 

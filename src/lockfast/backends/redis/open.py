@@ -18,7 +18,7 @@ def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
 
 
 def open_client(client: object, options: ConnectOptions) -> BackendFactory | None:
-    """None if it is no client of theirs."""
+    """None if it is no client of redis-py or valkey-py."""
     options.refuse_all_but("replicas", where="Redis")
     endpoint = endpoint_of_client(client)
     return None if endpoint is None else _at(endpoint, options)

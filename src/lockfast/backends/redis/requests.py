@@ -1,7 +1,7 @@
-"""What goes into each of Redis' scripts.
+"""The requests to Redis' scripts.
 
 Decides: under which keys a name is kept, the scripts' text and constants, and how a request is written.
-Leaves to `redis`: when to ask, and what comes out of each script.
+Leaves to `backend`: when to send one, and what the reply means.
 
 All keys of a name share one hash tag, so they live in one slot of a cluster.
 """
@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from lockfast._model import GRACE_S, MAX_KEPT_CHANGES, MAX_TTL_S, PRESENCE_S, SHARED, Renewal, Terms
 from lockfast._records import DEEPEST, LARGEST_METADATA, LARGEST_NUMBER, LONGEST_NAME, PLAIN
-from lockfast._values import FAR_VERSION, FURTHEST
+from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
 from lockfast.backends.redis.io.resp import CLUSTERED, Script, words
 from lockfast.backends.redis.io.resp import script as pack_script
 from lockfast.backends.redis.io.router import Call
@@ -41,7 +41,7 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "CLUSTERED": f"'{CLUSTERED}'",
     "MAX_NUMBER": LARGEST_NUMBER - 1,  # from which counting on stays exact
     "MAX_TTL_US": int(MAX_TTL_S * MICRO),
-    "MAX_BOOKED_NS": FURTHEST,
+    "MAX_BOOKED_NS": MAX_BOOKED_NS,
     "FAR_VERSION": FAR_VERSION,
     "PLAIN": PLAIN,
     "LONGEST_NAME": LONGEST_NAME,
@@ -83,7 +83,7 @@ def tagged(key: str) -> str:
 
 
 def name_in(key: bytes) -> str | None:
-    """None for a key that no name leads to."""
+    """None if it is no key of a name."""
     try:
         inside = key[len(b"lockfast:{") : key.rindex(b"}")].decode()
     except UnicodeDecodeError:
@@ -92,7 +92,7 @@ def name_in(key: bytes) -> str | None:
 
 
 def pattern_of(prefix: str) -> str:
-    """What SCAN finds all keys of such names by."""
+    """The pattern by which SCAN finds all keys of names with that prefix."""
     return re.sub(r"([\\*?\[\]^-])", r"\\\1", tagged(prefix)[:-1]) + "*}:*"
 
 
@@ -102,10 +102,10 @@ def keys_of(key: str) -> list[str]:
 
 
 class Prepared(NamedTuple):
-    """A request but for the claim: the same for every claim on the same terms, so it is written once."""
+    """A request without its claim: the same for all claims on the same terms, so it is written once."""
 
     script: Script
-    key: str  # the one that leads to the server
+    key: str  # by which a cluster routes it
     size: int  # in words
     before: bytes  # the claim
     after: bytes
@@ -141,7 +141,7 @@ def release(key: str, linger: int, successor: str) -> Prepared:
 
 
 def renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
-    """One script for several names. Ten thousand leases are renewed this way, so every word counts."""
+    """One script call for several names. Ten thousand leases are renewed this way, so every operation counts."""
     keys, args = [], []
     for (id, terms), ttl, fence in part:
         key = f"{tagged(terms.key)}:held".encode()
@@ -163,7 +163,7 @@ def _mode(terms: Terms) -> str:
 
 
 def plain(holder: str) -> str:
-    """A holder's name with nothing in it that separates words in a record."""
+    """A holder id without the characters that separate the words of a record."""
     return quote(holder, safe=_SAFE)
 
 

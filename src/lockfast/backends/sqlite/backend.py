@@ -1,10 +1,10 @@
 """SQLite: the embedded default, safe between the processes of one host.
 
-Decides: the tables, and each verb as one short transaction on them.
-Leaves to `_model`: who fits and who is next in line. Leaves to the driver: the connection, contention and errors.
+Decides: each verb, as one short transaction.
+Leaves to `_model`: which claim fits and which waiter is next. Leaves to the driver: connection, contention and errors.
 
 Time is the host's boot clock, so a step of the wall clock changes nothing. A boot clock means nothing after a reboot
-or on another host, so the store knows which boot it counts by: a new boot voids all leases, a foreign host is refused.
+or on another host, so the store records which boot it counts by: a new boot voids all leases, another host is refused.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from lockfast.errors import LimitMismatch
 
 MAX_LISTED_AT_ONCE = 100  # keys, in one transaction of half a millisecond: an event loop stops meanwhile
 MAX_CONTENDED: Final = 4096  # names
-_FIRST: Final = "\0"  # no key is before this one, and none is between a key and the same with this behind it
+_FIRST: Final = "\0"  # before every key; appended to a key, it gives the first possible key after that one
 
 
 class _QueuePosition(NamedTuple):
-    """Where a claim stands in line, and who goes before it."""
+    """The position of a claim in the queue."""
 
-    place: int | None  # None if it does not wait, or was silent for so long that its place is void
-    ahead: int  # those that did not come when they were woken are not counted
-    unserved: int  # of these, the ones that it is not reserved for
+    place: int | None  # its number in the queue; None if it does not wait, or its presence has run out
+    ahead: int  # waiters before it, without those whose reservation lapsed
+    unserved: int  # those of them without a reservation
 
 
 def _position_of(t: SqliteTransaction, claim: Claim, waits: bool) -> _QueuePosition:
@@ -86,22 +86,22 @@ def _acquire(t: SqliteTransaction, claim: Claim, enqueue: bool) -> Grant | Busy:
         return _acquire(t, claim, enqueue)
     if not taken:
         return _grant(t, claim, counter, None)
-    waits = t.inbox.expects(claim)  # only we ask for it, so if we do not know of it, it is not there
+    waits = t.inbox.expects(claim)  # only this process asks for it, so else it is not in the queue
     place = _reserved_place(t, claim) if waits else None
     if place is not None:
         return _grant(t, claim, counter, place)
     resource = SqliteResource(t, terms.key)
     resource.settle()
     mine = resource.find(id)
-    if mine is not None and not mine.waiting:  # asked before, and the answer was lost
+    if mine is not None and not mine.waiting:  # a repeated request: its reply was lost
         return _grant_again(t, resource, mine, claim)
     resource.must_be_readable(terms.name)
     own = _position_of(t, claim, waits)
     if terms.mode == SHARED and own.place is None:
         _refuse_other_limits(t, claim)
-    if mine is not None and mine.ends_at > t.now:  # it is reserved for us, even if an older one is back since
+    if mine is not None and mine.ends_at > t.now:  # reserved, even if an older waiter is back since
         return _grant(t, claim, counter, mine.place, resource)
-    if waits and own.place is None:  # silent for so long that its place is void; what was reserved may be another's
+    if waits and own.place is None:  # its presence has run out, and its reservation may be another claim's by now
         t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,))
     if not own.unserved and resource.occupancy().fits(terms.mode, terms.limit):
         return _grant(t, claim, counter, own.place, resource)
@@ -111,9 +111,9 @@ def _acquire(t: SqliteTransaction, claim: Claim, enqueue: bool) -> Grant | Busy:
 
 
 def _reserved_place(t: SqliteTransaction, claim: Claim) -> int | None:
-    """Where the claim stands in line, if the resource is reserved for it: what one that was woken finds.
+    """Fast path of hand_over: the number in the queue of a claim that has a reservation, as one that was woken has.
 
-    Then nothing else matters, which makes a hand-over a third faster; but observers want to be told.
+    Then nothing else matters, which makes a hand-over a third faster; but observers must be woken.
     """
     row = t.execute(
         "SELECT place FROM claims WHERE claim = :claim AND waiting = 1 AND reserved_until > :now"
@@ -125,7 +125,7 @@ def _reserved_place(t: SqliteTransaction, claim: Claim) -> int | None:
 
 
 def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
-    """All who share a name, or wait to, have one limit, so it is enough to look at one of them."""
+    """All claims that share a name, or wait to, have one limit, so it is enough to compare with one of them."""
     terms = claim.terms
     row = t.execute(
         "SELECT nullif(lim, 0) FROM claims WHERE key = ? AND mode = ? AND claim != ? AND ends_at > ?"
@@ -139,7 +139,7 @@ def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
 def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow, claim: Claim) -> Grant:
     terms = claim.terms
     longer = f"UPDATE claims SET ends_at = max(ends_at, ?), mode = ? {OF_HOLDER}"
-    shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # it no longer wants it for itself
+    shares = terms.mode == SHARED and mine.mode == EXCLUSIVE  # a downgrade, which makes room
     t.execute(longer, (t.now + terms.ttl, SHARED if shares else mine.mode, terms.key, mine.place))
     if shares:
         resource.inside[resource.inside.index(mine)] = mine._replace(mode=SHARED)
@@ -150,7 +150,7 @@ def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow,
 def _grant(
     t: SqliteTransaction, claim: Claim, counter: int, place: int | None, resource: SqliteResource | None = None
 ) -> Grant:
-    """The claim holds; `place` is where it stood in line until now."""
+    """The claim holds; `place` was its number in the queue until now."""
     wall = time.time()
     fence = count(t, counter, wall) if resource is None else resource.count(counter, wall)
     ends_at = t.now + claim.terms.ttl
@@ -163,7 +163,7 @@ def _grant(
             (fence, wall, ends_at, claim.terms.key, place),
         )
     if resource is not None:
-        resource.tell(fence, claim.terms.holder)
+        resource.record_change(fence, claim.terms.holder)
     return Grant(fence, wall)
 
 
@@ -219,7 +219,7 @@ def _renew(t: SqliteTransaction, batch: Sequence[Renewal]) -> list[bool]:
 
 
 def _release_alone(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool | None:
-    """When nobody waits or watches the hold just ends, and one statement is a transaction by itself."""
+    """Fast path of hand_over: without waiters and observers the hold just ends, in one statement."""
     if linger:
         return None
     ended = t.execute(
@@ -232,6 +232,7 @@ def _release_alone(t: SqliteTransaction, claim: Claim, linger: float, successor:
 
 
 def _release_exclusive(t: SqliteTransaction, claim: Claim) -> bool:
+    """Fast path of hand_over: an exclusive hold without observers ends, and the queue is all that is left to read."""
     key = claim.terms.key
     ended = t.execute(
         "DELETE FROM claims WHERE key = ? AND waiting = 0 AND claim = ? AND ended = 0 AND ends_at > ? AND mode = ?"
@@ -244,7 +245,7 @@ def _release_exclusive(t: SqliteTransaction, claim: Claim) -> bool:
 def _release(t: SqliteTransaction, claim: Claim, linger: float, successor: str) -> bool:
     check_boot(t)
     if not linger and _release_exclusive(t, claim):
-        hand_over(t, claim.terms.key, Occupancy(), successor)  # it was alone, so now nobody is inside
+        hand_over(t, claim.terms.key, Occupancy(), successor)  # it held alone, so the name is free now
         return True
     resource = SqliteResource(t, claim.terms.key)
     mine = resource.hold(claim.id)
@@ -265,13 +266,13 @@ def _abandon(t: SqliteTransaction, key: str, id: str) -> None:
     check_boot(t)
     resource = SqliteResource(t, key)
     resource.settle()
-    gone = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
-    if gone:
+    waited = t.execute("DELETE FROM claims WHERE claim = ? AND waiting = 1", (id,)).rowcount
+    if waited:
         resource.inside = [row for row in resource.inside if row.claim != id or not row.waiting]
     mine = resource.hold(id)
     if mine is not None:
         resource.end(mine)
-    if gone or mine is not None:
+    if waited or mine is not None:
         resource.hand_over()
     if any(row.claim == id for row in resource.observers):
         t.execute("DELETE FROM claims WHERE key = ? AND waiting = 2 AND claim = ?", (key, id))
@@ -307,18 +308,18 @@ def _observe(t: SqliteTransaction, claim: Claim, after: int) -> Observation:
 
 
 def _readable(changes: Iterable[Change]) -> tuple[Change, ...] | None:
-    """All of them, or None if one cannot be read: then its observer begins again with what is true."""
+    """All of them, or None if one cannot be read: then the observer begins again with what is true now."""
     found = tuple(changes)
     sound = all(is_count(one.number) and is_count(one.fence) and isinstance(one.holder, str | None) for one in found)
     return found if sound else None
 
 
-def _look(t: SqliteTransaction, key: str) -> LockInfo:
-    return next(_looks(t, "key = :key", key), LockInfo(key))
+def _info(t: SqliteTransaction, key: str) -> LockInfo:
+    return next(_infos(t, "key = :key", key), LockInfo(key))
 
 
-def _looks(t: SqliteTransaction, which: str, key: str) -> Iterator[LockInfo]:
-    """Each of these keys that is held or waited for, in order, read as far as the caller goes."""
+def _infos(t: SqliteTransaction, which: str, key: str) -> Iterator[LockInfo]:
+    """Each of these keys that has a holder or a waiter, in order, read as far as the caller iterates."""
     rows = t.execute(
         "SELECT CAST(key AS BLOB), waiting, holder, claim, place, mode, acquired_at, ends_at,"
         f" substr(metadata, 1, :most) FROM claims WHERE {which} AND ends_at > :now"
@@ -340,12 +341,12 @@ def _looks(t: SqliteTransaction, which: str, key: str) -> Iterator[LockInfo]:
 
 
 def _on(wall: float, ends_at: Any, now: float) -> float | None:
-    """The end of a hold on the wall clock; None for what cannot be one."""
+    """The end of a hold on the wall clock; None for an impossible value."""
     return wall + ends_at - now if ends_at.__class__ is float and ends_at <= now + MAX_TTL_S else None
 
 
 def _name_of(key: bytes) -> str | None:
-    """None for what is no text, so that no caller can ask for it or go on listing behind it."""
+    """None for a key that is not text: no caller can name it, or list from there."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -353,14 +354,14 @@ def _name_of(key: bytes) -> str | None:
 
 
 def _inspect(t: SqliteTransaction, key: str) -> LockInfo:
-    return LockInfo(key) if is_void(t) else _look(t, key)
+    return LockInfo(key) if is_void(t) else _info(t, key)
 
 
 def _list_some(t: SqliteTransaction, prefix: str, start: str) -> list[LockInfo]:
-    """The first keys with that prefix from `start` on; fewer than `MAX_LISTED_AT_ONCE` are the last."""
+    """The first keys with that prefix from `start` on; if fewer than `MAX_LISTED_AT_ONCE`, there are no more."""
     if is_void(t):
         return []
-    names = _looks(t, "key >= :key AND key < x''", start)  # every blob is above all text
+    names = _infos(t, "key >= :key AND key < x''", start)  # every blob sorts after all text
     found = takewhile(lambda info: info.name.startswith(prefix), names)
     return list(islice(found, MAX_LISTED_AT_ONCE))
 
@@ -369,14 +370,14 @@ def _break(t: SqliteTransaction, key: str) -> LockInfo:
     check_boot(t)
     resource = SqliteResource(t, key)
     resource.settle()
-    before = _look(t, key)
+    before = _info(t, key)
     resource.clear()
     resource.hand_over()
     return before
 
 
 def _nothing(t: SqliteTransaction) -> None:
-    """To see that a transaction can begin."""
+    """A step that only shows that a transaction can begin."""
 
 
 class SqliteBackend:
@@ -390,7 +391,7 @@ class SqliteBackend:
         self, step: Step[T], *args: Any, within: float, quick: Step[T | None] | None = None, reads: bool = False
     ) -> T:
         answer, unreached = await self._driver.transact(step, args, within, quick, reads)
-        while unreached:  # the process of a waiter is gone: the next in line need not wait for its grace
+        while unreached:  # the process of that waiter has ended: the next waiter need not wait for its grace
             wake = unreached.pop()
             _, more = await self._driver.transact(_abandon, (wake.key, wake.claim), within)
             unreached += more
@@ -420,7 +421,7 @@ class SqliteBackend:
         try:
             await self._run(_abandon, claim.terms.key, claim.id, within=within)
         finally:
-            self._driver.wakeups.forget(claim)  # only now: a request that was under way may have expected it again
+            self._driver.wakeups.forget(claim)  # last: a request in flight may have expected it again
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         return await self._run(_observe, claim, after, within=within)
@@ -429,7 +430,7 @@ class SqliteBackend:
         return await self._run(_inspect, key, within=within, reads=True)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        """Read in pieces, each one atomic: between them this process renews and releases what it holds."""
+        """Read in pieces, each one atomic: between them this process can renew and release."""
         found: builtins.list[LockInfo] = []
         start = prefix or _FIRST
         while True:
@@ -468,7 +469,7 @@ class SqliteBackend:
         return self._driver.url
 
     async def identify(self, within: float) -> tuple[str, str]:
-        await self._run(_nothing, within=within)  # a file that can only be read grants no locks
+        await self._run(_nothing, within=within)  # a read-only file grants no locks
         return VERSION, ""
 
     @property

@@ -15,7 +15,7 @@ from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_url
 
 
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
-    from lockfast.backends.sqlite.backend import SqliteBackend  # here: who asks for a file's URL needs no sqlite3
+    from lockfast.backends.sqlite.backend import SqliteBackend  # here: `url_of_file` needs no sqlite3
     from lockfast.backends.sqlite.io.blocking import open_driver
     from lockfast.backends.sqlite.schema import SCHEMA
 
@@ -32,7 +32,7 @@ def file_of(url: str) -> Path | None:
 
 
 def url_of_file(file: Path) -> str:
-    """The URL of its store. The name of a file may be any bytes."""
+    """The URL of its store. A file name may be any bytes."""
     return f"sqlite:///{quote(os.fsencode(file))}"
 
 

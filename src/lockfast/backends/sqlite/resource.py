@@ -1,10 +1,10 @@
-"""A name in SQLite as one transaction sees it: who is in, who is in line, and who watches.
+"""A name in SQLite as one transaction sees it: its holders, its queue and its observers.
 
-Decides: how time ends things, who is next when there is room, what observers are told, and which rows are damaged.
-Leaves to `sqlite`: the verbs. Leaves to `_model`: who fits and who is next in line.
+Decides: what expires, what is recorded for observers, and which rows are damaged.
+Leaves to `backend`: the verbs. Leaves to `_model`: which claim fits and which waiter is next.
 
-A column keeps whatever is put into it, and any text is above every number. Beside a damaged hold no claim is granted. A
-waiter or an observer that is damaged counts as gone: it asks again.
+A column of SQLite takes a value of any type, and every text sorts after all numbers. Beside a damaged hold no claim is
+granted. A damaged waiter or observer is ignored: it asks again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from lockfast.backends.sqlite.schema import HOLDS, count, count_on
 
 OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"
 OF_WAITER: Final = "WHERE key = ? AND waiting = 1 AND place = ?"
-_PRESENT: Final = 2 * PRESENCE_S  # seconds: none that waits or watches is present for longer without asking again
+_MAX_PRESENCE_S: Final = 2 * PRESENCE_S  # a row of a waiter or an observer that claims to live longer is damaged
 SOUND_WAITER: Final = (
-    f"ends_at > :now AND ends_at <= :now + {_PRESENT} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
+    f"ends_at > :now AND ends_at <= :now + {_MAX_PRESENCE_S} AND mode IN ('{EXCLUSIVE}', '{SHARED}')"
     " AND typeof(claim) = 'text' AND typeof(holder) = 'text' AND typeof(address) = 'text'"
 )
 
 
 class ClaimRow(NamedTuple):
-    """Somebody who takes room, a holder or a waiter that the resource is reserved for; or an observer."""
+    """A holder, a waiter with a reservation, or an observer."""
 
     waiting: int
     place: int
@@ -52,11 +52,11 @@ class ClaimRow(NamedTuple):
 
     @property
     def until(self) -> float:
-        """When time takes its room away."""
+        """When its hold or its reservation expires."""
         return self.ends_at if self.reserved_until is None else self.reserved_until
 
     def is_sound(self, now: float) -> bool:
-        """Whether all of it can be what this program has written."""
+        """Whether every value is one that lockfast writes."""
         return (
             self.waiting in (0, 1, 2)
             and is_count(self.place)
@@ -64,7 +64,7 @@ class ClaimRow(NamedTuple):
             and self.ended in (0, 1)
             and self.claim.__class__ is self.holder.__class__ is self.address.__class__ is str
             and self.acquired_at.__class__ is self.ends_at.__class__ is self.until.__class__ is float
-            and self.ends_at <= now + (_PRESENT if self.waiting else MAX_TTL_S)
+            and self.ends_at <= now + (_MAX_PRESENCE_S if self.waiting else MAX_TTL_S)
         )
 
 
@@ -77,14 +77,14 @@ _ROWS: Final = (
 
 
 class SqliteResource:
-    """A name as one transaction sees it, read in one statement; who only waits is not in it."""
+    """A name as one transaction sees it, read in one statement; waiters without a reservation are not read."""
 
     __slots__ = ("_t", "damaged", "inside", "key", "observers")
 
     def __init__(self, t: SqliteTransaction, key: str) -> None:
         self._t = t
         self.key = key
-        self.inside: list[ClaimRow] = []  # holders first, in order of their fences
+        self.inside: list[ClaimRow] = []  # holders and reservations; holders first, in order of their fences
         self.observers: list[ClaimRow] = []
         self.damaged: list[ClaimRow] = []  # holds that cannot be read
         for row in map(ClaimRow._make, t.execute(_ROWS, (key, key, key))):
@@ -94,7 +94,7 @@ class SqliteResource:
                 self.damaged.append(row)
 
     def settle(self) -> None:
-        """Forget what time has ended, and hand over the room that it took."""
+        """End what has expired, and hand over the room that it took."""
         over = [row for row in self.inside if row.until <= self._t.now]
         for row in over:
             if row.waiting:
@@ -106,21 +106,21 @@ class SqliteResource:
             else:
                 self.end(row)
         lapsed = [row for row in self.damaged if row.ends_at.__class__ is float and row.ends_at <= self._t.now]
-        if lapsed:  # of a damaged hold too, as far as that can be read
+        if lapsed:  # a damaged hold expires too, if its end can be read
             self.damaged = [row for row in self.damaged if row not in lapsed]
             ended = f"DELETE FROM claims WHERE key = ? AND {HOLDS} AND typeof(ends_at) = 'real' AND ends_at <= ?"
             self._t.execute(ended, (self.key, self._t.now))
-            self.tell(0, None)
+            self.record_change(0, None)
         if over or lapsed:
             self.hand_over()
 
     def must_be_readable(self, name: str) -> None:
-        """Raises BackendUnavailable if it cannot be known who holds."""
+        """Raises BackendUnavailable if a hold cannot be read."""
         if self.damaged:
             raise damaged_lock(name, "the lock store", NO_HOLD)
 
     def find(self, claim: str) -> ClaimRow | None:
-        """The claim's hold, or what is reserved for it."""
+        """The claim's hold or reservation."""
         return next((row for row in self.inside if row.claim == claim and not row.ended), None)
 
     def hold(self, claim: str) -> ClaimRow | None:
@@ -137,24 +137,24 @@ class SqliteResource:
         return taken
 
     def end(self, row: ClaimRow) -> None:
-        """That one holds no longer."""
+        """End a hold."""
         self.inside.remove(row)
         self._t.execute(f"DELETE FROM claims {OF_HOLDER}", (self.key, row.place))
-        self.tell(row.place, None)
+        self.record_change(row.place, None)
 
     def count(self, last: int, wall: float) -> int:
         """The next fence or place; `last` is the counter as read when the transaction began."""
-        return count_on(self._t) if self.observers else count(self._t, last, wall)  # telling them has counted too
+        return count_on(self._t) if self.observers else count(self._t, last, wall)  # recording a change has counted too
 
     def hand_over(self, successor: str = "") -> None:
-        """Whoever it is reserved for takes room from now on, also in the eyes of this transaction."""
+        """As the function; the new reservations take room in this transaction, too."""
         until = self._t.now + GRACE_S
         for waiter in hand_over(self._t, self.key, self.occupancy(), successor):
             facts = (waiter.place, waiter.claim, waiter.holder, waiter.mode)
             self.inside.append(ClaimRow(1, *facts, 0.0, waiter.ends_at, 0, until, waiter.address))
 
     def clear(self) -> None:
-        """End every hold, and forget everything that is damaged."""
+        """End every hold, and delete every damaged row."""
         t, key = self._t, self.key
         fences = [row.place for row in self.inside if not row.waiting] + [0] * bool(self.damaged)
         self.inside, self.damaged = [row for row in self.inside if row.waiting], []
@@ -162,9 +162,9 @@ class SqliteResource:
         facts = {"key": key, "now": t.now}
         t.execute(f"DELETE FROM claims WHERE key = :key AND waiting IN (1, 2) AND NOT ({SOUND_WAITER})", facts)
         for fence in fences:
-            self.tell(fence, None)
+            self.record_change(fence, None)
 
-    def tell(self, fence: int, holder: str | None) -> None:
+    def record_change(self, fence: int, holder: str | None) -> None:
         """Keep a change for the observers, and wake them."""
         if self.observers:
             t, key = self._t, self.key
@@ -175,7 +175,7 @@ class SqliteResource:
 
 
 def hand_over(t: SqliteTransaction, key: str, inside: Occupancy, successor: str = "") -> list[WaiterRow]:
-    """Reserve for whoever is next beside those inside, and wake them and nobody else; the answer is who that is."""
+    """Reserve for the next waiters, and wake them and no others; those waiters."""
     chosen = next_in_queue(live_queue(t, key), inside, successor)
     for waiter in chosen:
         t.execute(f"UPDATE claims SET reserved_until = ? {OF_WAITER}", (t.now + GRACE_S, key, waiter.place))
@@ -200,7 +200,7 @@ class WaiterRow(NamedTuple):
 
 
 def live_queue(t: SqliteTransaction, key: str) -> Iterator[WaiterRow]:
-    """The live waiters in order, read as far as the caller goes."""
+    """The live waiters in order, read as far as the caller iterates."""
     rows = t.execute(
         "SELECT place, claim, holder, mode, nullif(lim, 0), reserved_until, lapsed, address, ends_at FROM claims"
         f" WHERE key = :key AND waiting = 1 AND {SOUND_WAITER} ORDER BY place",

@@ -1,7 +1,7 @@
-"""The file of the SQLite backend: its tables, whose clock its times are read on, and its counter.
+"""The file of the SQLite backend: its tables, its clock and its counter.
 
-Decides: what a new file looks like, and that times of another boot or another host are never compared with ours.
-Leaves to `sqlite` and `values`: the verbs.
+Decides: what a new file contains, and that times of another boot or another host are never compared with ours.
+Leaves to `backend` and `values`: the verbs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lockfast.backends.sqlite.io.blocking import SqliteSchema, SqliteTransaction
 from lockfast.backends.sqlite.io.host import fingerprint
 from lockfast.errors import BackendUnavailable
 
-CLOCKS_DIFFER_S: Final = 5.0  # by which the clocks of two hosts with one machine-id may differ, say two clones
-MAX_LOST_GRANTS: Final = 1_000_000  # grants that a power cut can take with it: all that are in the log
-SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that nobody asks for any more
+MAX_CLOCK_DIFFERENCE_S: Final = 5.0  # between two hosts with one machine-id, such as clones
+MAX_LOST_GRANTS: Final = 1_000_000  # in a power cut: all that are in the log
+SWEEP_EVERY: Final = 1024  # grants and enqueues between two sweeps for names that are not used any more
 
 _FORMAT_1: Final = (
     """CREATE TABLE claims (
         key TEXT NOT NULL,         -- empty for the store's own row, see below
         waiting INTEGER NOT NULL,  -- 0 holds, 1 waits, 2 observes
-        place INTEGER NOT NULL,    -- a holder's fence; a waiter's place in the queue; unique for an observer
+        place INTEGER NOT NULL,    -- a holder's fence; a waiter's number in the queue; unique for an observer
         claim TEXT NOT NULL,
         holder TEXT NOT NULL,
         mode TEXT NOT NULL,
@@ -33,11 +33,11 @@ _FORMAT_1: Final = (
         metadata TEXT NOT NULL DEFAULT '',  -- JSON
         acquired_at REAL NOT NULL DEFAULT 0,  -- wall clock, for people
         ttl REAL NOT NULL,
-        ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the waiter counts as gone
-        ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingering
+        ends_at REAL NOT NULL,     -- boot clock: when the hold expires, or the presence of a waiter
+        ended INTEGER NOT NULL DEFAULT 0,   -- released, but lingers
         address TEXT NOT NULL DEFAULT '',   -- where a waiter is woken
-        reserved_until REAL,       -- a waiter for whom the resource is kept
-        lapsed INTEGER NOT NULL DEFAULT 0,  -- was woken and did not come in time; passed over until it asks again
+        reserved_until REAL,       -- of a waiter
+        lapsed INTEGER NOT NULL DEFAULT 0,  -- its reservation ran out; passed over until it asks again
         counter INTEGER,           -- the store's own row only
         PRIMARY KEY (key, waiting, place)
     ) WITHOUT ROWID""",
@@ -67,21 +67,21 @@ _FORMAT_2: Final = (
     ) WITHOUT ROWID""",
 )
 
-FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # what each brought; a file's user_version says how many of them it has
+FORMATS: Final = (_FORMAT_1, _FORMAT_2)  # the tables that each added; a file's user_version is the number of its format
 
 # The store's own row has the empty key, which no lock can have. It stands in the same table because then a grant
 # writes one page of the file and not two, which is a fifth of its whole cost. Its fields:
-#   counter      the last fence or place in a queue that was given out; only grows
+#   counter      the last fence or number in a queue that was given out; only grows
 #   holder       the boot whose clock all times are read on
 #   claim        the fingerprint of that boot's machine
 #   acquired_at  wall clock of the last grant or renewal
 STORE: Final = "key = '' AND waiting = 0 AND place = 0"
 
-HOLDS: Final = "waiting NOT IN (1, 2)"  # and what is none of the three kinds: it may have been one
+HOLDS: Final = "waiting NOT IN (1, 2)"  # an unknown kind counts as a hold: it may have been one
 
 
 def is_current(t: SqliteTransaction) -> bool:
-    """Whether the file has all tables. Raises BackendUnavailable for a file that is not ours to use."""
+    """Whether the file has all tables. Raises BackendUnavailable for a file of another program or a newer lockfast."""
     version = _version(t)
     made = dict(t.execute("SELECT name, sql FROM sqlite_master").fetchall())
     if (version or made) and "reserved_until" not in (made.get("claims") or ""):
@@ -100,9 +100,9 @@ def _version(t: SqliteTransaction) -> int:
 
 
 def prepare(t: SqliteTransaction) -> None:
-    """Make the tables that a file lacks, and go on above all fences that can have been given out.
+    """Make the tables that a file lacks, and count on above all fences that can have been given out.
 
-    The file may be an older copy that was put back, and what it counted since then is lost.
+    The file may be a backup that was restored, without the fences since then.
     """
     if not is_current(t):
         _make_tables(t, _version(t))
@@ -137,13 +137,13 @@ def _make_tables(t: SqliteTransaction, version: int) -> None:
 
 
 def check_boot(t: SqliteTransaction) -> None:
-    """Every verb that writes starts here: are the times in the store readings of our clock? If not they are void."""
+    """Every verb that writes starts here: if the times in the store are not of our boot clock, they are void."""
     if not is_void(t):
         return
-    for table in ("claims", "changes", "limiters"):  # cells know no time
+    for table in ("claims", "changes", "limiters"):  # cells have no times
         t.execute(f"DELETE FROM {table} WHERE key > ''")
-    # A machine that lost its power may have lost the last commits too: go on above all fences it can have given out,
-    # also if the clock is behind since then.
+    # A power cut may have lost the last commits: count on above all fences that can have been given out, even if the
+    # clock is behind since then.
     t.execute(
         f"UPDATE claims SET claim = ?, holder = ?, acquired_at = ?, counter = max(counter + ?, ?) WHERE {STORE}",
         (fingerprint(t.host.machine), t.host.boot, time.time(), MAX_LOST_GRANTS, first_fence()),
@@ -172,33 +172,33 @@ def is_void(t: SqliteTransaction) -> bool:
 
 
 def _longest_ttl(t: SqliteTransaction) -> float | None:
-    """Of all holds; None if there is none."""
+    """Of all holds; None without a hold."""
     (longest,) = t.execute(f"SELECT max(ttl) FROM claims WHERE key > '' AND {HOLDS}").fetchone()
     if longest is None:
         return None
     sound = longest.__class__ is float and longest <= MAX_TTL_S
-    return longest if sound else MAX_TTL_S  # nothing is known of a hold that is damaged
+    return longest if sound else MAX_TTL_S  # a damaged hold may have any ttl
 
 
 def _has_rebooted(t: SqliteTransaction, machine: str, touched_at: float, now: float) -> bool:
-    """Whether it was this machine, before it started anew; else it is another one with the same id.
+    """Whether it was this machine before a reboot; else it is another machine with the same id.
 
-    A clock that is far behind what it was is that of a machine that forgot the time when it was off.
+    A clock that went far back belongs to a machine that lost the time while it was off.
     """
     ours = (fingerprint(t.host.machine), t.host.machine)  # the second if an older lockfast wrote it
-    return machine in ours and (touched_at < t.host.booted_at or now < touched_at - CLOCKS_DIFFER_S)
+    return machine in ours and (touched_at < t.host.booted_at or now < touched_at - MAX_CLOCK_DIFFERENCE_S)
 
 
 def no_store() -> NoReturn:
     raise BackendUnavailable(
-        "the lock store is corrupt: its own row is gone or damaged, and with it its counter; move it away, and a new "
+        "the lock store is corrupt: its own row, with the counter, is missing or damaged; move it away, and a new "
         "one is made",
         transient=False,
     )
 
 
 def count(t: SqliteTransaction, last: int, wall: float) -> int:
-    """The next fence or place after `last`, which is the counter as this transaction has read it."""
+    """The next number after `last`, which is the counter as this transaction has read it."""
     number = last + 1
     t.execute(f"UPDATE claims SET counter = ?, acquired_at = ? WHERE {STORE}", (number, wall))
     if number % SWEEP_EVERY == 0:
@@ -214,7 +214,7 @@ def count_on(t: SqliteTransaction) -> int:
 
 
 def _sweep(t: SqliteTransaction) -> None:
-    """Forget what has ended where nobody waits or watches, and what nobody has observed."""
+    """Delete what has expired without waiters and observers, changes without observers, and unused limiters."""
     t.execute(
         "DELETE FROM claims WHERE ends_at <= ? AND NOT EXISTS (SELECT 1 FROM claims AS other WHERE"
         " other.key = claims.key AND other.waiting > 0 AND other.ends_at > ?)",

@@ -1,7 +1,7 @@
 """Limiters and cells in SQLite, each step one short transaction.
 
-Decides: how they are kept, and that a limiter at rest is forgotten.
-Leaves to `_values`: whether a permit is to be had, and whether a write goes through.
+Decides: how they are kept, and that an unused limiter is deleted.
+Leaves to `_values`: whether a permit is given, and whether a write goes through.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def throttle(t: SqliteTransaction, key: str, rate: Rate, cost: int, patience: fl
         t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, until))
     booked = book(until, t.now, rate, cost, patience)
     if booked.allowance.allowed:
-        _forget_some_at_rest(t)
+        _delete_some_unused(t)
         t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, booked.until))
     return booked
 
 
-def _forget_some_at_rest(t: SqliteTransaction) -> None:
-    """One that is booked up to a moment that has passed is as good as new. Two for each that may be added."""
+def _delete_some_unused(t: SqliteTransaction) -> None:
+    """A limiter that is booked up to a past moment equals a new one. Two are deleted for each that may be added."""
     at_rest = "SELECT key FROM limiters WHERE until <= ? ORDER BY until LIMIT 2"
     t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NANO),))
 
@@ -72,7 +72,7 @@ def write(t: SqliteTransaction, key: str, write: Write) -> Written:
 
 
 def _delete(t: SqliteTransaction, key: str, version: int) -> None:
-    """What is written there later goes on above that version, so that nobody takes it for what they have read."""
+    """Later versions go on above that one, so that no reader takes them for the version that it has read."""
     t.execute("DELETE FROM cells WHERE key = ?", (key,))
     if version > _last_deleted(t):
         t.execute("INSERT OR REPLACE INTO cells VALUES ('', NULL, ?, 0, '')", (version,))

@@ -1,4 +1,4 @@
-"""Where the waiting tasks of one `AsyncLocks` sleep.
+"""The waiting tasks of one `AsyncLocks`.
 
 Decides: how a wake-up for a claim finds its task.
 Leaves to each technology's driver: how wake-ups arrive.
@@ -17,11 +17,11 @@ from lockfast.backends.wakeups import WAKE_ALL
 class AsyncioWaiters:
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
-        self._loop: asyncio.AbstractEventLoop | None = None  # whose tasks wait
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the tasks that wait
         self._waiters: dict[str, AsyncioSignal] = {}  # by claim
 
     def is_new(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether this is another loop than last time. Raises RuntimeError while that one lives."""
+        """Whether this is another loop than last time. Raises RuntimeError while that one is open."""
         if loop is self._loop:
             return False
         if self._loop is not None and not self._loop.is_closed():
@@ -30,12 +30,12 @@ class AsyncioWaiters:
         return True
 
     def reset(self) -> None:
-        """Nobody sits here any more: this is the child of a fork."""
+        """In the child of a fork: there are no waiters."""
         self._loop = None
         self._waiters = {}
 
-    def waiter(self, claim: Claim) -> None:
-        assert self._loop is not None  # whoever waits has asked, and was asked in a loop
+    def add_waiter(self, claim: Claim) -> None:
+        assert self._loop is not None  # set by the request that put the claim into the queue
         if claim.id not in self._waiters:
             self._waiters[claim.id] = AsyncioSignal(self._loop, self._clock)
 
@@ -45,13 +45,13 @@ class AsyncioWaiters:
     def forget(self, claim: Claim) -> None:
         waiter = self._waiters.pop(claim.id, None)
         if waiter is not None:
-            waiter.set()  # should it still wait, it looks up
+            waiter.set()  # it may still be inside `wait`
 
     def wake(self, claim: str) -> None:
         self._mark(claim)
 
     def _mark(self, claim: str) -> bool:
-        """True if it names a waiter, for which no wake-up was kept yet."""
+        """True if it is a claim of a waiter for which no wake-up was kept yet."""
         if claim == WAKE_ALL:
             for waiter in list(self._waiters.values()):
                 waiter.set()

@@ -1,7 +1,7 @@
-"""Where the waiters of one `Locks` sleep, and how a wake-up finds the right one.
+"""The waiting threads of one `Locks`, and how a wake-up finds the right one.
 
-Decides: which thread reads the mailbox.
-Leaves to each technology's mailbox: what travels between processes.
+Decides: which thread reads the inbox.
+Leaves to each backend's inbox: what travels between processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Waiter:
     __slots__ = ("gate", "woken")
 
     def __init__(self) -> None:
-        self.gate = threading.Lock()  # open when there is a reason to look up: woken, or to become the leader
+        self.gate = threading.Lock()  # released when the thread has to wake: it was woken, or can become the leader
         self.gate.acquire()
         self.woken = False
 
@@ -37,8 +37,8 @@ class _Waiter:
 
 
 class BlockingWakeups:
-    """One of the waiting threads, the leader, sleeps at the mailbox and wakes the others; when it goes, another
-    takes its place. So a wake-up reaches a lone waiter without passing through a second thread.
+    """One of the waiting threads, the leader, polls the inbox and wakes the others; when it leaves, another one
+    takes over. So a wake-up reaches a lone waiter without passing through a second thread.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class BlockingWakeups:
         open_inbox: Callable[[], Inbox | None] | None = None,
         flood_guard: FloodGuard | None = None,
     ) -> None:
-        """`open_inbox` is called when the first waiter is expected; without one, somebody has to `attach`.
+        """`open_inbox` is called when the first waiter is expected; without it the driver has to `attach` an inbox.
 
-        A `flood_guard` is for a mailbox that strangers can write to.
+        A `flood_guard` is for an inbox that other users can write to.
         """
         self._clock = clock
         self._flood_guard = flood_guard
@@ -60,9 +60,9 @@ class BlockingWakeups:
     def _reset(self) -> None:
         self._mutex = threading.Lock()
         self._inbox: Inbox | None = None
-        self._waiters: dict[str, _Waiter] = {}  # by claim: everybody who may be woken
-        self._followers: dict[str, _Waiter] = {}  # those who sleep now, besides the leader
-        self._leader: str | None = None  # the claim of whoever sleeps at the mailbox
+        self._waiters: dict[str, _Waiter] = {}  # by claim: all that may be woken
+        self._followers: dict[str, _Waiter] = {}  # by claim: those that sleep now, without the leader
+        self._leader: str | None = None  # the claim whose thread polls the inbox
         self._closed = False
 
     @property
@@ -92,10 +92,10 @@ class BlockingWakeups:
         with self._mutex:
             self._mark(claim)
             if self._leader is not None:
-                self._notify()  # the seat may be the leader's
+                self._notify()  # the waiter may be the leader
 
     def _mark(self, claim: str) -> bool:
-        """True if it names a waiter, for which no wake-up was kept yet."""
+        """True if it is a claim of a waiter for which no wake-up was kept yet."""
         if claim == WAKE_ALL:
             for waiter in self._waiters.values():
                 waiter.wake()
@@ -113,7 +113,7 @@ class BlockingWakeups:
             inbox.notify()
 
     def attach(self, inbox: Inbox) -> None:
-        """From now on wake-ups arrive there."""
+        """From now on wake-ups arrive in that inbox."""
         with self._mutex:
             self._inbox = inbox
             if self._leader is None and self._followers:
@@ -126,7 +126,7 @@ class BlockingWakeups:
         until = self._now() + seconds if self._clock is None else self._clock.deadline(seconds)
         try:
             while not waiter.woken:
-                if self._take_the_lead(claim.id, waiter):
+                if self._become_leader(claim.id, waiter):
                     self._lead(waiter, until)
                 else:
                     self._sleep(waiter, until - self._now())
@@ -137,7 +137,7 @@ class BlockingWakeups:
         finally:
             self._leave(claim.id)
 
-    def _take_the_lead(self, id: str, waiter: _Waiter) -> bool:
+    def _become_leader(self, id: str, waiter: _Waiter) -> bool:
         with self._mutex:
             if self._leader is not None or self._inbox is None:
                 self._followers[id] = waiter
@@ -156,18 +156,18 @@ class BlockingWakeups:
             if rest:
                 self._sleep(waiter, min(rest, until - self._now()))
             else:
-                claims = inbox.read(self._sleep_at(poll, until - self._now()))
+                claims = inbox.read(self._poll(poll, until - self._now()))
                 with self._mutex:
                     woken = [self._mark(claim) for claim in claims]
                     if guard is not None:
                         guard.has_read(claims, woken)
                     if inbox.broken:
-                        self._put_away()
+                        self._close_inbox()
             if inbox.broken or self._now() >= until:
                 return
 
-    def _sleep_at(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
-        """Which of the sockets there is something at."""
+    def _poll(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
+        """The sockets that are ready."""
         if self._clock is None:
             with outside():
                 return poll.poll(max(0, math.ceil(seconds * 1000)))
@@ -191,34 +191,34 @@ class BlockingWakeups:
             cancel()
 
     def _leave(self, id: str) -> None:
-        """See to it that somebody leads as long as anybody sleeps."""
+        """Make sure that one thread leads as long as any sleeps."""
         with self._mutex:
             self._followers.pop(id, None)
             if self._leader == id:
                 self._leader = None
             if self._leader is None:
                 if self._closed:
-                    self._put_away()
+                    self._close_inbox()
                 elif self._inbox is not None and self._followers:
                     next(iter(self._followers.values())).open()
 
     def close(self) -> None:
-        """Everybody who waits looks up; the mailbox goes when nobody sleeps at it any more."""
+        """Wake all waiters; the inbox is closed once no thread polls it."""
         with self._mutex:
             self._closed = True
             self._mark(WAKE_ALL)
             if self._leader is None:
-                self._put_away()
+                self._close_inbox()
             else:
                 self._notify()
 
-    def _put_away(self) -> None:
+    def _close_inbox(self) -> None:
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
 
     def after_fork(self) -> None:
-        """The mailbox is the parent's; only our copy of it is closed."""
+        """In the child: close our copy of the parent's inbox."""
         if self._inbox is not None:
             self._inbox.abandon()
         self._reset()

@@ -1,8 +1,8 @@
-"""A mailbox that any process of the host can write to: when it is left unread.
+"""An inbox that any process of the host can write to: when it is left unread.
 
 Decides: which readings were in vain, and how many of them a second are worth the CPU.
-Leaves to the two drivers: how the socket is left alone. What arrives meanwhile stays in the kernel's queue; if that is
-full, every waiter looks as soon as it is read.
+Leaves to the two drivers: how the socket is left unread. Datagrams stay in the kernel's queue; if that is full, all
+waiters are woken when it is read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from lockfast._time import boot_now
 from lockfast._values import NANO, Pacer, Rate
 from lockfast.backends.wakeups import WAKE_ALL
 
-IN_VAIN: Final = Rate(NANO // 500, 500)  # readings, 500 a second in the long run: two percent of a core
-COST_OF_WAKE_ALL: Final = 125  # so at most four times a second: a wake-up that did not fit is late by 0.25 s at most
+IN_VAIN: Final = Rate(NANO // 500, 500)  # 500 readings a second in the long run: two percent of a core
+COST_OF_WAKE_ALL: Final = 125  # so at most four a second: a wake-up that did not fit is late by 0.25 s at most
 
 
 class FloodGuard:
-    """A reading is in vain if it wakes no waiter by name that was not woken already."""
+    """A reading is in vain unless it wakes a waiter by its claim that was not woken already."""
 
     def __init__(self, now: Callable[[], float] = boot_now) -> None:
         self._now = now
@@ -27,11 +27,11 @@ class FloodGuard:
         self._unread_until = 0.0
 
     def has_read(self, texts: Sequence[str], woken: Sequence[bool]) -> None:
-        """What one reading has brought, and for each whether it has woken a waiter."""
+        """The texts of one reading, and for each whether it has woken a waiter."""
         if texts and not any(woken):
             now = self._now()
             self._unread_until = now + self._pacer.pause(now, COST_OF_WAKE_ALL if WAKE_ALL in texts else 1)
 
     def rest(self) -> float:
-        """For how many seconds the mailbox is to be left unread from now on."""
+        """For how many seconds the inbox has to be left unread from now on."""
         return max(0.0, self._unread_until - self._now()) if self._unread_until else 0.0

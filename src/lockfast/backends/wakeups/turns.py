@@ -1,4 +1,4 @@
-"""One thread at a time does something, and the others wait for it no longer than they have time."""
+"""One thread at a time does a piece of work; the others wait for it as long as their time allows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 def in_turn(turn: threading.RLock, within: float, work: Callable[[], T]) -> T | None:
-    """What `work` gives, done by one thread at a time; None if its turn has not come in time.
+    """The result of `work`, which one thread at a time runs; None if the turn of this thread did not come in time.
 
-    An interrupt can fall between any two instructions, and only `with` minds a lock from the moment that it is taken.
-    But it knows no limit of time: so the lock is taken twice, and in between an interrupt is minded by us.
+    An interrupt can fall between any two instructions, and only `with` guards a lock from the moment that it is taken.
+    But `with` has no timeout: so the lock is taken twice, and an interrupt in between is handled here.
     """
     ours = turn._is_owned()  # type: ignore[attr-defined]  # by an outer call of this thread
     try:

@@ -106,7 +106,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         return self.channel if self._session is not None else ""
 
     def expect(self, claim: Claim) -> str:
-        self.waiter(claim)
+        self.add_waiter(claim)
         return self.address
 
     def attach(self, session: PostgresSession) -> None:

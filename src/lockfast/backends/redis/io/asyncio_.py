@@ -1,9 +1,9 @@
 """Redis for asyncio: one connection to each server for all requests of an `AsyncLocks`, and one for its wake-ups.
 
-Decides: how requests share a connection. What is asked for in one turn of the loop is written at once, and answered in
-order, so that a thousand tasks cost little more than one. A cancelled request is still carried out before whatever is
-asked later, so what cleans up after it does.
-Leaves to `endpoints`: to connect. Leaves to `router`: which server is asked.
+Decides: how requests share a connection. All requests of one turn of the loop are written together, and replies come in
+their order, so that a thousand tasks cost little more than one. A cancelled request is still carried out before every
+later one, so the request that cleans up after it comes after it.
+Leaves to `endpoints`: to connect. Leaves to `router`: which server gets a request.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SILENCE_S = 1.0  # without any reply while replies are due, after which the con
 _CLOSE_WITHIN_S = 0.5
 
 
-class _Several:
-    """As a future, for as many replies as are expected; the real one has all of them."""
+class _SeveralReplies:
+    """Stands in for a future until all replies have come; the real future gets the list of them."""
 
     __slots__ = ("_missing", "_replies", "answer")
 
@@ -66,7 +66,7 @@ class _Several:
 
 
 class AsyncioConnection(asyncio.Protocol):
-    """One connection: what is written is answered in order; what nobody asked for is a message."""
+    """One connection. Replies come in the order of the requests; anything else that arrives is a message."""
 
     def __init__(self, endpoint: RedisEndpoint, address: Address | None, loop: asyncio.AbstractEventLoop) -> None:
         self._endpoint = endpoint
@@ -77,11 +77,11 @@ class AsyncioConnection(asyncio.Protocol):
         self._time = loop.time
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._feed, self._gets = reader.feed, reader.gets
-        # With when it was asked, and when it is given up:
-        self._unanswered: deque[tuple[asyncio.Future[Any] | _Several, float, float]] = deque()
+        # With the time of the request, and the time at which it is given up:
+        self._unanswered: deque[tuple[asyncio.Future[Any] | _SeveralReplies, float, float]] = deque()
         self._unsent: list[bytes] = []
-        self._heard_at = 0.0
-        self._look_at = _NEVER  # when the first of the unanswered may be late
+        self._received_at = 0.0
+        self._check_at = _NEVER  # when the first of the unanswered may be late, which `_check` decides
         self._timer: asyncio.TimerHandle | None = None
         self._redis_py: Any = None
         self._transport: Any = None
@@ -89,14 +89,14 @@ class AsyncioConnection(asyncio.Protocol):
         self.alive = False
 
     async def connect(self, within: float) -> None:
-        """redis-py shakes hands; from then on the connection is ours. Raises BackendUnavailable."""
+        """redis-py does the handshake; from then on the connection is ours. Raises BackendUnavailable."""
         redis_py = await self._endpoint.dial_async(self._address, within)
         self._transport = redis_py._writer.transport
         self._transport.set_protocol(self)
-        self._redis_py = redis_py  # it would close what is ours now, were it dropped
-        self._heard_at = self._time()
+        self._redis_py = redis_py  # kept: without a reference it would close the connection
+        self._received_at = self._time()
         self.alive = True
-        if self._transport.is_closing() or redis_py._reader.at_eof():  # of which redis-py was told, and not we
+        if self._transport.is_closing() or redis_py._reader.at_eof():  # which was reported to redis-py only
             self.close()
             raise unavailable(self._name, "closed the connection after the handshake")
 
@@ -105,7 +105,7 @@ class AsyncioConnection(asyncio.Protocol):
         return self._transport.get_extra_info("socket")
 
     def ask(self, request: bytes, within: float) -> asyncio.Future[Any]:
-        """The reply, later: an error of the server's too, or BackendUnavailable."""
+        """A future of the reply, which may be an error reply, or of BackendUnavailable."""
         answer = self._future()
         now = self._time()
         self._unanswered.append((answer, now, now + within))
@@ -115,7 +115,7 @@ class AsyncioConnection(asyncio.Protocol):
         return answer
 
     def ask_several(self, request: bytes, replies: int, within: float) -> asyncio.Future[list[Any]]:
-        several = _Several(self._future(), replies)
+        several = _SeveralReplies(self._future(), replies)
         now = self._time()
         self._unanswered.extend([(several, now, now + within)] * replies)
         self._send(request, now + (within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S))
@@ -123,9 +123,9 @@ class AsyncioConnection(asyncio.Protocol):
             self._fail("closed the connection")
         return several.answer
 
-    def _send(self, request: bytes, look_at: float) -> None:
-        if look_at < self._look_at:
-            self._watch(look_at)
+    def _send(self, request: bytes, check_at: float) -> None:
+        if check_at < self._check_at:
+            self._watch(check_at)
         if not self._unsent:
             self.loop.call_soon(self._flush)
         self._unsent.append(request)
@@ -133,42 +133,42 @@ class AsyncioConnection(asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if self.alive:
-            with suppress(RuntimeError):  # uvloop's: it is closed, and we are about to be told
+            with suppress(RuntimeError):  # uvloop's: it is closed, and `connection_lost` is about to come
                 self._transport.write(b"".join(unsent))
 
-    # Answers that do not come
+    # Replies that do not come
 
     def _watch(self, moment: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._look_at = moment
-        self._timer = self.loop.call_at(moment, self._look)
+        self._check_at = moment
+        self._timer = self.loop.call_at(moment, self._check)
 
-    def _look(self) -> None:
-        """One timer for all requests: few of them ever wait for long."""
+    def _check(self) -> None:
+        """One timer serves all requests: few of them ever wait for long."""
         now = self._time()
-        self._timer, self._look_at = None, _NEVER
-        next_look = _NEVER
-        for answer, _, late_at in list(self._unanswered):  # whoever is told may ask again at once
+        self._timer, self._check_at = None, _NEVER
+        next_check = _NEVER
+        for answer, _, late_at in list(self._unanswered):  # a task that gets its error may send a request at once
             if late_at > now:
-                next_look = min(next_look, late_at)
+                next_check = min(next_check, late_at)
             elif not answer.done():
                 answer.set_exception(unavailable(self._name, "did not answer in time"))
         if self._unanswered:
-            silent_since = max(self._heard_at, self._unanswered[0][1])
+            silent_since = max(self._received_at, self._unanswered[0][1])
             if (
                 now >= silent_since + _SILENCE_S
             ):  # not a slow answer but none at all: it may be a line that leads nowhere
                 self.close()
                 return
-            next_look = min(next_look, silent_since + _SILENCE_S)
-        if next_look < self._look_at:
-            self._watch(next_look)
+            next_check = min(next_check, silent_since + _SILENCE_S)
+        if next_check < self._check_at:
+            self._watch(next_check)
 
-    # What asyncio tells
+    # Callbacks of asyncio
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._time()
+        self._received_at = self._time()
         try:
             self._feed(data)
             gets, unanswered = self._gets, self._unanswered
@@ -180,7 +180,7 @@ class AsyncioConnection(asyncio.Protocol):
                 else:
                     self.message(answer)
         except hiredis.HiredisError:
-            self._fail("speaks another language")
+            self._fail("sent a reply that is not RESP")
             self.close()
 
     def message(self, message: Any) -> None:
@@ -188,11 +188,11 @@ class AsyncioConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._gone.set()
-        self._let_go()
+        self._detach()
         self._fail(f"closed the connection: {error or 'end of stream'}")
 
     def _fail(self, what: str) -> None:
-        """Nothing that was asked here is answered any more."""
+        """No reply to these requests comes any more."""
         unanswered, self._unanswered = self._unanswered, deque()
         for waiting, *_ in unanswered:
             if not waiting.done():
@@ -202,24 +202,24 @@ class AsyncioConnection(asyncio.Protocol):
         ends = not self.loop.is_closed()
         if ends and self._transport is not None:
             self._transport.abort()
-        self._let_go()
+        self._detach()
         if ends:
             self._fail("was disconnected")
 
     async def gone(self) -> None:
-        """After `close`: until the loop has nothing left of it, since somebody may close the loop next."""
+        """After `close`: wait until the loop has dropped the connection, since the caller may close the loop next."""
         if self._transport is not None and self.loop is asyncio.get_running_loop():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_WITHIN_S):
                     await self._gone.wait()
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         self.alive = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._look_at = _NEVER
-        if self._redis_py is not None:  # it has nothing to close any more
+        self._check_at = _NEVER
+        if self._redis_py is not None:  # so that it closes nothing
             self._redis_py._reader = self._redis_py._writer = None
             self._redis_py = None
 
@@ -235,11 +235,11 @@ class AsyncioSubscription(AsyncioConnection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._waiters.wake(WAKE_ALL)  # what was told meanwhile is lost
+        self._waiters.wake(WAKE_ALL)  # wake-ups since then are lost
 
 
 class AsyncioRedisWakeups(AsyncioWaiters):
-    """The loop itself hears the subscription."""
+    """The event loop reads the subscription."""
 
     def __init__(self, endpoint: RedisEndpoint, clock: Clock | None) -> None:
         super().__init__(clock)
@@ -254,12 +254,12 @@ class AsyncioRedisWakeups(AsyncioWaiters):
         return self._channel if self.subscription is not None and self.subscription.alive else ""
 
     def begin_again(self) -> None:
-        """In another loop."""
+        """In another event loop."""
         self.subscription = None
         self.opening = SingleFlight("lockfast-connect")
 
     def expect(self, claim: Claim) -> str:
-        self.waiter(claim)
+        self.add_waiter(claim)
         return self.address
 
     async def subscribe(self, address: Address | None, within: float) -> None:
@@ -271,7 +271,7 @@ class AsyncioRedisWakeups(AsyncioWaiters):
             return
         subscription = AsyncioSubscription(self, self._endpoint, address)
         await subscription.connect(within)
-        keep_alive(subscription.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        keep_alive(subscription.socket)  # it is only read, so nothing else would notice a silent cut
         try:
             answer = await subscription.ask(command("SUBSCRIBE", self._channel), within)
             if answer.__class__ is ReplyError:
@@ -334,15 +334,15 @@ class AsyncioConnections:
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
     ) -> list[list[Any] | BackendUnavailable]:
-        async def hear(address: Address | None, request: bytes, replies: int) -> list[Any] | BackendUnavailable:
+        async def ask_one(address: Address | None, request: bytes, replies: int) -> list[Any] | BackendUnavailable:
             try:
                 return await self.ask(address, request, replies, within)
             except BackendUnavailable as error:
                 return error
 
         if len(requests) == 1:
-            return [await hear(*requests[0])]
-        return await asyncio.gather(*(hear(*request) for request in requests))
+            return [await ask_one(*requests[0])]
+        return await asyncio.gather(*(ask_one(*request) for request in requests))
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -359,7 +359,7 @@ class AsyncioConnections:
             await dialling.run(partial(self._dial, address), within, failed)  # redis-py swallows cancellations
             connection = self._connections.get(address)
             if connection is None or not connection.alive:
-                raise unavailable(str(address or self._endpoint.name), "was connected to and is gone again")
+                raise unavailable(str(address or self._endpoint.name), "closed the connection right after it was made")
         return connection
 
     async def _dial(self, address: Address | None, within: float) -> None:
@@ -391,6 +391,6 @@ class AsyncioConnections:
             await connection.gone()
 
     def after_fork(self) -> None:
-        """The connections are the parent's; they are forgotten."""
+        """In the child: drop the parent's connections."""
         self.wakeups.after_fork()
         self._reset()

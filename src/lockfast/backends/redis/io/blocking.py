@@ -1,7 +1,7 @@
 """Redis, blocking: a thin request path over sockets that redis-py has connected.
 
-Decides: which connection a thread uses, how its reply is read, and when a connection is thrown away.
-Leaves to `endpoints`: to connect. Leaves to `router`: which server is asked.
+Decides: which connection a thread uses, how its reply is read, and when a connection is dropped.
+Leaves to `endpoints`: to connect. Leaves to `router`: which server gets a request.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MAX_IDLE_CONNECTIONS = 16  # for each server
 
 
 class BlockingConnection:
-    """One connection of our own: what is written is answered in order."""
+    """One connection, on which replies come in the order of the requests."""
 
     def __init__(self, endpoint: RedisEndpoint, address: Address | None, within: float) -> None:
         self.name = str(address or endpoint.name)
@@ -51,7 +51,7 @@ class BlockingConnection:
         self.socket: socket.socket = self._redis_py._sock
         self._tls = isinstance(self.socket, ssl.SSLSocket)
         self._timeout = -1.0
-        self.late = False  # it was given up because an answer did not come
+        self.late = False  # a reply did not come in time
         reader = hiredis.Reader(notEnoughData=NOTHING)
         self._send, self._receive = self.socket.sendall, self.socket.recv
         self._feed, self._gets = reader.feed, reader.gets
@@ -67,7 +67,7 @@ class BlockingConnection:
             answer = self._gets()
         except (OSError, hiredis.HiredisError) as error:
             raise self._broken(error) from error
-        # Else it was a part of it, or the end of the stream.
+        # Else it was a part of the reply, or the end of the stream.
         return answer if answer is not NOTHING else self.one_reply(started + within)
 
     def send(self, request: bytes, within: float) -> None:
@@ -101,7 +101,7 @@ class BlockingConnection:
         return answers
 
     def _limit(self, seconds: float) -> None:
-        """How long one call may take, interrupted by signals or not."""
+        """The timeout of one call, with or without signals."""
         self._timeout = seconds
         self.socket.settimeout(seconds)
 
@@ -112,7 +112,7 @@ class BlockingConnection:
         return unavailable(self.name, f"closed the connection: {error}")
 
     def read_all(self) -> list[Any]:
-        """What has arrived; for a socket that does not block. Raises ConnectionError at the end."""
+        """The messages that have arrived, on a non-blocking socket. Raises ConnectionError at the end of the stream."""
         while True:
             try:
                 data = self._receive(RECEIVE_BYTES)
@@ -122,7 +122,7 @@ class BlockingConnection:
                 raise ConnectionResetError("end of stream")
             self._feed(data)
             if len(data) < RECEIVE_BYTES and not self._tls:
-                break  # that was all
+                break  # nothing more has arrived
         messages = []
         while (message := self._gets()) is not NOTHING:
             messages.append(message)
@@ -134,7 +134,7 @@ class BlockingConnection:
 
 
 class BlockingSubscription:
-    """The mailbox of the waiters: a subscription, and a pair of sockets to ring our own bell with."""
+    """The inbox of the waiters: a subscription, and a self-pipe to wake the thread that polls it."""
 
     def __init__(self, connection: BlockingConnection, channel: str, within: float) -> None:
         self.address = channel
@@ -144,7 +144,7 @@ class BlockingSubscription:
         (answer,) = connection.replies(1, boot_now() + within)
         if answer.__class__ is ReplyError:
             raise refusal(connection.name, answer)
-        keep_alive(connection.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        keep_alive(connection.socket)  # it is only read, so nothing else would notice a silent cut
         connection.socket.setblocking(False)
         self._self_pipe = SelfPipe(connection.socket.fileno())
         self.poll = self._self_pipe.poll
@@ -157,11 +157,11 @@ class BlockingSubscription:
             messages = self._connection.read_all()
         except (OSError, hiredis.HiredisError):
             self.broken = True
-            return [WAKE_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # wake-ups since then are lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:
-        """It is the parent's: close only our copy."""
+        """In the child of a fork: close our copy of the parent's connection."""
         self._connection.socket.close()
         self._self_pipe.close()
 
@@ -207,7 +207,7 @@ class BlockingConnections:
             raise
 
     def _connection_to(self, address: Address | None, within: float) -> tuple[BlockingConnection, float]:
-        """A connection, and how long to wait on it for an answer: one that used to work may lead nowhere by now."""
+        """A connection, and how long to wait for a reply on it: an idle one may lead nowhere by now."""
         connection: BlockingConnection | None
         try:
             connection = self._idle[address].pop()
@@ -215,7 +215,7 @@ class BlockingConnections:
             connection = None
         if connection is not None:
             return connection, within if within < SUSPECT_AFTER_S else SUSPECT_AFTER_S
-        started = boot_now()  # not inside `except`: an error in there would seem to come of the missing key
+        started = boot_now()  # not inside `except`: an error there would have the missing key as its context
         return self._dial(address, within), max(0.01, within - (boot_now() - started))
 
     def _dial(self, address: Address | None, within: float) -> BlockingConnection:
@@ -232,11 +232,11 @@ class BlockingConnections:
         else:
             connection.close()
 
-    def _throw_away(
+    def _discard(
         self, address: Address | None, connection: BlockingConnection, error: BaseException, within: float
     ) -> None:
-        """A late reply must never be taken for another's. Where one connection has ended, the idle ones have too; but
-        a server that does not answer at once may just be far away.
+        """A late reply must never be taken for the reply to another request. Where one connection has ended, the idle
+        ones have too; but a server that does not answer at once may just be far away.
         """
         connection.close()
         if isinstance(error, BackendUnavailable) and (within >= _SILENCE_S or not connection.late):
@@ -247,7 +247,7 @@ class BlockingConnections:
         try:
             answer = connection.ask(request, within)
         except BaseException as error:
-            self._throw_away(address, connection, error, within)
+            self._discard(address, connection, error, within)
             raise
         self._put_back(address, connection)
         return answer
@@ -262,7 +262,7 @@ class BlockingConnections:
             connection.send(request, within)
             answers = connection.replies(replies, until)
         except BaseException as error:
-            self._throw_away(address, connection, error, within)
+            self._discard(address, connection, error, within)
             raise
         self._put_back(address, connection)
         return answers
@@ -270,9 +270,9 @@ class BlockingConnections:
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
     ) -> list[list[Any] | BackendUnavailable]:
-        """Those that there is a connection to are asked first: one that is gone may take all the time there is."""
+        """Servers with an idle connection are asked first: connecting to a dead one may take all of the time."""
         until = boot_now() + within
-        heard: dict[Address | None, list[Any] | BackendUnavailable] = {}
+        replied: dict[Address | None, list[Any] | BackendUnavailable] = {}
         sent: list[tuple[Address | None, BlockingConnection, int]] = []
         for address, request, replies in requests:
             if self._idle.get(address):
@@ -281,23 +281,23 @@ class BlockingConnections:
                     connection.send(request, patience)
                     sent.append((address, connection, replies))
                 except BackendUnavailable as error:
-                    self._throw_away(address, connection, error, within)
-                    heard[address] = error
-        patient_until = min(until, boot_now() + SUSPECT_AFTER_S)
+                    self._discard(address, connection, error, within)
+                    replied[address] = error
+        suspect_at = min(until, boot_now() + SUSPECT_AFTER_S)
         for address, connection, replies in sent:
             try:
-                heard[address] = connection.replies(replies, patient_until)
+                replied[address] = connection.replies(replies, suspect_at)
                 self._put_back(address, connection)
             except BackendUnavailable as error:
-                self._throw_away(address, connection, error, within)
-                heard[address] = error
+                self._discard(address, connection, error, within)
+                replied[address] = error
         for address, request, replies in requests:
-            if address not in heard:
+            if address not in replied:
                 try:
-                    heard[address] = self._ask(address, request, replies, max(0.01, until - boot_now()))
+                    replied[address] = self._ask(address, request, replies, max(0.01, until - boot_now()))
                 except BackendUnavailable as error:
-                    heard[address] = error
-        return [heard[address] for address, _, _ in requests]
+                    replied[address] = error
+        return [replied[address] for address, _, _ in requests]
 
     def drop(self, address: Address | None) -> None:
         for connection in self._idle.pop(address, ()):
@@ -310,7 +310,7 @@ class BlockingConnections:
         self._wakeups.close()
 
     def after_fork(self) -> None:
-        """The connections are the parent's; only our copies of them are closed."""
+        """In the child: close our copies of the parent's connections."""
         for idle in self._idle.values():
             for connection in idle:
                 connection.socket.close()

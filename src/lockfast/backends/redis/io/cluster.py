@@ -1,7 +1,7 @@
 """Which node of a cluster has which names.
 
-Decides: what is known, and when it is to be asked for again.
-Leaves to `router`: to ask.
+Decides: what is known, and when it is stale.
+Leaves to `router`: to ask the nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.endpoints import Address
 from lockfast.backends.redis.io.resp import unavailable
 
-IN_DOUBT_S = 5.0  # seconds after a node failed to answer for which others are asked rather than it, where any will do
+IN_DOUBT_S = 5.0  # after a node did not answer: other nodes are asked first for what every node knows
 
 
 class ClusterMap:
@@ -33,7 +33,7 @@ class ClusterMap:
             return self._nodes[key_slot(key.encode())]
         except KeyError:
             self.stale = True
-            raise unavailable("cluster", f"has no node for {key!r} just now") from None
+            raise unavailable("cluster", f"has no node for {key!r} at the moment") from None
 
     def primaries(self) -> list[Address]:
         return sorted(set(self._nodes.values()))
@@ -42,7 +42,7 @@ class ClusterMap:
         return self.candidates()[0]
 
     def candidates(self) -> list[Address]:
-        """All that may be asked, those first that are likely to answer."""
+        """All nodes that can be asked, the likely ones first."""
         known = self.primaries()
         random.shuffle(known)
         now = boot_now()
@@ -50,13 +50,13 @@ class ClusterMap:
         return sorted(nodes, key=lambda node: self._in_doubt.get(node, 0.0) > now)
 
     def mark_in_doubt(self, node: Address | None) -> None:
-        """It did not answer, so it may have been replaced."""
+        """It did not answer, so another node may have replaced it."""
         self.stale = True
         if node is not None:
             self._in_doubt[node] = boot_now() + IN_DOUBT_S
 
     def read(self, answer: Any, asked: Address) -> bool:
-        """Take over what a node says; whether it knows anything."""
+        """Store the map that a node reports; False if it knows none."""
         nodes: dict[int, Address] = {}
         for first, last, primary, *_ in answer:
             node = Address(primary[0].decode() or asked.host if primary[0] else asked.host, primary[1])
@@ -65,14 +65,14 @@ class ClusterMap:
             self._nodes, self.stale = nodes, False
         return bool(nodes)
 
-    def moved(self, slot: int, where: str, told_by: Address | None) -> Address:
-        """One slot is elsewhere, so others may be too."""
-        node = self._nodes[slot] = address_in(where, told_by)
+    def moved(self, slot: int, where: str, reported_by: Address | None) -> Address:
+        """One slot has moved, so others may have too."""
+        node = self._nodes[slot] = address_in(where, reported_by)
         self.stale = True
         return node
 
 
-def address_in(where: str, told_by: Address | None) -> Address:
-    """An empty host is the host of whoever says so."""
+def address_in(where: str, reported_by: Address | None) -> Address:
+    """An empty host is that of the node that reported it."""
     host, _, port = where.rpartition(":")
-    return Address(host or (told_by.host if told_by else "localhost"), int(port))
+    return Address(host or (reported_by.host if reported_by else "localhost"), int(port))

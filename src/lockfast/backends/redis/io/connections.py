@@ -1,6 +1,6 @@
-"""Connections of redis-py's, as they are made here: of each kind, for threads and for asyncio.
+"""redis-py's connection classes, adapted: each kind for threads and for asyncio.
 
-Decides: how long a handshake may take in all, that connections share what TLS needs, and how one is closed.
+Decides: how long a whole handshake may take, that connections share one TLS context, and how one is closed.
 Leaves to `endpoints`: where to, and with which settings. Leaves to redis-py: the handshake.
 """
 
@@ -16,12 +16,12 @@ from lockfast._time import boot_now
 
 
 def is_of_a_closed_connection(error: RuntimeError) -> bool:
-    """What uvloop says to whoever writes between the end of a connection and being told of it."""
+    """uvloop raises it for a write after the end of a connection and before `connection_lost`."""
     return "handler is closed" in str(error)
 
 
 def hang_up(connection: Any) -> None:
-    """Close it without a word; redis-py has nothing to close later."""
+    """Close it abruptly; redis-py has nothing to close later."""
     writer = connection._writer
     connection._reader = connection._writer = None
     if writer is not None:
@@ -29,7 +29,7 @@ def hang_up(connection: Any) -> None:
 
 
 class _Timed:
-    """redis-py limits each answer of the handshake; this limits all of them together."""
+    """redis-py limits the time of each reply of the handshake; this limits all of them together."""
 
     until = 0.0
 
@@ -70,7 +70,7 @@ KINDS: dict[str, Any] = {"tcp": _Tcp, "tls": _Tls, "tls of redis-py": _TlsOfRedi
 
 
 class _Abrupt:
-    """redis-py takes its leave of a server that has refused it, which in TLS takes longer than some loop lives."""
+    """redis-py says goodbye to a server that refused it. With TLS that may take longer than the event loop lives."""
 
     async def disconnect(self, *args: Any, **options: Any) -> None:
         hang_up(self)

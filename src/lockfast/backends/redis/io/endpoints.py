@@ -1,8 +1,8 @@
-"""Where the servers of Redis' kind are, and how redis-py connects to them.
+"""Servers of Redis and Valkey, and how redis-py connects to them.
 
-Decides: what a URL or a ready client says about that, and which of several Sentinels is believed.
-Leaves to redis-py: URLs, passwords, the handshake. Leaves to `tls`: what TLS needs. Leaves to the drivers:
-everything that is said on a connection afterwards. redis-py repeats nothing here: its retries are switched off.
+Decides: with which settings a connection is made, and what a failure means.
+Leaves to `urls` and `sentinels`: where the server is. Leaves to `tls`: what TLS needs. Leaves to redis-py: passwords
+and the handshake; its retries are switched off. Leaves to the drivers: every request on the connection.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from lockfast.errors import BackendUnavailable
 PORT = 6379
 LOGIN = ("username", "password")
 
-# What a URL or a client says about one connection; the rest is about their own pools, retries and answers.
+# Settings of one connection in a URL or a client; the others are about pools, retries and replies of redis-py.
 URL_OPTIONS = ("db", "username", "password", "client_name", "socket_keepalive")
 _WANTED = (*URL_OPTIONS, "credential_provider", "socket_keepalive_options", "socket_type")
 
-# Whom servers see in CLIENT LIST. Where redis-py makes that for each connection anew, it looks up its own version in
-# the file system each time, which takes as long as all the rest of a handshake.
+# How servers show us in CLIENT LIST. A redis-py that makes this for each connection reads its own version from the file
+# system each time, which takes as long as the rest of the handshake.
 _SEEN_AS: dict[str, Any] = {}
-with suppress(ImportError):  # older ones have it ready
+with suppress(ImportError):  # an older redis-py has it ready
     from redis.driver_info import DriverInfo
 
     _SEEN_AS["driver_info"] = DriverInfo(lib_version=redis.__version__)
 
 
-# The last two: redis-py does not know one of the settings, or one of them cannot be, such as the name of a host.
+# The last two: redis-py does not know a setting, or a value is impossible, such as the name of a host.
 _NO_CONNECTION = (redis.RedisError, OSError, TypeError, ValueError)
 
 
@@ -67,7 +67,7 @@ class RedisEndpoint:
     """One server."""
 
     clustered = False
-    variant = ""  # what follows the scheme of its URL
+    variant = ""  # after the scheme of its URL
 
     def __init__(self, kind: str, settings: dict[str, Any], address: Address) -> None:
         self._kind = kind  # "tcp", "tls" or "unix"
@@ -80,7 +80,7 @@ class RedisEndpoint:
         wanted = {**_SEEN_AS, **wanted}
         self._settings = {**wanted, "protocol": 2, "decode_responses": False, "health_check_interval": 0}
         self.address = address
-        self._to_sentinels: dict[str, Any] = {}  # how to log in there, where there are some
+        self._to_sentinels: dict[str, Any] = {}  # the settings for Sentinels, where there are any
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class RedisEndpoint:
 
     @property
     def url(self) -> str:
-        """A URL that leads there, with the name of the user and without a password."""
+        """Its URL, with the user name and without a password."""
         return self._url(self.address)
 
     def _url(self, *hosts: Address) -> str:
@@ -109,7 +109,7 @@ class RedisEndpoint:
         return f"/{self.db}"
 
     def _options(self) -> dict[str, str]:
-        """Those of TLS that a URL can say, without secrets and without what is so anyway."""
+        """The options of TLS that a URL can have, without secrets and without defaults."""
         plain = {
             name: value for name, value in self._settings.items() if is_tls(name) and isinstance(value, str | bool)
         }
@@ -127,7 +127,7 @@ class RedisEndpoint:
         return self.address
 
     def dial(self, address: Address | None, within: float) -> Any:
-        """A connection of redis-py's after its handshake. Raises BackendUnavailable."""
+        """A connection of redis-py after its handshake. Raises BackendUnavailable."""
         until = boot_now() + within
         try:
             where = address or self.find(within)
@@ -201,23 +201,23 @@ class RedisEndpoint:
             return self.unreachable(self.address, error)
 
     def _without_secrets(self, text: str) -> str:
-        """Some releases of redis-py, and some servers, repeat how they were logged in to."""
+        """Some releases of redis-py, and some servers, repeat the credentials in an error."""
         return hide(text, secrets_in(self._settings, self._to_sentinels))
 
     def cause(self, error: Exception) -> BaseException:
-        """What a traceback may show of it."""
+        """The root of the error, without secrets: a traceback shows it."""
         root = _root(error)
         root.args = tuple(self._without_secrets(arg) if isinstance(arg, str) else arg for arg in root.args)
         return root
 
     def unreachable(self, address: Address | None, error: Exception) -> BackendUnavailable:
         root = _root(error)
-        distrust = isinstance(root, ssl.SSLCertVerificationError)  # it stays so, however often it is tried
+        distrust = isinstance(root, ssl.SSLCertVerificationError)  # not transient
         final = distrust or isinstance(error, redis.AuthenticationError | redis.ResponseError | TypeError | ValueError)
         return no_connection(self.url_of(address), self._without_secrets(_reason(root)), transient=not final)
 
     def url_of(self, address: Address | None) -> str:
-        """The URL of one of its servers, for messages; of all of them, if none is named."""
+        """The URL of one of its servers, for messages; without an address, the URL of the endpoint."""
         return self.url if address is None else f"{'rediss' if self._kind == 'tls' else 'redis'}://{address.netloc}"
 
 
@@ -228,18 +228,18 @@ def _is_wanted(name: str, value: Any, kind: str) -> bool:
 def _root(error: Exception) -> BaseException:
     """The error of the operating system or of TLS that redis-py has wrapped; itself, if there is none.
 
-    The steps of redis-py that led there are not shown with it: they help nobody who reads the traceback.
+    The frames of redis-py are left out: they do not help the reader of a traceback.
     """
     root: BaseException | None = error
     while root is not None and not isinstance(root, OSError):
         root = root.__cause__ or root.__context__
     found = error if root is None else root.with_traceback(None)
-    found.__cause__ = None  # which leaves out the context too
+    found.__cause__ = None  # which hides the context too
     return found
 
 
 def _reason(root: BaseException) -> str:
-    """connection refused; name or service not known; the server's own words."""
+    """For a message: connection refused; name or service not known; the text of the server."""
     text = str(root)
     if isinstance(root, ssl.SSLError):
         return text
@@ -252,7 +252,7 @@ def _reason(root: BaseException) -> str:
 
 
 class ClusterEndpoint(RedisEndpoint):
-    """Many nodes, each with a part of the names; `address` is None wherever a node must be chosen first."""
+    """Many nodes, each with a part of the names. Where an address is None, a node has to be chosen first."""
 
     clustered = True
     variant = "+cluster"

@@ -1,6 +1,6 @@
-"""What goes over the wire to Redis, and what comes back: shared by both drivers.
+"""The protocol of Redis (RESP), shared by both drivers.
 
-Decides: how a request is written, and what the server's errors mean.
+Decides: how a request is written, and what an error reply means.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import hiredis
 from lockfast.errors import BackendUnavailable
 
 ReplyError: Final = hiredis.ReplyError
-NOTHING: Final = object()  # what a reader says when it has nothing yet
+NOTHING: Final = object()  # returned by a reader that has no complete reply
 RECEIVE_BYTES: Final = 65536
 ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 
-CLUSTERED: Final = ":cluster:"  # what an address has in it if wake-ups may arrive by way of another node
+CLUSTERED: Final = ":cluster:"  # in an address whose wake-ups may arrive through another node
 
 SUSPECT_AFTER_S: Final = (
     3.0  # seconds without a word on a connection that used to work, after which another one is tried
 )
 _PROBES: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
-# Asked again a little later, these may come out otherwise; every other error stays what it is.
-_PASSING: Final = (
+# Errors that a later request may not meet; every other error stays.
+_TRANSIENT: Final = (
     "BUSY",
     "LOADING",
     "MASTERDOWN",
@@ -41,14 +41,14 @@ _PASSING: Final = (
 )
 
 
-_TELLING: Final = {*_PASSING, "NOPERM", "CROSSSLOT"}
+_KNOWN_KINDS: Final = {*_TRANSIENT, "NOPERM", "CROSSSLOT"}
 
 
 class Script(NamedTuple):
-    """Sent by its digest. Who does not know it gets the text: that changes neither the words nor their number."""
+    """Sent by its digest, or by its text to a server that does not know it; the other words of a request stay."""
 
     digest: bytes  # the first two words of a request, packed
-    text: bytes  # and what stands there when the digest is not known
+    text: bytes  # the same two words for a server that does not know the digest
 
 
 def script(source: str, sha: str) -> Script:
@@ -65,7 +65,7 @@ def words(*values: str | bytes | int) -> bytes:
 
 
 def new_channel(*, clustered: bool) -> str:
-    """Where the waiters of one `Locks` are woken."""
+    """The channel on which the waiters of one `Locks` are woken."""
     return f"lockfast:wake{CLUSTERED if clustered else ':'}{uuid4().hex}"
 
 
@@ -75,7 +75,7 @@ def command(*values: str | bytes | int) -> bytes:
 
 
 def as_sent(reply: bytes | int) -> bytes:
-    """How a server writes that answer."""
+    """That reply as a server sends it."""
     return b":%d\r\n" % reply if isinstance(reply, int) else b"$%d\r\n%b\r\n" % (len(reply), reply)
 
 
@@ -85,17 +85,17 @@ def call(script: Script, keys: Sequence[str], args: Sequence[str | bytes | int])
 
 
 def whole(script: Script, request: bytes) -> bytes:
-    """The same request with the script's text."""
+    """The same request with the text of the script."""
     return request.replace(script.digest, script.text, 1)
 
 
-def keep_alive(line: Any) -> None:
-    """Have the kernel ask, where nobody else does, whether the other end is still there."""
+def keep_alive(connected: Any) -> None:
+    """Let the kernel probe whether the other end is there, on a socket that is only read."""
     with suppress(OSError):  # a unix socket has no such options
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _PROBES.items():
             if hasattr(socket, option):  # not every system has all of them
-                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUnavailable:
@@ -103,33 +103,33 @@ def unavailable(server: str, what: str, *, transient: bool = True) -> BackendUna
 
 
 def no_connection(url: str, reason: str, *, transient: bool = True) -> BackendUnavailable:
-    """Why there is none. What was to be sent on it was not."""
+    """The request was not sent."""
     text = f"cannot reach {url}: {reason}" if transient else f"{url} cannot be used: {reason}"
     return BackendUnavailable(text, transient=transient, sent=False)
 
 
 def facts_in(replies: Sequence[Any]) -> dict[str, str]:
-    """What the replies to INFO say. A user who may not ask gets an error in place of one, which says nothing."""
+    """The fields of replies to INFO. A user without the right to INFO gets an error reply, which has none."""
     texts = [reply.decode(errors="replace") for reply in replies if isinstance(reply, bytes)]  # paths need not be UTF-8
     lines = [line for text in texts for line in text.splitlines()]
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 def version_and_role(facts: dict[str, str]) -> tuple[str, str]:
-    """Of a server, by its INFO: empty where that says nothing."""
+    """Of a server, from the fields of INFO; empty where they are missing."""
     role = {"master": "primary", "slave": "replica"}.get(facts.get("role", ""), "")
     return facts.get("valkey_version") or facts.get("redis_version", ""), role
 
 
 def kind_of(error: Any) -> str:
-    """The word that says what it is. An older server puts it somewhere into the text of a script's error."""
+    """The error code. An older server puts that of a script's error somewhere into the text."""
     first, *others = str(error).split() or [""]
-    telling = [word.lstrip("-") for word in others if word.lstrip("-") in _TELLING]
-    return telling[0] if first == "ERR" and telling else first
+    known = [word.lstrip("-") for word in others if word.lstrip("-") in _KNOWN_KINDS]
+    return known[0] if first == "ERR" and known else first
 
 
 def refusal(server: str, error: Any) -> BackendUnavailable:
-    """What an error of the server's means to a caller."""
+    """What an error reply means to a caller."""
     text, kind = str(error), kind_of(error)
     if kind == "READONLY":
         return unavailable(server, f"is a read-only replica, or has become one: {text}")
@@ -137,6 +137,6 @@ def refusal(server: str, error: Any) -> BackendUnavailable:
         return unavailable(server, "is a node of a cluster: connect with redis+cluster://", transient=False)
     if kind == "NOPERM":
         return unavailable(server, f"does not allow this user what locks need: {text}", transient=False)
-    refused = unavailable(server, f"refuses: {text}", transient=kind in _PASSING)
+    refused = unavailable(server, f"refuses: {text}", transient=kind in _TRANSIENT)
     refused.kind = kind
     return refused

@@ -1,7 +1,7 @@
-"""Which server is asked, and what is done about an answer that says "not here": written once for both drivers.
+"""Which server gets a request, and what follows a redirection: written once for both drivers.
 
 Decides: the way of a request through NOSCRIPT, redirections and a cluster that changes.
-Leaves to the wires of either world: one request to one server. Nothing that may have taken effect is repeated here.
+Leaves to `Connections` of either world: one request to one server. No request that may have taken effect is repeated.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
 
-MAX_REDIRECTIONS = 5  # redirections that one request may take
-NODE_WITHIN_S = 1.0  # seconds that a node may take to tell of its cluster: there are others to ask
-MAX_NAMES_PER_SCRIPT = 100  # names that one script renews; a server does nothing else meanwhile
+MAX_REDIRECTIONS = 5
+NODE_WITHIN_S = 1.0  # for a node to report its cluster: there are others to ask
+MAX_NAMES_PER_SCRIPT = 100  # that one script renews; the server does nothing else meanwhile
 
 
 _NO_SCRIPT = Script(b"", b"")
 
 
 class Connections(Protocol):
-    """The connections of one world. An address of None is the one server of a place that has one."""
+    """The connections of one world. The address None is the server of an endpoint that has one server."""
 
     @property
     def wakeups(self) -> Wakeups: ...
     def ask_one(self, address: Address | None, request: bytes, within: float) -> Awaitable[Any]:
-        """The reply, an error of the server's too. Raises BackendUnavailable."""
+        """The reply, which may be an error reply. Raises BackendUnavailable."""
         ...
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]: ...
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
     ) -> list[list[Any] | BackendUnavailable]:
-        """Ask several servers at once; one that fails does not hold up the others."""
+        """Ask several servers at once; one that fails does not delay the others."""
         ...
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
-        """As `wakeups.expect`, but makes the connection that wake-ups arrive by, if there is none."""
+        """As `wakeups.expect`, but subscribes first if there is no subscription."""
         ...
 
     def drop(self, address: Address | None) -> None:
-        """Forget the connections to that server."""
+        """Close the connections to that server."""
         ...
 
     async def close(self) -> None: ...
@@ -77,7 +77,7 @@ class RedisDriver:
     def __init__(
         self, endpoint: RedisEndpoint, connections: Connections, now: Callable[[], float] | None, replicas: int = 0
     ) -> None:
-        self.now = now  # a test's clock, which the server is told
+        self.now = now  # a test's clock, which is sent to the server
         self.endpoint = endpoint
         self.replicas = replicas
         self.names_per_script = 1 if endpoint.clustered else MAX_NAMES_PER_SCRIPT
@@ -105,7 +105,7 @@ class RedisDriver:
         return await self.settle(script, key, request, answer, within) if answer.__class__ is ReplyError else answer
 
     def ask(self, key: str, request: bytes, within: float) -> Awaitable[Any]:
-        """The first half of `run`: the answer, or an error to `settle`. Nothing stands between it and the wire."""
+        """The first half of `run`, without anything that costs time: the reply, or an error reply to `settle`."""
         return self._ask_one(None, request, within) if self._direct else self._ask_node(key, request, within)
 
     async def settle(self, script: Script, key: str, request: bytes, error: Any, within: float) -> Any:
@@ -123,7 +123,7 @@ class RedisDriver:
             raise
 
     async def run_replicated(self, script: Script, key: str, request: bytes, within: float) -> tuple[Any, int]:
-        """As `run`, and how many replicas have it too."""
+        """As `run`, and the number of replicas that have it too."""
         within = await self._get_ready(within)
         address = None if self._map is None else self._map.node_of(key)
         wait = self._wait(within)
@@ -139,15 +139,15 @@ class RedisDriver:
         return answer, replicas
 
     def _wait(self, within: float) -> bytes:
-        """Ask how many replicas have what this connection wrote, for as long as they may take."""
+        """Ask how many replicas have the writes of this connection."""
         return command("WAIT", self.replicas, max(1, int(min(within / 2, 1.0) * 1000)))
 
     async def run_all(
         self, script: Script, calls: Sequence[Call], within: float, *, replicated: bool = False
     ) -> list[Any]:
-        """Run many, on whichever servers; for those that cannot be known the answer is a BackendUnavailable.
+        """Run many scripts on their servers; the result of one that is not known is a BackendUnavailable.
 
-        If `replicated`, what too few replicas have counts as not known.
+        If `replicated`, a write that too few replicas have counts as not known.
         """
         until = boot_now() + within
         within = await self._get_ready(within)
@@ -167,11 +167,11 @@ class RedisDriver:
         for (address, indices), share in zip(
             shares.items(), await self._connections.ask_each(requests, within), strict=True
         ):
-            told = self._enough(share, address) if wait else share
-            if isinstance(told, BackendUnavailable):
+            confirmed = self._enough(share, address) if wait else share
+            if isinstance(confirmed, BackendUnavailable):
                 self._lost_track(address)
             for number, index in enumerate(indices):
-                answer: Any = told if isinstance(told, BackendUnavailable) else told[number]
+                answer: Any = confirmed if isinstance(confirmed, BackendUnavailable) else confirmed[number]
                 if answer.__class__ is ReplyError:
                     answer = await self._settle_one(script, calls[index], answer, address, until, wait)
                 answers[index] = answer
@@ -187,11 +187,11 @@ class RedisDriver:
             settled = await self._settle(script, call.request, answer, address, left, wait)
         except BackendUnavailable as error:
             return error
-        told = self._enough(settled, address) if wait else settled
-        return told if isinstance(told, BackendUnavailable) else told[0]
+        confirmed = self._enough(settled, address) if wait else settled
+        return confirmed if isinstance(confirmed, BackendUnavailable) else confirmed[0]
 
     def _enough(self, share: Any, address: Address | None) -> Any:
-        """What was answered, if enough replicas have it."""
+        """The replies, if enough replicas have the writes; else a BackendUnavailable."""
         if isinstance(share, BackendUnavailable):
             return share
         if share[-1].__class__ is ReplyError:
@@ -201,12 +201,12 @@ class RedisDriver:
     def too_few(self, replicas: int, *, transient: bool = True) -> BackendUnavailable:
         return unavailable(
             self.endpoint.name,
-            f"has only {replicas} replicas that confirm what it was told, and {self.replicas} were asked for",
+            f"has only {replicas} replicas that confirm the write, and {self.replicas} were asked for",
             transient=transient,
         )
 
     async def question(self, key: str, request: bytes, within: float, script: Script = _NO_SCRIPT) -> Any:
-        """As `run`, for what changes nothing: asked again at once if the connection had ended unnoticed."""
+        """As `run`, for a request that only reads: repeated at once if the connection had ended unnoticed."""
         started = boot_now()
         try:
             return await self.run(script, key, request, within)
@@ -217,14 +217,14 @@ class RedisDriver:
             return await self.run(script, key, request, left)
 
     async def scan(self, pattern: str, within: float) -> list[bytes]:
-        """All keys like that, on every server that has any."""
+        """All keys of that pattern, on every server that has any."""
         within = await self._get_ready(within)
         if self._map is not None:
-            await self._learn(within)  # a node that we do not know of has keys too
+            await self._learn(within)  # a node that is not in the map has keys too
         found: list[bytes] = []
         for address in (None,) if self._map is None else self._map.primaries():
             until = boot_now() + within
-            await self._wake_up(address, within)
+            await self._probe(address, within)
             cursor = b"0"
             while True:
                 request = command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
@@ -238,8 +238,8 @@ class RedisDriver:
                     break
         return found
 
-    async def _wake_up(self, address: Address | None, within: float) -> None:
-        """Find out now if the connection has ended unnoticed."""
+    async def _probe(self, address: Address | None, within: float) -> None:
+        """Notice now if the connection has ended, so that the scan gets a new one."""
         with suppress(BackendUnavailable):
             await self._ask_one(address, command("PING"), within / 2)
 
@@ -250,14 +250,14 @@ class RedisDriver:
         self._connections.after_fork()
 
     def __repr__(self) -> str:
-        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"  # two of them are one store if this is the same
+        return f"redis at {self.endpoint.name}, db {self.endpoint.db}"  # equal for two drivers of one store
 
-    # Answers that are none
+    # Error replies
 
     async def _settle(
         self, script: Script, request: bytes, answer: Any, address: Address | None, within: float, wait: bytes = b""
     ) -> list[Any]:
-        """Follow an error that says how to ask instead. What it refused has not happened, so it may be asked again."""
+        """Follow an error reply that says where or how to ask instead: the request had no effect, so it is repeated."""
         until = boot_now() + within
         asking = b""
         for _ in range(MAX_REDIRECTIONS):
@@ -276,7 +276,7 @@ class RedisDriver:
             answer = answers[0]
             if answer.__class__ is not ReplyError:
                 return answers
-        raise unavailable(self.endpoint.name, "sends us from node to node")
+        raise unavailable(self.endpoint.name, "redirects from node to node without end")
 
     def _refused(self, answer: Any, address: Address | None) -> BackendUnavailable:
         error = refusal(str(address or self.endpoint.name), answer)
@@ -288,7 +288,7 @@ class RedisDriver:
     # The cluster
 
     async def _learn(self, within: float) -> Address:
-        """Ask any node who has what, and tell which one knew. Raises BackendUnavailable if none answers."""
+        """Ask nodes for the map of the cluster; the node that knew it. Raises BackendUnavailable if none answers."""
         assert self._map is not None
         until = boot_now() + within
         error: BackendUnavailable | None = None
@@ -305,17 +305,17 @@ class RedisDriver:
                 continue
             if answer.__class__ is not ReplyError and self._map.read(answer, address):
                 return address
-            error = unavailable(str(address), f"does not tell of its cluster: {answer}", transient=answer == [])
+            error = unavailable(str(address), f"does not report its cluster: {answer}", transient=answer == [])
         raise error or unavailable(self.endpoint.name, "did not answer in time")
 
     def _lost_track(self, address: Address | None) -> None:
         if self._map is not None:
             self._map.mark_in_doubt(address)
 
-    # Good manners
+    # Before the first request
 
     async def _get_ready(self, within: float) -> float:
-        """Whatever must be known before anything is asked; how much of the time is left."""
+        """Learn what must be known before the first request; how much of the time is left."""
         if self._greeted and (self._map is None or not self._map.stale):
             return within
         until = boot_now() + within
@@ -326,13 +326,13 @@ class RedisDriver:
         return max(0.01, until - boot_now())
 
     async def identify(self, within: float) -> tuple[str, str]:
-        """Version and role of the server, or of a node of the cluster; empty where it does not tell this user."""
+        """Version and role of the server, or of a node of the cluster; empty where this user may not read INFO."""
         address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "server") + command("INFO", "replication")
         return version_and_role(facts_in(await self._connections.ask(address, questions, 2, within)))
 
     async def _greet(self, within: float) -> None:
-        """Once: look at what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
+        """Once: read what kind of server this is. Raises BackendUnavailable for one that takes no writes."""
         address = None if self._map is None else await self._learn(within)
         questions = command("INFO", "memory") + command("INFO", "replication")
         facts = facts_in(await self._connections.ask(address, questions, 2, within))
@@ -341,8 +341,12 @@ class RedisDriver:
                 self.endpoint.name, "is a read-only replica: locks are kept on the primary", transient=False
             )
         policy = facts.get("maxmemory_policy", "noeviction")
-        told, self._greeted, self._direct = self._greeted, True, self._map is None  # others may have asked meanwhile
-        if not told and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
+        greeted, self._greeted, self._direct = (
+            self._greeted,
+            True,
+            self._map is None,
+        )  # another task may have, meanwhile
+        if not greeted and facts.get("maxmemory", "0") != "0" and policy != "noeviction":
             _logger.warning(EVICTION_WARNING, self.endpoint.name, policy)
 
 

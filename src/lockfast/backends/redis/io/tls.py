@@ -1,8 +1,8 @@
-"""TLS to servers of Redis' kind: what the options that begin with `ssl_` mean, and one context for all connections.
+"""TLS to Redis and Valkey: what the options `ssl_…` mean, and one context for all connections.
 
-Decides: which options there are, and when a context is built. To build one takes longer than all the rest of a
-connection, so connections with the same options share it, until one of the files that it was built from changes.
-Leaves to `endpoints`: to connect. Leaves to redis-py's own connections: options that are not known here, as OCSP.
+Decides: which options there are, and when a context is built. Building one takes longer than the rest of connecting, so
+connections with the same options share it until one of the files that it was built from changes.
+Leaves to `endpoints`: to connect. Leaves to redis-py's own connections: options that are not known here, such as OCSP.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from lockfast._text import shown
 _PREFIX: Final = "ssl_"
 _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _OF_REDIS_PY: Final = signature(redis.SSLConnection).parameters
-_CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not, unless asked to
-_NONE_IS_NO: Final = frozenset({"ssl_cert_reqs", "ssl_check_hostname"})  # for a client of redis-py
-_MAX_CONTEXTS: Final = 16  # that are kept
+_CHECKS_HOST_NAMES: Final = bool(_OF_REDIS_PY["ssl_check_hostname"].default)  # redis-py 5 does not by default
+_NONE_IS_NO: Final = frozenset({"ssl_cert_reqs", "ssl_check_hostname"})  # where a client of redis-py means no by None
+_MAX_CONTEXTS: Final = 16
 _HASHED: Final = re.compile(r"[0-9a-f]{8}\.r?\d+")  # a certificate or a revocation list, by the hash of its subject
 
 
 class Tls(NamedTuple):
-    """What the options say; each field is one of them, without its prefix."""
+    """The options; each field is one of them, without its prefix."""
 
     certfile: str | None = None
     keyfile: str | None = None
@@ -49,7 +49,7 @@ class Tls(NamedTuple):
 
     @property
     def trust(self) -> dict[str, Any]:
-        """Which certificates it trusts, as a URL says it."""
+        """Which certificates it trusts, as options of a URL."""
         mode = next(word for word, mode in _MODES.items() if mode == self.cert_reqs)
         return {"ssl_cert_reqs": mode, "ssl_check_hostname": self.check_hostname}
 
@@ -58,19 +58,19 @@ def is_tls(option: str) -> bool:
     return option.startswith(_PREFIX)
 
 
-# That a URL can have.
+# In URLs.
 OPTIONS: Final = {*(_PREFIX + field for field in Tls._fields), *filter(is_tls, _OF_REDIS_PY)} - {"ssl_ocsp_context"}
-USUAL: Final = Tls(check_hostname=True).trust  # where a URL says nothing
+USUAL: Final = Tls(check_hostname=True).trust  # the defaults of a URL
 
 
 def says_something(option: str, value: Any) -> bool:
-    """False for what a client of the one world leaves out, and one of the other may not know."""
+    """False for an option that is not set: a client of the other world may not know it."""
     left_out = value is None or (option.startswith("ssl_validate_ocsp") and not value)
     return option in _NONE_IS_NO or not left_out
 
 
 def tls_of(settings: Mapping[str, Any]) -> Tls | None:
-    """None if redis-py has to see to it. Raises ValueError for options that mean nothing."""
+    """None if redis-py must build the context. Raises ValueError for options that make no sense."""
     given = {name.removeprefix(_PREFIX): value for name, value in settings.items() if is_tls(name)}
     known = {name: _read(name, value) for name, value in given.items() if name in Tls._fields}
     tls = Tls(**known)
@@ -82,12 +82,12 @@ def tls_of(settings: Mapping[str, Any]) -> Tls | None:
 
 
 def checks_host_names(settings: Mapping[str, Any]) -> bool:
-    """Yes, unless the URL says otherwise. redis-py 5 does not by default, and would send the password to any server
-    with a certificate of a trusted authority."""
+    """True unless the URL says otherwise. redis-py 5 does not by default, and would send the password to any server
+    that has a certificate of a trusted authority."""
     verified = settings.get("ssl_cert_reqs") != "none"
     asked = settings.get("ssl_check_hostname")
     if asked and not verified:
-        raise ValueError("ssl_check_hostname=true has no certificate to look at: ssl_cert_reqs is none")
+        raise ValueError("ssl_check_hostname=true has no certificate to check: ssl_cert_reqs is none")
     return verified if asked is None else bool(asked)
 
 
@@ -104,7 +104,7 @@ def _mode(value: Any) -> ssl.VerifyMode:
 
 
 def _flags(value: Any) -> tuple[ssl.VerifyFlags, ...]:
-    """A list, or its text as a URL has it."""
+    """From a list, or from its text in a URL."""
     if isinstance(value, str):
         return tuple(ssl.VerifyFlags[name.strip()] for name in value.strip("[]").split(","))
     return tuple(map(ssl.VerifyFlags, value))
@@ -153,13 +153,13 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     folders = (tls.ca_path, os.environ.get(usual.openssl_capath_env, usual.openssl_capath))
     files = (tls.certfile, tls.keyfile, tls.ca_certs, usual.cafile, *chain(*map(_certificates_in, folders)))
     states = tuple(map(_state, files))
-    with section(_mutex):  # of threads that connect at once, the first builds it for all
+    with section(_mutex):  # of threads that connect together, the first builds it for all
         return _build(tls, states)
 
 
 def _certificates_in(folders: str | None) -> list[str]:
-    """The files that OpenSSL reads there, one at a time as a connection needs it, and keeps in the context. To write
-    one of them changes nothing about the folder."""
+    """The files that OpenSSL reads there, when a connection first needs one, and keeps in the context. Writing one of
+    them does not change the state of the folder."""
     found: list[str] = []
     for folder in os.fsdecode(folders or "").split(os.pathsep):
         with suppress(OSError), os.scandir(folder) as entries:

@@ -17,14 +17,14 @@ from lockfast.backends.redis.io.sentinels import SENTINEL_PORT, SERVICE_ERRORS, 
 from lockfast.backends.redis.io.tls import OPTIONS, checks_host_names, is_tls
 
 _SWITCHES = ("socket_keepalive", "ssl_check_hostname", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled")
-_YES, _NO = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")  # for redis-py all the rest is true
+_YES, _NO = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")  # redis-py takes every other value for true
 
 
 # From a URL
 
 
 def endpoint_of_url(parts: SplitResult) -> RedisEndpoint:
-    """Raises ValueError for a URL that says nothing sensible."""
+    """Raises ValueError for a URL that makes no sense."""
     scheme = parts.scheme.replace("valkey", "redis", 1)
     base, _, variant = scheme.partition("+")
     tls = base == "rediss"
@@ -58,16 +58,16 @@ def _number(db: str, parts: SplitResult) -> int:
 
 
 def _parse(parts: SplitResult, base: str) -> dict[str, Any]:
-    """redis-py reads it, with one host instead of several."""
+    """redis-py parses it, with one host instead of several."""
     user, at, hosts = parts.netloc.rpartition("@")
     path = "" if "+" in parts.scheme else parts.path
     first = "" if base == "unix" else hosts.partition(",")[0]
     if any(re.search(r":0+$", host) for host in hosts.split(",")):
-        raise ValueError(f"nobody can be reached at port 0 of a {parts.scheme}:// URL")
+        raise ValueError(f"no server can have port 0, as this {parts.scheme}:// URL says")
     if base == "unix" and (not path or hosts):
         raise ValueError("a unix URL names the socket: unix:///path/to/the.sock")
     _hosts(parts, PORT)
-    url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(): it would leave out an empty host
+    url = f"{base}://{user}{at}{first}{path}?{parts.query}"  # not by geturl(), which leaves out an empty host
     try:
         settings = dict(redis.ConnectionPool.from_url(url).connection_kwargs)
     except ValueError as error:  # which may show a part of the password
@@ -96,7 +96,7 @@ def _is_on(option: str, value: str, query: str) -> bool:
 
 
 def _about_password(parts: SplitResult) -> str:
-    """A `/`, `?` or `#` in it ends what is read as host and port, and leaves an `@` behind."""
+    """A `/`, `?` or `#` in a password ends the host and port too early, and leaves an `@` in the rest."""
     behind = f"{parts.path}{parts.query}{parts.fragment}"
     return "; is something in its password not percent-encoded?" if "@" in behind else ""
 
@@ -105,7 +105,7 @@ def _hosts(parts: SplitResult, port: int) -> list[Address]:
     hosts = [SplitResult("", host, "", "", "") for host in parts.netloc.rpartition("@")[2].split(",") if host]
     try:
         found = [Address(host.hostname or "localhost", host.port or port) for host in hosts]
-    except ValueError:  # as above
+    except ValueError:  # which may show a part of the password
         what = f"the port of a {parts.scheme}:// URL is a number from 1 to 65535"
         raise ValueError(f"{what}{_about_password(parts)}") from None
     return found or [Address("localhost", port)]
@@ -115,7 +115,7 @@ def _hosts(parts: SplitResult, port: int) -> list[Address]:
 
 
 def endpoint_of_client(client: Any) -> RedisEndpoint | None:
-    """Where it would connect to, or None if this is no client of redis-py's. Its connections are not used."""
+    """The endpoint that it would connect to, or None if it is no client of redis-py. Its connections are not used."""
     nodes = getattr(client, "nodes_manager", None)
     if nodes is not None:
         settings = dict(getattr(client, "connection_kwargs", None) or nodes.connection_kwargs)

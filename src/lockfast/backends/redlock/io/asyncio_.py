@@ -96,7 +96,7 @@ class QuorumWaiters(AsyncioWaiters):
         self.address = new_channel(clustered=False)
 
     def expect(self, claim: Claim) -> str:
-        self.waiter(claim)
+        self.add_waiter(claim)
         return self.address
 
     def close(self) -> None:

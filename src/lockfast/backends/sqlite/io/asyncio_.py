@@ -1,16 +1,16 @@
-"""SQLite for asyncio: a request is answered in the loop's own thread, since that takes some microseconds.
+"""SQLite for asyncio: a request runs in the event loop's own thread, since it takes some microseconds.
 
 Decides: which thread runs a request, in which order, and how long requests may stop the loop at a time.
-Leaves to `thread`: what may wait for the disk for long. Leaves to `stalls`: when requests must go there too.
+Leaves to `thread`: work that may wait for the disk. Leaves to `stalls`: when requests must run there too.
 
-Python's sqlite3 gives up the GIL around each statement. In a thread of its own a transaction would wait for it a dozen
-times, each time for milliseconds beside a loop that computes, and keep the file from all other processes meanwhile.
-In the loop it does not wait: a commit writes to the log only, and a file that another process is writing is asked for
-again later. The disk has to confirm a commit only if it is the first one after the log was started again. The thread
-makes that one after its own checkpoints; after those of other processes it may fall to the loop.
+Python's sqlite3 releases the GIL around each statement. In a thread of its own a transaction would wait for the GIL a
+dozen times, each time for milliseconds beside a loop that computes, and block the file for all other processes.
+In the loop it does not wait: a commit writes to the log only, and a file that another process is writing is tried again
+later. Only the first commit after a restart of the log waits for the disk. The thread makes that commit after its own
+checkpoints; after those of other processes it may fall to the loop.
 
-Requests run in the order in which they were asked for, one at a time. One whose caller was cancelled either does not
-run any more, or runs before all that come after it: what cleans up after a request runs after it.
+Requests run in order, one at a time. A request whose caller was cancelled either does not run any more, or runs before
+all later ones: what cleans up after a request runs after it.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from lockfast.errors import BackendUnavailable
 T = TypeVar("T")
 Answer = tuple[Any, list[WakeUp]]
 
-SLICE_S: Final = 0.00025  # that requests may take before other callbacks of the loop have a turn
+SLICE_S: Final = 0.00025  # for requests, before other callbacks of the loop run
 PAUSE_S: Final = (0.0002, 0.001)  # between two tries for a file that is in use, after AT_ONCE turns of the loop
-LATE_S: Final = 0.05  # over the time that a request has: its own error, if there is one, says more than silence
-LATE_CHECKS: Final = 3  # in that time: a process that stood still finds its answer at one of them
+LATE_S: Final = 0.05  # after the time of a request: its own error, if one comes, says more than a timeout
+LATE_CHECKS: Final = 3  # in that time: after a stop of the process the result is there at one of them
 CLOSE_WITHIN_S: Final = 2.0
 
 
 class _Pending:
-    """A request in the queue. It is no longer run once it is answered, or its caller has left."""
+    """A request in the queue. It does not run any more once it has a result, or its caller has left."""
 
     __slots__ = ("_left", "answer", "request", "too_late", "until")
 
     def __init__(self, answer: asyncio.Future[Any], request: SqliteRequest | None, until: float) -> None:
         self._left = False  # not by cancelling the future: its loop may be closed
         self.answer = answer
-        self.request = request  # None is to close the file
+        self.request = request  # None closes the file
         self.until = until
         self.too_late: asyncio.TimerHandle | None = None
 
@@ -90,11 +90,11 @@ class AsyncioSqlite:
         self._blocking = blocking
         self._thread = SqliteThread(blocking.shut)
         self._stalls = Stalls()
-        self._queue: deque[_Pending] = deque()  # the first of them may be in the thread
-        self._turn: asyncio.Handle | None = None  # when the queue goes on, if a callback is scheduled for it
-        self._refused = 0  # how often in a row, because another process had the file
-        self._spent_s = 0.0  # by requests since other callbacks had a turn
-        self._closed = False  # for good: a request that comes later must not start another thread
+        self._queue: deque[_Pending] = deque()  # the first may be running in the thread
+        self._turn: asyncio.Handle | None = None  # the callback that continues the queue, if one is scheduled
+        self._refused = 0  # times in a row, because another process had the file
+        self._spent_s = 0.0  # on requests since other callbacks ran
+        self._closed = False  # for good: a later request must not start another thread
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def transact(
@@ -118,7 +118,7 @@ class AsyncioSqlite:
         return await self._enqueue(loop, request, within, now + within)
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises RuntimeError while the loop before lives. When that is closed nobody waits in the queue any more."""
+        """Raises RuntimeError while the previous loop is open. Once it is closed, no caller waits in the queue."""
         self.wakeups.read_in(loop)
         self._loop = loop
         self._forget_queue()
@@ -146,14 +146,14 @@ class AsyncioSqlite:
             self._spent_s += ended - now
             if ended - now >= SLOW_S and waits() != waited:
                 self._stalls.took(ended - now, ended)
-            self._see_to_log(ended)
+            self._keep_log_short(ended)
 
     def _end_slice(self) -> None:
         self._spent_s = 0.0
 
-    def _see_to_log(self, now: float) -> None:
+    def _keep_log_short(self, now: float) -> None:
         if self._blocking.log_is_long(now) and self._loop is not None:
-            with suppress(NoThread):  # then the log grows until there is one
+            with suppress(NoThread):  # then the log grows until a thread can start
                 self._thread.do(self._loop, self._blocking.checkpoint, self._take_turn)
 
     # In the queue
@@ -184,7 +184,7 @@ class AsyncioSqlite:
             self._turn = loop.call_later(seconds, self._take_turn) if seconds else loop.call_soon(self._take_turn)
 
     def _take_turn(self, *_: object) -> None:
-        """Other callbacks have had theirs, or the thread has done its work."""
+        """Other callbacks have run, or the thread has done its work."""
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
@@ -192,7 +192,7 @@ class AsyncioSqlite:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Run the requests in the queue, the first of them first, until other callbacks must have a turn."""
+        """Run the requests in the queue in order, until other callbacks must run."""
         try:
             while self._queue and self._turn is None and not self._thread.has_work:
                 first = self._queue[0]
@@ -208,7 +208,7 @@ class AsyncioSqlite:
             raise
 
     def _serve(self, pending: _Pending) -> None:
-        """It is answered, or given to the thread; or another process has the file, and the next turn is scheduled."""
+        """Run the request here or in the thread; if another process has the file, schedule the next turn."""
         assert self._loop is not None
         request, now = pending.request, boot_now()
         try:
@@ -229,15 +229,15 @@ class AsyncioSqlite:
                 self._thread.do(self._loop, work, partial(self._opened, pending))
         except Exception as error:
             pending.settle(None, error)
-        except BaseException:  # an interrupt: it may have been done, and to do a release again would find no hold
-            text = f"the lock store {str(self._blocking.path)!r} was interrupted, and its answer is lost"
+        except BaseException:  # an interrupt: it may have been done, and a repeated release would find no hold
+            text = f"the lock store {str(self._blocking.path)!r} was interrupted, and its reply is lost"
             pending.settle(None, BackendUnavailable(text))
             raise
 
     def _served(self, pending: _Pending, answer: Answer | None, error: Exception | None) -> None:
         pending.settle(answer, error)
         if not self._closed:
-            self._see_to_log(boot_now())
+            self._keep_log_short(boot_now())
         self._take_turn()
 
     def _opened(self, pending: _Pending, _: object, error: Exception | None) -> None:
@@ -248,7 +248,7 @@ class AsyncioSqlite:
     # The end
 
     async def close(self) -> None:
-        """Whatever was asked for before is done first, unless the disk hangs or the file stays in use."""
+        """Earlier requests run first, unless the disk hangs or the file stays in use."""
         self._closed = True
         self.wakeups.close()
         if not self._thread.runs:
@@ -286,7 +286,7 @@ class AsyncioSqlite:
 
 
 class AsyncioSqliteWakeups(AsyncioWaiters):
-    """The loop itself reads the mailbox."""
+    """The event loop reads the inbox."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class AsyncioSqliteWakeups(AsyncioWaiters):
         return loop
 
     def expect(self, claim: Claim) -> str:
-        self.waiter(claim)
+        self.add_waiter(claim)
         if self._inbox is None:
             self._inbox = self._open()
             if self._inbox is not None and self._loop is not None:
@@ -346,7 +346,7 @@ class AsyncioSqliteWakeups(AsyncioWaiters):
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
-        """The mailbox is the parent's; only our copy of it is closed."""
+        """In the child: close our copy of the parent's inbox."""
         if self._inbox is not None:
             self._inbox.abandon()
         self._inbox = None

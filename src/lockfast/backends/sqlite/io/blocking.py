@@ -1,8 +1,8 @@
-"""SQLite: one connection, one short transaction a verb, and errors in our own words.
+"""SQLite: one connection, one short transaction for each verb, and errors in our own words.
 
-Decides: how a transaction is begun under contention, when the file is opened again, what SQLite's errors mean.
-Leaves to the backend: what is read and written. Leaves to the asyncio driver beside this one: in which thread it runs
-a request there, and when the log is copied into the file.
+Decides: how a transaction begins under contention, when the file is reopened, what SQLite's errors mean.
+Leaves to the backend: what is read and written. Leaves to the asyncio driver beside this one: which thread runs a
+request, and when the log is checkpointed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from lockfast.errors import BackendUnavailable
 T = TypeVar("T")
 
 VERSION: Final = sqlite3.sqlite_version
-TRIES_WITHOUT_PAUSE = 12  # times to ask again without a pause: a transaction is over before a timer could ring
-CHECK_FILE_EVERY_S = 0.02  # seconds between two looks whether the file is still the one in the folder
-LOG_LIMIT_BYTES = 4 << 20  # to which the log is cut when all of it is in the file: it seldom needs more
-CHECKPOINT_EVERY_S = 0.1  # at most: a reader that keeps the log from being started again may stay for long
+TRIES_WITHOUT_PAUSE = 12  # for a file that is in use: most transactions end before a timer could fire
+CHECK_FILE_EVERY_S = 0.02  # whether the open file is still the one in the folder
+LOG_LIMIT_BYTES = 4 << 20  # to which the log is truncated after a checkpoint: it seldom needs more
+CHECKPOINT_EVERY_S = 0.1  # at most: a reader may keep the log from being restarted for long
 
 _logger = logging.getLogger("lockfast")
 
@@ -45,7 +45,7 @@ Execute = Callable[..., sqlite3.Cursor]
 
 
 class WakeUp(NamedTuple):
-    """Tell the process at `address` that its claim may look again."""
+    """A message to the process at `address`: its claim should ask again."""
 
     address: str
     key: str
@@ -53,7 +53,7 @@ class WakeUp(NamedTuple):
 
 
 class SqliteTransaction:
-    """What a step of the backend may use, for the time of one transaction."""
+    """What a step of the backend uses during one transaction."""
 
     __slots__ = ("execute", "host", "inbox", "now", "wakeups")
 
@@ -62,21 +62,21 @@ class SqliteTransaction:
         self.host = host
         self.inbox = inbox  # where the waiters of this process are woken
         self.now = host.now()
-        self.wakeups: list[WakeUp] = []  # sent when the transaction is committed
+        self.wakeups: list[WakeUp] = []  # sent after the commit
 
 
 Step = Callable[..., T]
 
-# What is asked of the store: `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
+# `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
 SqliteRequest = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
 
 
 def _only_open(_: SqliteTransaction) -> None:
-    """What opens the file, and makes the tables of a new one."""
+    """A step that does nothing: the request opens the file, and makes the tables of a new one."""
 
 
 def _write_nothing_new(t: SqliteTransaction) -> None:
-    """A commit that changes nothing, and is written to the log all the same."""
+    """A commit that changes nothing, and is written to the log nevertheless."""
     version = t.execute("PRAGMA user_version").fetchone()[0]
     t.execute(f"PRAGMA user_version = {version}")
 
@@ -85,14 +85,16 @@ OPENING: Final[SqliteRequest] = (_only_open, (), None, True)
 
 
 class SqliteSchema(NamedTuple):
-    """What the backend does with a file that was just opened."""
+    """What the backend checks and does in a file that was just opened."""
 
-    is_current: Callable[[SqliteTransaction], bool]  # only reads; raises BackendUnavailable for a file that is not ours
+    is_current: Callable[
+        [SqliteTransaction], bool
+    ]  # only reads; raises BackendUnavailable for a file of another program
     prepare: Callable[[SqliteTransaction], None]  # before the first write through a connection
 
 
 class SqliteDriver(Protocol):
-    """What the backend asks of either driver."""
+    """The driver of either world, as the backend uses it."""
 
     @property
     def wakeups(self) -> Wakeups: ...
@@ -104,10 +106,10 @@ class SqliteDriver(Protocol):
         quick: Step[T | None] | None = None,
         reads: bool = False,
     ) -> tuple[T, list[WakeUp]]:
-        """Run `step(transaction, *args)` in one transaction; also the wakes that reached nobody.
+        """Run `step(transaction, *args)` in one transaction; its result, and the wake-ups that reached no process.
 
-        `quick`, a single statement, is tried first; if it has an answer other than None that is all.
-        A step that only `reads` sees one state of the file, keeps no writer waiting and waits for none.
+        `quick`, a single statement, is tried first; a result other than None is final.
+        A step that only `reads` sees one state of the file, delays no writer and waits for none.
         """
         ...
 
@@ -131,7 +133,7 @@ class BlockingSqlite:
         *,
         checkpoints: bool = True,
     ) -> None:
-        """Without `checkpoints` hardly any commit waits for the disk, and the caller sees to the log: `log_is_long`."""
+        """Without `checkpoints` hardly any commit waits for the disk, and the caller checkpoints: see `log_is_long`."""
         self.path = path
         self.wakeups = wakeups
         self._name = str(path)  # a plain string is quicker to look up than a Path
@@ -145,16 +147,16 @@ class BlockingSqlite:
 
     def _reset(self) -> None:
         self._mutex = Mutex()  # one transaction at a time on the one connection
-        self._closed = False  # for good: what was under way then opens nothing again
+        self._closed = False  # for good: a request in flight must not reopen the file
         self._db: sqlite3.Connection | None = None
         self._readable = False  # all tables are there
         self._writable = False  # and the counter is above all fences that can have been given out
         self._log = ""  # where SQLite keeps the log of the file that is open
-        self._files: tuple[object, ...] = ()  # what is open: device and inode of the file and of its log
-        self._looked_at = 0.0  # when we last saw that these are still the ones in the folder
+        self._files: tuple[object, ...] = ()  # device and inode of the open file and its log
+        self._checked_at = 0.0  # when these were last seen to be the ones in the folder
         self._log_bytes = 0  # how long the log was then
         self._checkpoint_at = 0.0  # not before that
-        self._warning = ""  # to be logged as soon as the mutex is free
+        self._warning = ""  # logged as soon as the mutex is free
 
     async def transact(
         self,
@@ -167,19 +169,19 @@ class BlockingSqlite:
         return self.run((step, args, quick, reads), boot_now() + within)
 
     def run(self, request: SqliteRequest, until: float) -> tuple[Any, list[WakeUp]]:
-        """Ask again and again while another process has the file."""
+        """Retry while another process has the file."""
         tries = 0
         while True:
             answer = self.attempt(request, until)
             if answer is not None:
                 return answer
             tries += 1
-            _pause(tries)  # our own mutex is free meanwhile
+            _pause(tries)  # the mutex is free meanwhile
 
     def attempt(self, request: SqliteRequest, until: float) -> tuple[Any, list[WakeUp]] | None:
-        """Ask once, and wait for nothing but the disk. None if another process has the file, and it is not `until`."""
+        """Try once, and wait for nothing but the disk. None if another process has the file before `until`."""
         try:
-            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and minding it.
+            # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and guarding it.
             with section(self._mutex):
                 answer, wakeups = self._answer(*request)
         except sqlite3.Error as error:
@@ -210,8 +212,8 @@ class BlockingSqlite:
                     return done, []
             return self._transact(db, step, args)
         except BaseException as error:
-            # Code that keeps the error keeps the frames that it passed through, and with them a query that was not
-            # read to its end. That would hold on to an old state of the file, from which nothing can be written.
+            # Code that keeps the error keeps its frames, and with them a query that was not read to its end. That query
+            # would keep the connection at an old state of the file, from which nothing can be written.
             clear_frames(error.__traceback__)
             raise
 
@@ -231,7 +233,7 @@ class BlockingSqlite:
         except sqlite3.OperationalError as error:
             if not _is_undecodable(error):
                 raise
-            db.text_factory = _decoded  # for the rest of this connection: it costs a call for each text
+            db.text_factory = _decoded  # for the rest of this connection, at the cost of a call for each text
         return self._transact_once(db, step, args, begin)
 
     def _transact_once(
@@ -267,11 +269,11 @@ class BlockingSqlite:
         return host if self._clock is None else host._replace(now=self._clock.now)
 
     def _open(self) -> sqlite3.Connection:
-        """The connection, opened again if the file was deleted or replaced under us."""
+        """The connection, reopened if the file was deleted or replaced."""
         db, now = self._db, boot_now()
         if db is not None:
             if self._is_current(now):
-                if db.in_transaction:  # left over from a request that was interrupted more than once
+                if db.in_transaction:  # left by a request that was interrupted more than once
                     db.rollback()
                 return db
             db.close()
@@ -290,7 +292,7 @@ class BlockingSqlite:
             self._set_up(db)
             self._log = f"{file}-wal"
             self._files = self._identify()
-            self._looked_at = now
+            self._checked_at = now
         except BaseException:
             db.close()
             raise
@@ -299,20 +301,20 @@ class BlockingSqlite:
         return db
 
     def is_open(self, now: float) -> bool:
-        """Whether a request finds the file open. Else the next one opens it, or says why it cannot."""
+        """Whether a request finds the file open. Else the next request opens it, or raises why it cannot."""
         with section(self._mutex), suppress(OSError):
             return self._db is not None and self._is_current(now)
         return False
 
     def _is_current(self, now: float) -> bool:
-        return now - self._looked_at < CHECK_FILE_EVERY_S or self._is_same()
+        return now - self._checked_at < CHECK_FILE_EVERY_S or self._is_same()
 
     def _is_same(self) -> bool:
         try:
             same = self._identify() == self._files
         except FileNotFoundError:
-            return False  # deleted: whoever comes next makes a new one, and so do we
-        self._looked_at = boot_now()
+            return False  # deleted: the next process to open it makes a new one, and so do we
+        self._checked_at = boot_now()
         return same
 
     def _identify(self) -> tuple[object, ...]:
@@ -321,9 +323,9 @@ class BlockingSqlite:
         return file.st_dev, file.st_ino, log.st_ino
 
     def _refuse_foreign(self, file: Path) -> None:
-        """A file of another program stays as it is: nothing is written, made beside it or rolled back.
+        """The file of another program stays as it is: nothing is written, created beside it or rolled back.
 
-        What this way of opening cannot see, such as the log, is seen later. So nothing but a refusal counts here.
+        An immutable connection does not see everything, such as the log. So only a refusal counts here.
         """
         with suppress(sqlite3.Error):
             uri = f"file:{quote(os.fsencode(file))}?immutable=1"
@@ -345,7 +347,7 @@ class BlockingSqlite:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         folder = sqlite_file.follow(self.path).parent
         if code == sqlite3.SQLITE_CANTOPEN and not os.access(folder, os.W_OK):
-            code = sqlite3.SQLITE_READONLY  # SQLite does not look for the reason
+            code = sqlite3.SQLITE_READONLY  # SQLite does not say which
         text, transient = _ERRORS.get(code, (f"failed: {error}", False))
         return self._unavailable(text, transient=transient)
 
@@ -358,21 +360,21 @@ class BlockingSqlite:
     # The log
 
     def log_is_long(self, now: float) -> bool:
-        """Whether the log is to be copied into the file: it is longer than what it is cut to after that.
+        """Whether a checkpoint is due: the log is longer than a checkpoint leaves it.
 
-        So it has grown since it was last started again, by whichever process. To be asked after a request: that may
-        have started it again, and cut it.
+        So it has grown since it was last restarted, by any process. Call this after a request, which may have restarted
+        and truncated it.
         """
         if self._log_bytes <= LOG_LIMIT_BYTES or now < self._checkpoint_at:
             return False
-        with suppress(OSError):  # deleted: the next look sees that too
+        with suppress(OSError):  # deleted: the next check of the file notices that
             self._log_bytes = os.stat(self._log).st_size
         return self._log_bytes > LOG_LIMIT_BYTES
 
     def checkpoint(self) -> None:
-        """Copy the log into the file, as far as no reader needs it, and start it again.
+        """Copy the log into the file, as far as no reader needs it, and restart it.
 
-        Waits for the disk, and keeps no other process waiting. If it fails, the log goes on to grow.
+        Waits for the disk, and delays no other process. If it fails, the log goes on growing.
         """
         with section(self._mutex):
             if self._db is not None:
@@ -380,7 +382,7 @@ class BlockingSqlite:
                     self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                     self._transact(
                         self._db, _write_nothing_new, ()
-                    )  # the next commit starts it, and waits for the disk
+                    )  # restarts it: this commit waits for the disk instead of the next request
             self._checkpoint_at = boot_now() + CHECKPOINT_EVERY_S
 
     # Ending
@@ -398,7 +400,7 @@ class BlockingSqlite:
         self._sender.close()
 
     def before_fork(self) -> None:
-        """SQLite must not be carried through a fork, so the connection is closed, and closed it stays meanwhile."""
+        """A SQLite connection must not be carried through a fork, so it is closed, and stays closed during the fork."""
         if self._mutex.acquire(timeout=1.0) and self._db is not None:
             self._db.close()
             self._db = None
@@ -409,7 +411,7 @@ class BlockingSqlite:
             self.wakeups.after_fork()
             self._sender = DatagramSender()
         else:
-            with suppress(RuntimeError):  # it was not had
+            with suppress(RuntimeError):  # `before_fork` did not get it
                 self._mutex.release()
 
     def __repr__(self) -> str:
@@ -417,9 +419,9 @@ class BlockingSqlite:
 
 
 def _pause(tries: int) -> None:
-    """Before asking for the file again: short, random, and never longer than the last time.
+    """Before the next try: short, random, and no longer than the last pause.
 
-    SQLite's own handler sleeps longer after each failure, which lets newcomers overtake and starves the patient.
+    SQLite's own busy handler sleeps longer after each failure, which lets newcomers overtake and starves old requests.
     """
     if tries <= TRIES_WITHOUT_PAUSE:
         os.sched_yield()
@@ -428,12 +430,12 @@ def _pause(tries: int) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """In words: the number and the path, which is named already, help nobody."""
+    """In words, without the error number and the path, which the message has already."""
     return error.strerror.lower() if error.strerror else str(error)
 
 
 def _is_undecodable(error: sqlite3.Error) -> bool:
-    """Some text in the file is no text. The module says so itself, so there is no code of SQLite's."""
+    """A text in the file is not UTF-8. Python's module raises it, so there is no error code of SQLite."""
     return "decode to UTF-8" in str(error)
 
 
@@ -463,7 +465,7 @@ def open_driver(path: Path, schema: SqliteSchema, world: World, clock: Clock | N
     def inbox() -> DatagramInbox | None:
         return open_inbox(sqlite_file.follow(path))
 
-    guard = FloodGuard() if clock is None else None  # a clock that a test moves may stand still
+    guard = FloodGuard() if clock is None else None  # a test's clock may stand still
     if world.blocking:
         return BlockingSqlite(path, schema, BlockingWakeups(clock, inbox, guard), clock)
     from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqlite, AsyncioSqliteWakeups

@@ -1,7 +1,7 @@
 """Wake-ups between the processes of one host: one unix datagram socket for each `Locks` that waits.
 
-Decides: how an address is made and written, what a datagram says (the claim that may look again), and whose are read.
-Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
+Decides: how an address is made and written, what a datagram contains (the claim that should ask again), which senders
+are trusted. Leaves to the two drivers: who reads the socket, and how a waiter is woken inside the process.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.self_pipe import SelfPipe
 
-_ABSTRACT = sys.platform == "linux"  # such names need no file and vanish with their process
+_ABSTRACT = sys.platform == "linux"  # an abstract socket name needs no file and vanishes with its process
 
 _FOLDER = re.compile(r"/.*/lockfast-[^/]+", re.DOTALL)
 _NAME = re.compile(r"lockfast-[0-9a-f]{16}")
 _CLAIM = re.compile(r"[0-9a-f]{32}")
-_MAX_DATAGRAM_BYTES = 64  # bytes of a datagram that are read: a claim's id and some
-_WRITABLE = 0o022  # for the group, or for everybody
+_MAX_DATAGRAM_BYTES = 64  # that are read: a claim id and some more
+_WRITABLE = 0o022  # by the group, or by all users
 _CREDENTIALS = struct.Struct("iII")  # process, user, group
-# Room for the credentials and for nothing else, so that no open file of the sender's arrives with them.
+# Room for the credentials and nothing else, so that no file descriptor of the sender arrives with them.
 _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) if _ABSTRACT else 0
 
 
@@ -37,7 +37,7 @@ class DatagramInbox:
         """For the waiters of that file."""
         self.broken = False
         self._shared = all(path.stat().st_mode & _WRITABLE for path in (store, store.parent))
-        self._users = _users_of(store) if _ABSTRACT and not self._shared else None  # None: of any user
+        self._users = _users_of(store) if _ABSTRACT and not self._shared else None  # None: all users
         self._folder: Path | None = None
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -59,28 +59,28 @@ class DatagramInbox:
         self._folder = _private_folder()
         file = self._folder / name
         self.socket.bind(str(file))
-        if self._shared:  # only readers of the store know the name: nobody else can list the folder
+        if self._shared:  # only readers of the store know the name: no other user can list the folder
             file.chmod(0o666)
             self._folder.chmod(0o711)
         return str(file)
 
     def read(self, ready: Sequence[tuple[int, int]] | None = None) -> list[str]:
-        """What the datagrams since the last reading say; an empty text for one that does not count."""
+        """The datagrams since the last reading; an empty text for one of a user who is not trusted."""
         if ready is not None and not self._self_pipe.other_is_ready(ready):
             return []
         texts: list[str] = []
-        while len(texts) < _QUEUE_LENGTH:  # else a sender that is quicker than we are keeps us here
+        while len(texts) < _QUEUE_LENGTH:  # else a faster sender would keep us here
             try:
                 data, ancillary, _, _ = self.socket.recvmsg(_MAX_DATAGRAM_BYTES, _ROOM)
             except BlockingIOError:
                 return texts
-            counts = self._users is None or _sender(ancillary) in self._users
-            texts.append(data.decode(errors="replace") if counts else "")
+            trusted = self._users is None or _sender(ancillary) in self._users
+            texts.append(data.decode(errors="replace") if trusted else "")
         texts.append(WAKE_ALL)
         return texts
 
     def abandon(self) -> None:
-        """It is the parent's: close only our copy."""
+        """In the child of a fork: close our copy of the parent's socket."""
         self.socket.close()
         self._self_pipe.close()
 
@@ -97,7 +97,7 @@ class DatagramInbox:
 
 
 def open_inbox(store: Path) -> DatagramInbox | None:
-    """None where there are no such sockets; a waiter then looks by itself from time to time."""
+    """None where there are no such sockets; then waiters poll."""
     try:
         return DatagramInbox(store)
     except OSError:
@@ -105,12 +105,12 @@ def open_inbox(store: Path) -> DatagramInbox | None:
 
 
 def _users_of(store: Path) -> frozenset[int]:
-    """Who can write a file that is not shared: its owner, we ourselves, and root."""
+    """Who can write a file that is not shared: its owner, our user, and root."""
     return frozenset((store.stat().st_uid, os.getuid(), os.geteuid(), 0))
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """The user, as the kernel says; one that our user namespace does not know has the number of nobody."""
+    """The uid that the kernel reports; a user outside of our user namespace has the uid of nobody."""
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
             _, user, _ = _CREDENTIALS.unpack(data)
@@ -126,16 +126,16 @@ class DatagramSender:
         self._socket: socket.socket | None = None
 
     def send(self, address: str, claim: str) -> bool:
-        """False if no process has the address any more. A waiter that cannot be reached from here looks by itself.
+        """False if no process has the address any more. A waiter that cannot be reached from here polls.
 
-        Both come from the store, where anything may stand: what is no address of a mailbox is not written to.
+        Both arguments come from the store, which may contain anything: nothing is sent to what is no inbox address.
         """
         if not _is_inbox_address(address) or not _CLAIM.fullmatch(claim):
             return True
         try:
             self._open().sendto(claim.encode(), _sockaddr(address))
         except BlockingIOError:
-            return True  # its queue is full: it will find that out when it reads, and look at everything
+            return True  # its queue is full: it notices when it reads, and wakes all its waiters
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
@@ -145,7 +145,7 @@ class DatagramSender:
     def _open(self) -> socket.socket:
         opened = self._socket
         if opened is None:
-            with self._mutex:  # two threads that send for the first time share one
+            with self._mutex:  # two threads that send for the first time share one socket
                 opened = self._socket
                 if opened is None:
                     opened = self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -165,7 +165,7 @@ def _is_inbox_address(address: str) -> bool:
 
 
 def _private_folder() -> Path:
-    import tempfile  # takes long to import, and Linux does not need it
+    import tempfile  # slow to import, and not needed on Linux
 
     return Path(tempfile.mkdtemp(prefix="lockfast-"))
 
@@ -175,7 +175,7 @@ def _sockaddr(address: str) -> str:
 
 
 def _queue_length() -> int:
-    """Datagrams after which some may be missing. A long queue is never seen full: one sender's buffer ends first."""
+    """After that many datagrams some may be missing. A long queue never fills: the sender's buffer does first."""
     try:
         return max(1, min(100, int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())))
     except (OSError, ValueError):
@@ -186,7 +186,7 @@ _QUEUE_LENGTH = _queue_length()
 
 
 def _network() -> int:
-    """Abstract names are the network namespace's own, so an address tells which one it means."""
+    """Abstract names belong to a network namespace, so an address contains its number."""
     try:
         return os.stat("/proc/self/ns/net").st_ino
     except OSError:

@@ -1,11 +1,11 @@
-"""The thread beside an event loop for what may wait for the disk: one piece of work after the other.
+"""A thread beside an event loop for work that may wait for the disk, one piece at a time.
 
-Decides: how work gets to that thread and its result back, and that the thread gets to run beside a loop that computes.
+Decides: how work gets to that thread and its result back, and that the thread can run beside a loop that computes.
 Leaves to the driver: what is done in it.
 
-A thread that has waited for the disk needs the GIL to go on. A loop whose tasks compute for less than Python's switch
-interval each gives the GIL back and takes it again before the thread has woken up, and so without end. So while the
-thread has work, the loop stands aside from time to time: it waits for the thread itself, for a moment.
+A thread that has waited for the disk needs the GIL to go on. A loop whose tasks each compute for less than Python's
+switch interval releases the GIL and takes it again before the thread has woken up, again and again. So while the thread
+has work, the loop yields from time to time: it waits for the thread for a moment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, Final
 from lockfast._reentry import nothing, outside, start_thread
 from lockfast._worlds.asyncio_ import call_in
 
-ASIDE_EVERY_S: Final = 0.01
-ASIDE_S: Final = 0.002  # at most: as soon as the work is done the loop goes on
+YIELD_EVERY_S: Final = 0.01
+YIELD_S: Final = 0.002  # at most: the loop goes on as soon as the work is done
 
 Then = Callable[[Any, Exception | None], None]
 
 
 class _Work:
-    """What the thread was given, and what is called in the loop when it is done."""
+    """A piece of work for the thread, and the callback for the loop when it is done."""
 
     __slots__ = ("call", "loop", "over", "report", "then")
 
@@ -42,7 +42,7 @@ class _Work:
 
 
 class _End(Enum):
-    """What else the thread is sent."""
+    """Other messages to the thread."""
 
     CLOSE = "close the file, and end"
     AT_ONCE = "end"
@@ -54,8 +54,8 @@ class SqliteThread:
     def __init__(self, shut: Callable[[], None]) -> None:
         """`shut` closes the file."""
         self._shut = shut
-        self._jobs: queue.SimpleQueue[_Work | _End] | None = None  # there is one while the thread runs
-        self._work: _Work | None = None  # that it was given last, until that is reported
+        self._jobs: queue.SimpleQueue[_Work | _End] | None = None  # None while no thread runs
+        self._work: _Work | None = None  # the last piece of work, until its result is reported
 
     @property
     def runs(self) -> bool:
@@ -63,7 +63,7 @@ class SqliteThread:
 
     @property
     def has_work(self) -> bool:
-        """Until that is reported: then the connection is free again."""
+        """Until the result is reported: then the connection is free again."""
         return self._work is not None
 
     def do(self, loop: asyncio.AbstractEventLoop, call: Callable[[], Any], then: Then) -> None:
@@ -71,8 +71,8 @@ class SqliteThread:
         jobs = self._start()
         work = _Work(loop, call, self._report, then)
         jobs.put(work)
-        self._work = work  # only now: an interrupt before that must not leave work that is never reported
-        loop.call_later(ASIDE_EVERY_S, self._stand_aside, work)
+        self._work = work  # last: an interrupt before this must not leave work whose result is never reported
+        loop.call_later(YIELD_EVERY_S, self._yield_to_thread, work)
 
     def _start(self) -> queue.SimpleQueue[_Work | _End]:
         if self._jobs is None:
@@ -80,19 +80,19 @@ class SqliteThread:
             try:
                 start_thread("lockfast-sqlite", _serve, jobs, self._shut)
             except BaseException:
-                jobs.put(_End.AT_ONCE)  # an interrupt: should the thread run all the same, it ends at once
+                jobs.put(_End.AT_ONCE)  # an interrupt: if the thread has started nevertheless, it ends at once
                 raise
             self._jobs = jobs
-            weakref.finalize(self, self._jobs.put, _End.CLOSE)  # without close(): the thread must not stay
+            weakref.finalize(self, self._jobs.put, _End.CLOSE)  # for a program that never calls close()
         return self._jobs
 
-    def _stand_aside(self, work: _Work) -> None:
+    def _yield_to_thread(self, work: _Work) -> None:
         if work is not self._work:
             return
-        if work.over.acquire(timeout=ASIDE_S):
-            work.over.release()  # its result is on the way
+        if work.over.acquire(timeout=YIELD_S):
+            work.over.release()  # the result is on its way
         else:
-            work.loop.call_later(ASIDE_EVERY_S, self._stand_aside, work)
+            work.loop.call_later(YIELD_EVERY_S, self._yield_to_thread, work)
 
     def _report(self, work: _Work, result: Any, error: Exception | None) -> None:
         if work is self._work:
@@ -100,7 +100,7 @@ class SqliteThread:
             work.then(result, error)
 
     def move_to(self, loop: asyncio.AbstractEventLoop, then: Then) -> None:
-        """The loop before is closed. What the thread does for it is reported to nobody, so wait for its end."""
+        """The previous loop is closed, so its work reports to no caller. `then` is called when that work has ended."""
         work, self._work = self._work, None
         if work is not None and self._jobs is not None and not work.over.acquire(blocking=False):
             self.do(loop, nothing, then)
@@ -132,4 +132,4 @@ def _serve(jobs: queue.SimpleQueue[_Work | _End], shut: Callable[[], None]) -> N
             error = raised
         work.over.release()
         call_in(work.loop, work.report, work, result, error)
-        del work, result, error  # so that nothing is kept alive while the thread waits for the next
+        del work, result, error  # so that nothing is kept alive while the thread waits for more
