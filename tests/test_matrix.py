@@ -25,7 +25,7 @@ from lockfast.testing.contract.story import SUBJECTS, WORLDS, abilities, lacking
 from lockfast.testing.stage import Stage
 from lockfast.testing.stage_simulated import SimulatedStage
 from tests.contract.backends import BACKENDS, OF_THIS_HOST, Row
-from tests.contract.telling import at_scale, chapters_of, seeds
+from tests.contract.suites import at_scale, chapters_of, seeds
 from tests.scale import SCALE
 from tests.servers.binaries import HAS_REDIS_6, redis_of_this_host
 
@@ -235,7 +235,7 @@ def open_url(parts, options):
 ONE_MORE_ROW = """
 from dummy_locks import Dummy
 from tests.contract.backends import Row
-from tests.contract.telling import classes
+from tests.contract.suites import classes
 
 row = Row("dummy", "dummy", lambda folder: f"dummy://{abs(hash(folder))}", Dummy.capabilities, can=frozenset())
 globals().update(classes(row, __name__))

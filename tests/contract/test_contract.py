@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contract.backends import BACKENDS
-from tests.contract.telling import at_scale, classes
+from tests.contract.suites import at_scale, classes
 
 for _row in filter(None, map(at_scale, BACKENDS)):
     globals().update(classes(_row, __name__))

@@ -12,7 +12,7 @@ from lockfast.testing.contract import Promise, needs
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Stage
 from tests.contract.backends import BACKENDS
-from tests.contract.telling import at_scale, classes
+from tests.contract.suites import at_scale, classes
 from tests.primitives.managed import AwaitedManager
 from tests.servers.waiting import LIMIT
 
