@@ -283,7 +283,7 @@ async def main():
     waiting = asyncio.create_task(locks.lock("hall", ttl=600).acquire())
     waiting._log_destroy_pending = False
     while not (await locks.inspect("hall")).waiters:
-        pass
+        await asyncio.sleep(0)
     print("waits")
 loop = asyncio.new_event_loop()
 loop.run_until_complete(main())

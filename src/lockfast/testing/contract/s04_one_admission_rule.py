@@ -68,6 +68,7 @@ class _Room:
 
 
 class OneAdmissionRule(Promise, about="store"):
+    @needs("shared")
     async def test_an_exclusive_claim_fits_only_when_nobody_holds(self, stage: Stage) -> None:
         room = _Room(stage)
         first = room.writer()
@@ -94,6 +95,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert not await room.enters(room.reader(limit))
         assert len(await room.inside()) == limit
 
+    @needs("shared")
     async def test_without_a_limit_any_number_may_share(self, stage: Stage) -> None:
         room = _Room(stage)
         for _ in range(50):
@@ -153,6 +155,7 @@ class OneAdmissionRule(Promise, about="store"):
         stage.clock.advance(5)
         assert await room.enters(room.reader(2))
 
+    @needs("shared")
     async def test_no_reader_is_ever_beside_a_writer(self, stage: Stage) -> None:
         room = _Room(stage)
         writer = room.writer()
@@ -166,6 +169,7 @@ class OneAdmissionRule(Promise, about="store"):
             assert await room.enters(reader)
         assert await room.inside() == {reader.id for reader in readers}
 
+    @needs("shared")
     async def test_nobody_fits_past_an_older_waiter(self, stage: Stage) -> None:
         """Readers that keep coming do not starve a writer."""
         room = _Room(stage)
@@ -183,6 +187,7 @@ class OneAdmissionRule(Promise, about="store"):
         await room.wakeups(late)
         assert await room.enters(late)
 
+    @needs("shared")
     async def test_readers_that_wait_between_two_writers_enter_together(self, stage: Stage) -> None:
         room = _Room(stage)
         first, second = room.writer(), room.writer()
@@ -245,6 +250,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert await room.enters(live)
         assert not await room.enters(dead)
 
+    @needs("shared")
     async def test_a_waiter_that_is_abandoned_makes_way(self, stage: Stage) -> None:
         room = _Room(stage)
         reader, writer, late = room.reader(), room.writer(), room.reader()
@@ -297,6 +303,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert stranger.holder == "direct"
         assert (await stage.info("room")).waiters == 4
 
+    @needs("shared")
     async def test_breaking_ends_every_hold_and_hands_over(self, stage: Stage) -> None:
         room = _Room(stage)
         for _ in range(3):
@@ -308,6 +315,7 @@ class OneAdmissionRule(Promise, about="store"):
         await room.wakeups(writer)
         assert await room.enters(writer)
 
+    @needs("shared")
     async def test_modes_are_told(self, stage: Stage) -> None:
         room = _Room(stage)
         reader = room.reader(3)
