@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def called_in(file: Path) -> set[str]:
     return {call.attr for call in calls if isinstance(call, ast.Attribute)}
 
 
+def private_names(text: str) -> list[str]:
+    """What of lockfast is named in the text and is not public: it may change with any release."""
+    return [
+        found[0]
+        for found in re.finditer(
+            r"\blockfast(?:\.\w+)*(?:\.|\s+import\s+\(?\s*)_(?!_)\w+|\blockfast\.backends\.\w+", text
+        )
+    ]
+
+
 # The promises
 
 
@@ -120,7 +131,41 @@ def test_an_example_says_first_what_it_is_about() -> None:
         assert ast.get_docstring(ast.parse(file.read_text())), name
 
 
+SHOWN_TO_USERS = [
+    FOLDER.parent / "README.md",
+    *sorted((FOLDER.parent / "docs").glob("*.md")),
+    *sorted((FOLDER.parent / "docs" / "backends").glob("*.md")),
+    *sorted(FOLDER.rglob("*.py")),
+    *sorted(FOLDER.rglob("*.toml")),
+]
+
+
+@pytest.mark.parametrize("file", SHOWN_TO_USERS, ids=lambda file: file.name)
+def test_nothing_private_is_shown_to_users(file: Path) -> None:
+    assert private_names(file.read_text()) == []
+
+
 # Each check is able to fail
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from lockfast._connect import open_backend",
+        "from lockfast import _connect",
+        "from lockfast.backends.base import Backend",
+        "import lockfast.backends.memory.store",
+        "lockfast.testing._clock",
+    ],
+)
+def test_a_private_name_is_noticed(line: str) -> None:
+    assert len(private_names(line)) == 1
+    assert (
+        private_names(
+            'lockfast.__version__; entry_points(group="lockfast.backends"); from lockfast.backend import Grant'
+        )
+        == []
+    )
 
 
 def test_a_wrong_result_is_noticed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,74 +220,72 @@ def test_a_server_of_this_host_is_used_only_when_asked_for_by_name() -> None:
     assert redis_of_this_host({"LOCKFAST_TEST_REDIS": "/opt/redis-server"}) == Path("/opt/redis-server")
 
 
-FROM_OUTSIDE = """
-from lockfast._model import Capabilities
-from lockfast.backends.memory.backend import MemoryBackend
-from lockfast.backends.memory.store import shared_store
+# A package from outside: the example of one
 
-class Dummy(MemoryBackend):
-    capabilities = Capabilities(cell=False, limits=False)
-
-def open_url(parts, options):
-    options.refuse_all_but(where="dummy://")
-    return lambda world, clock: Dummy(shared_store(parts.netloc, clock), world)
-"""
+OWN_BACKEND = ROOT / "examples" / "own_backend"
 
 ONE_MORE_ROW = """
-from dummy_locks import Dummy
+from lockfast_jsonfile import JsonFileBackend
 from tests.contract.backends import Row
 from tests.contract.suites import classes
 
-row = Row("dummy", "dummy", lambda folder: f"dummy://{abs(hash(folder))}", Dummy.capabilities, can=frozenset())
+row = Row("own", "jsonfile", lambda folder: f"jsonfile://{folder}/locks.json", JsonFileBackend.capabilities)
 globals().update(classes(row, __name__))
 """
 
 
-def _installed(folder: Path, entry_point: str) -> Path:
-    """A folder that is to Python what an installed package of somebody else is."""
-    (folder / "dummy_locks.py").write_text(FROM_OUTSIDE)
-    facts = folder / "dummy_locks-1.0.dist-info"
+def _installed(folder: Path, entry_point: str = "") -> Path:
+    """A folder that is to Python what the installed example is; `entry_point` replaces that of its pyproject.toml."""
+    project = tomllib.loads((OWN_BACKEND / "pyproject.toml").read_text())["project"]
+    (scheme, opener), *others = project["entry-points"][ENTRY_POINTS].items()
+    assert (scheme, others) == ("jsonfile", [])
+    shutil.copy(OWN_BACKEND / "lockfast_jsonfile.py", folder)
+    facts = folder / "lockfast_jsonfile-1.0.dist-info"
     facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: dummy-locks\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\ndummy = {entry_point}\n")
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (facts / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\n{scheme} = {entry_point or opener}\n")
     return folder
 
 
 def test_a_package_from_outside_is_found_by_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(_installed(tmp_path, "dummy_locks:open_url"))
-    with lockfast.connect("dummy://") as locks, locks.lock("x") as lease:
+    monkeypatch.syspath_prepend(_installed(tmp_path))
+    url = f"jsonfile://{tmp_path}/locks.json"
+    with lockfast.connect(url) as locks, locks.lock("x") as lease:
         assert lease.held
+        assert url in repr(locks)
     with pytest.raises(Unsupported, match="cells"):
         locks.cell("x")
-    with pytest.raises(Unsupported, match="dummy:// has no replicas to wait for; nothing was sent"):
-        lockfast.connect("dummy://", replicas=1)
+    with pytest.raises(Unsupported, match="jsonfile:// has no replicas to wait for; nothing was sent"):
+        lockfast.connect(url, replicas=1)
 
 
 def test_a_package_from_outside_that_cannot_be_imported_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(_installed(tmp_path, "dummy_locks_that_is_gone:open_url"))
-    with pytest.raises(Unsupported, match=r"dummy:// belongs to dummy_locks_that_is_gone:open_url, which cannot be"):
-        lockfast.connect("dummy://")
+    monkeypatch.syspath_prepend(_installed(tmp_path, "package_that_is_gone:open_url"))
+    with pytest.raises(Unsupported, match=r"jsonfile:// belongs to package_that_is_gone:open_url, which cannot be"):
+        lockfast.connect("jsonfile:///locks.json")
 
 
 @pytest.mark.slow
 def test_a_new_backend_is_one_row(tmp_path: Path) -> None:
-    """It is held to the whole contract, but for what it says that it cannot do."""
-    file = tmp_path / "test_dummy.py"
+    """It is held to the whole contract, but for what it says that it cannot do; also in other processes, by its URL."""
+    file = tmp_path / "test_own.py"
     file.write_text(ONE_MORE_ROW)
     words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
-    words += ["--rootdir", str(ROOT), "-k", "OneAdmissionRule or OptimisticCells or Semaphores", str(file)]
-    environment = {**os.environ, "PYTHONPATH": str(_installed(tmp_path, "dummy_locks:open_url"))}
+    words += ["--rootdir", str(ROOT), "-k", "OneAdmissionRule or OptimisticCells or Semaphores or process", str(file)]
+    environment = {**os.environ, "PYTHONPATH": str(_installed(tmp_path))}
     answer = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    found = set(re.findall(r"::Test(\w+)_dummy::(test_\w+)\[(threads|asyncio)", answer.stdout))
-    assert found == {
-        ("OneAdmissionRule", name, world)
+    found = set(re.findall(r"::Test(\w+)_own::(test_\w+)\[(threads|asyncio)", answer.stdout))
+    assert {chapter for chapter, _, _ in found} >= {"OneAdmissionRule", "ProcessManners"}
+    assert {(name, world) for chapter, name, world in found if chapter == "OneAdmissionRule"} == {
+        (name, world)
         for name, story in _stories(OneAdmissionRule).items()
-        if not needed_by(story) & {"limits", "cell"}
+        if not needed_by(story) & {"shared", "limits"}
         for world in ("threads", "asyncio")
     }
+    assert not {"Semaphores", "OptimisticCells"} & {chapter for chapter, _, _ in found}
 
 
 @pytest.mark.slow

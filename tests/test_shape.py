@@ -8,10 +8,12 @@ fail is not a check.
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import itertools
 import re
 import sys
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,6 +25,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
+import lockfast.backend
 import lockfast.errors
 import lockfast.sync
 import lockfast.testing
@@ -95,6 +98,7 @@ ROOMS: dict[str, set[str]] = {
     "backends.opening": _BELOW_IO | {"backends.base"},
     "backends.wakeups": _WORDS | {"_worlds"},
     **PACKAGES,
+    "backend": _BELOW_BACKENDS - {"backends.wakeups"},  # for backends from outside
     "_suggest": set(),
     "_connect": _BELOW_ENGINE | {"_suggest", "backends.opening"} | set(PACKAGES),
     "_clients": {"backends.opening"},
@@ -571,10 +575,33 @@ def _both_faces(module: ModuleType) -> tuple[SimpleNamespace, SimpleNamespace]:
 
 
 @pytest.mark.parametrize(
-    "module", [lockfast, lockfast.aio, lockfast.errors, lockfast.fencing], ids=lambda module: module.__name__
+    "module",
+    [lockfast, lockfast.aio, lockfast.backend, lockfast.errors, lockfast.fencing],
+    ids=lambda module: module.__name__,
 )
 def test_everything_public_is_explained(module: ModuleType) -> None:
     assert undocumented(module) == []
+
+
+def unnamed_types(module: ModuleType) -> set[str]:
+    """Types in the signatures and fields of what the module offers, which it does not offer itself."""
+    offered = [value for value in public(module).values() if isinstance(value, type)]
+    texts = [str(value) for kind in offered for value in inspect.get_annotations(kind).values()]
+    for kind in offered:
+        functions = [value.fget if isinstance(value, property) else value for value in public(kind).values()]
+        texts += [str(inspect.signature(function)) for function in functions if inspect.isfunction(function)]
+    named = {name for text in texts for name in re.findall(r"\b[A-Z]\w*[a-z]\w*", text)}
+    return named - set(module.__all__) - _EVERYBODYS
+
+
+_EVERYBODYS = {*vars(typing), *vars(builtins), "Context", "FrameType", "Seconds"}
+
+
+def test_a_backend_from_outside_can_name_every_type_that_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unnamed_types(lockfast.backend) == set()
+    lacking = [name for name in lockfast.backend.__all__ if name not in ("Grant", "Signal", "HolderInfo")]
+    monkeypatch.setattr(lockfast.backend, "__all__", lacking)
+    assert unnamed_types(lockfast.backend) == {"Grant", "Signal", "HolderInfo"}
 
 
 def _face(module: ModuleType) -> SimpleNamespace:

@@ -124,6 +124,7 @@ class Occupancy:
         self.shared = 0
 
     def add(self, mode: Mode) -> None:
+        """One more holder, or one more waiter that it is reserved for."""
         if mode == EXCLUSIVE:
             self.exclusive += 1
         else:
@@ -142,15 +143,29 @@ class Waiting(Protocol):
     """What the rule must know of a waiter."""
 
     @property
-    def holder(self) -> str: ...
+    def holder(self) -> str:
+        """As in its `Terms`."""
+        ...
+
     @property
-    def mode(self) -> Mode: ...
+    def mode(self) -> Mode:
+        """As in its `Terms`."""
+        ...
+
     @property
-    def limit(self) -> int | None: ...
+    def limit(self) -> int | None:
+        """As in its `Terms`."""
+        ...
+
     @property
-    def reserved(self) -> bool: ...
+    def reserved(self) -> bool:
+        """The resource is reserved for it: it was woken, and has `GRACE_S` seconds to ask."""
+        ...
+
     @property
-    def lapsed(self) -> int: ...  # as good as a bool
+    def lapsed(self) -> int:  # as good as a bool
+        """It was woken and did not ask in time. It is passed over until it asks again."""
+        ...
 
 
 W = TypeVar("W", bound=Waiting)

@@ -249,6 +249,7 @@ class Mutex(type(threading.RLock())):  # type: ignore[misc]
 
     @property
     def cr_running(self) -> bool:
+        """Whether this thread holds it: `_inside` asks a mutex as it asks a coroutine."""
         return bool(self._is_owned())
 
 

@@ -1,21 +1,22 @@
-"""A backend that lockfast does not know needs no more than `make_backend` to be held to the contract."""
+"""The example of a backend from outside keeps the contract, by the test that stands beside it.
+
+A backend that lockfast does not know needs no more than `make_backend` to be held to the contract.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from lockfast._worlds import Clock, World
-from lockfast.backends.base import Backend
-from lockfast.backends.memory.backend import MemoryBackend
-from lockfast.backends.memory.store import MemoryStore
-from lockfast.testing.contract.s04_one_admission_rule import OneAdmissionRule
+from lockfast.testing.contract.story import SUBJECTS
+from tests.scale import QUICK, SOAK
 
-_stores: dict[Path, MemoryStore] = {}
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_backend"
+sys.path.append(str(EXAMPLE))
 
+if not QUICK:
+    import test_lockfast_jsonfile as example
 
-class TestOwnBackend(OneAdmissionRule):
-    can = frozenset({"simulated"})
-
-    def make_backend(self, tmp_path: Path, world: World, clock: Clock | None) -> Backend:
-        assert clock is not None
-        return MemoryBackend(_stores.setdefault(tmp_path, MemoryStore(clock.now)), world)
+    class TestOwnBackend(example.TestJsonFile):
+        make_backend = example.TestJsonFile.make_backend
+        subjects = SUBJECTS if SOAK else frozenset({"store"})

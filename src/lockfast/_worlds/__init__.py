@@ -24,7 +24,9 @@ T = TypeVar("T")
 class Signal(Protocol):
     """A flag for one waiter. Set from any thread; a set that nobody waits for yet is kept."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Wake the waiter, or let its next `wait` return at once."""
+        ...
 
     async def wait(self, seconds: float | None) -> bool:
         """True, and the flag is down again, as soon as it is set; False after `seconds`."""
@@ -44,6 +46,8 @@ class Guard(Protocol):
 
 
 class World(Protocol):
+    """Where operations run: threads, an event loop, or a simulation."""
+
     @property
     def blocking(self) -> bool:
         """True if nothing ever suspends, so that `drive` can run it."""
@@ -66,7 +70,9 @@ class World(Protocol):
         """The running thread or task uses it here. Raises RuntimeError if it belongs to another event loop."""
         ...
 
-    def signal(self) -> Signal: ...
+    def signal(self) -> Signal:
+        """A new one, for one waiter of this world."""
+        ...
 
     def guard(self, owner: object) -> Guard:
         """Over the body that this owner runs."""
@@ -92,7 +98,9 @@ class World(Protocol):
         """
         ...
 
-    async def pause(self, seconds: float) -> None: ...
+    async def pause(self, seconds: float) -> None:
+        """Sleep, by the clock of this world."""
+        ...
 
     async def beside(self, work: Awaitable[T], began: Callable[[object], object], context: Context) -> T | None:
         """Await what is the user's own: where tasks can be cancelled, that can be. None then.
@@ -106,7 +114,9 @@ class World(Protocol):
         """Run to the end even if the caller is cancelled meanwhile; the cancellation is raised after."""
         ...
 
-    def after_fork(self) -> None: ...
+    def after_fork(self) -> None:
+        """In the child: forget the threads and tasks of the parent."""
+        ...
 
 
 @runtime_checkable
@@ -150,7 +160,9 @@ async def settled(answer: Any, world: World) -> Any:
 class Clock(Protocol):
     """A clock that a test moves. Worlds and stores take it in place of the machine's."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds; only grows."""
+        ...
 
     def deadline(self, seconds: float) -> float:
         """When a sleep of that length ends, which the calling thread or task computed when it last read the clock."""

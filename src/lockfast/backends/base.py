@@ -19,8 +19,12 @@ from lockfast._values import Booked, Rate, Stored, Write, Written
 
 
 class Backend(Protocol):
+    """What the engine asks of a store. `within` is in seconds, and counts from the call."""
+
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What it can do. Known before anything is sent, and never changed."""
+        ...
 
     @property
     def store_id(self) -> str:
@@ -99,7 +103,9 @@ class Backend(Protocol):
         """
         ...
 
-    async def read(self, key: str, *, within: float) -> Stored: ...
+    async def read(self, key: str, *, within: float) -> Stored:
+        """What the cell holds; `Stored()` if it was never written."""
+        ...
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         """See `_values.decide`. Versions of a deleted cell go on above the old ones."""

@@ -41,6 +41,8 @@ class LocksInTransactions(Protocol):
 
 @runtime_checkable
 class HasUrl(Protocol):
+    """A backend whose store can be named to an operator by a URL."""
+
     @property
     def url(self) -> str:
         """A URL for `lockfast doctor` that leads to the store, without secrets."""
@@ -56,7 +58,9 @@ def url_of(backend: Backend) -> str:
 class OfSeveralServers(Protocol):
     """A backend that reports the health of its servers itself."""
 
-    async def check_up(self) -> Sequence[Health]: ...
+    async def check_up(self) -> Sequence[Health]:
+        """Each of its servers, as this client sees it now. Never raises: a server that is down is a `Health` too."""
+        ...
 
 
 @runtime_checkable
@@ -100,15 +104,19 @@ class WithoutValues:
     """A backend without limiters and cells."""
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
+        """Raises Unsupported."""
         raise _lacks(self, "limiters")
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
+        """Raises Unsupported."""
         raise _lacks(self, "limiters")
 
     async def read(self, key: str, *, within: float) -> Stored:
+        """Raises Unsupported."""
         raise _lacks(self, "cells")
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
+        """Raises Unsupported."""
         raise _lacks(self, "cells")
 
 
@@ -116,6 +124,7 @@ class WithoutChanges:
     """A backend that reports no changes of holder."""
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
+        """Raises Unsupported."""
         raise _lacks(self, "changes to observe")
 
 

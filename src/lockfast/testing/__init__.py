@@ -1,13 +1,15 @@
 """What users need to test code that holds locks, and what a backend's author needs to test a backend.
 
-`FakeClock` is for everybody. `FaultyBackend` and `Stage` are what the stories of the contract are told with; the
-contract itself is in `lockfast.testing.contract`, which needs pytest. `judge` tells whether a history of `Hold`s can be
-true. `Simulation` and `SimulatedWorld` run the engine in virtual time; `python -m lockfast.testing.simulation 0-999`
-runs that many seeds with all their faults.
+`FakeClock` is for everybody. `FaultyBackend` stands before a backend and loses or delays what is sent to it;
+`open_backend` opens the one behind it by its URL. `Stage` and its three kinds are what a story of the contract is
+given; the contract itself is in `lockfast.testing.contract`, which needs pytest. `judge` says whether a history of
+`Hold`s can be true. `Simulation` and `SimulatedWorld` run the engine in virtual time;
+`python -m lockfast.testing.simulation 0-999` runs that many seeds with all their faults.
 """
 
 from __future__ import annotations
 
+from lockfast._connect import open_backend
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.faults import ALWAYS, FaultyBackend
 from lockfast.testing.history import Hold, judge
@@ -30,4 +32,5 @@ __all__ = [
     "Stage",
     "ThreadStage",
     "judge",
+    "open_backend",
 ]
