@@ -223,7 +223,7 @@ def _after_many_deaths(url: str) -> float:
         with lockfast.connect(url) as locks:
             doomed[0].ask("acquire", name="x", ttl=1)
             for number, waiter in enumerate((*doomed[1:], last), 1):
-                waiter.tell("acquire", name="x")
+                waiter.send("acquire", name="x")
                 until(lambda number=number: locks.inspect("x").waiters == number, "one more to wait")  # type: ignore[misc]
         for actor in doomed:
             actor.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A worker of pytest-xdist that ends in the middle of a test is told of at the end of the run: how it ended, and where.
+"""A worker of pytest-xdist that ends in the middle of a test is reported at the end of the run: how and where.
 
 Decides: where the stacks of a process go that crashes or is ended by the hard limit. Those of a worker go into a file
 that the run's summary prints, since what it wrote to stderr is far up by then, or in nobody's sight.

@@ -1,4 +1,4 @@
-"""Run all tests many times, and tell in one table which of them failed when.
+"""Run all tests many times, and show in one table which of them failed when.
 
 Decides: what a run is like. Every second one has as many busy loops beside it as there are cores, and each has an order
 of its own, by a seed that is printed.

@@ -33,7 +33,7 @@ async def refused(lock: AwaitedLock) -> None:
 
 
 async def refused_for(locks: AwaitedLocks, name: str, reason: str) -> bool:
-    """Whether one impatient try is told this reason: on a busy machine it may end before the server has told any."""
+    """Whether one impatient try fails for this reason: on a busy machine it may end before the server has given any."""
     try:
         with impatient(locks, 0.3):
             assert await locks.lock(name, wait=0).acquire() is None

@@ -46,7 +46,7 @@ async def renew_async(lease: Any) -> None:
 
 
 def _renewal(lease: Any) -> Callable[[], bool]:
-    before = lease._deadline  # not expires_at: that is told by another clock, which trembles
+    before = lease._deadline  # not expires_at: that is on another clock, which trembles
     renew_soon(lease)
 
     def came_through() -> bool:

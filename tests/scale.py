@@ -1,6 +1,6 @@
 """How much is tested: the quick loop (`make check`), everything (`make test`) or the long search (`make soak`).
 
-Decides: how the three are told apart, in one place, by LOCKFAST_TESTS=quick|all|soak.
+Decides: how the three are distinguished, in one place, by LOCKFAST_TESTS=quick|all|soak.
 Leaves to each test: what it does less of, or more of.
 """
 

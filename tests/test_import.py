@@ -1,6 +1,6 @@
 """`import lockfast` is light: it needs the standard library only, and of that no more than it uses.
 
-What asyncio, SQLite or a terminal need is imported when somebody asks for them, because a program that only waits
+What asyncio, SQLite or a terminal need is imported when it is first used, because a program that only waits
 for a lock should not pay for the others.
 """
 
@@ -29,8 +29,8 @@ def python(code: str, *flags: str) -> str:
 
 def loaded_by(statement: str) -> set[str]:
     """The modules that the statement brings, and a bare interpreter does not have."""
-    told = python(f"before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))", "-I", "-S")
-    return set(told.split())
+    printed = python(f"before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))", "-I", "-S")
+    return set(printed.split())
 
 
 @pytest.mark.slow

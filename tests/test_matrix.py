@@ -1,4 +1,4 @@
-"""The matrix of the contract is complete: every chapter, on every backend, in every world, and nothing is left out."""
+"""The matrix of the contract is complete: every chapter, on every backend, in every world, and nothing is missing."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def test_every_story_says_what_it_is_about() -> None:
     assert {name for name, story in ALL_STORIES.items() if getattr(story, "about", None) not in SUBJECTS} == set()
 
 
-def test_what_is_about_the_engine_is_told_on_memory_sqlite_and_redis() -> None:
-    """They differ most: no server, a file, and a server; the other rows tell what is about their store."""
+def test_stories_about_the_engine_run_on_memory_sqlite_and_redis() -> None:
+    """They differ most: no server, a file, and a server; the other rows run the stories about their store."""
     of_engine = {row.name for row in BACKENDS if "engine" in row.subjects}
     assert of_engine >= {"memory", "sqlite", "redis"}
     assert "memory" in {row.name for row in BACKENDS if "input" in row.subjects}
     assert all("store" in row.subjects for row in BACKENDS)
 
 
-def test_only_rows_of_another_age_or_size_of_the_same_server_are_told_in_part() -> None:
+def test_only_a_row_that_repeats_a_server_in_another_age_or_number_runs_a_part_of_the_contract() -> None:
     in_part = {row.name: row.scheme for row in BACKENDS if row.chapters}
     whole = {row.scheme for row in BACKENDS if not row.chapters}
     assert in_part == {"redlock5": "redlock"} | ({"redis6": "redis"} if HAS_REDIS_6 else {})
@@ -84,12 +84,12 @@ def test_only_rows_of_another_age_or_size_of_the_same_server_are_told_in_part() 
     assert all(len(chapters_of(row)) == len(row.chapters) for row in BACKENDS if row.chapters)
 
 
-def test_the_long_search_tells_everything_on_every_row() -> None:
+def test_the_long_search_runs_everything_on_every_row() -> None:
     for row in BACKENDS:
-        told = at_scale(row, "soak")
-        assert told is not None
-        assert chapters_of(told) == list(contract.CHAPTERS)
-        assert told.subjects == SUBJECTS
+        whole = at_scale(row, "soak")
+        assert whole is not None
+        assert chapters_of(whole) == list(contract.CHAPTERS)
+        assert whole.subjects == SUBJECTS
 
 
 def test_a_need_that_nobody_could_meet_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_every_story_is_for_some_world_on_some_backend() -> None:
 
 
 def _worlds(story: Callable[..., Any], row: Row) -> list[type[Stage]]:
-    """Those that the story must be told in on the row."""
+    """Those that the story must run in on the row."""
     if subject_of(story) not in row.subjects:
         return []
     able = row.can | abilities(row.capabilities)
@@ -129,15 +129,15 @@ ONLY_REAL_WORLDS_HAVE = frozenset[str]().union(*(world.can for world in WORLDS.v
 
 
 @pytest.mark.parametrize("row", SIMULATED, ids=lambda row: row.name)
-def test_a_story_is_left_out_of_the_simulated_world_only_for_what_it_cannot_have(row: Row) -> None:
+def test_a_story_is_excluded_from_the_simulated_world_only_for_what_it_cannot_have(row: Row) -> None:
     able = row.can | abilities(row.capabilities)
-    left_out = {name: lacking(story, SimulatedStage, able) for name, story in ALL_STORIES.items()}
-    left_out = {name: why for name, why in left_out.items() if why}
-    assert all(why <= ONLY_REAL_WORLDS_HAVE for why in left_out.values()), left_out
-    assert len(left_out) < len(ALL_STORIES) / 10, left_out  # nearly all of the contract is told there
+    excluded = {name: lacking(story, SimulatedStage, able) for name, story in ALL_STORIES.items()}
+    excluded = {name: why for name, why in excluded.items() if why}
+    assert all(why <= ONLY_REAL_WORLDS_HAVE for why in excluded.values()), excluded
+    assert len(excluded) < len(ALL_STORIES) / 10, excluded  # nearly all of the contract runs there
 
 
-def test_a_story_that_can_be_cancelled_is_told_in_the_simulated_world_too() -> None:
+def test_a_story_that_can_be_cancelled_runs_in_the_simulated_world_too() -> None:
     for name, story in ALL_STORIES.items():
         if needed_by(story) <= {"cancellation"}:
             assert not lacking(story, SimulatedStage, SimulatedStage.asks | abilities(Capabilities())), name
@@ -147,15 +147,15 @@ def test_a_story_that_asks_for_asyncio_uses_it() -> None:
     asking = {name: story for name, story in ALL_STORIES.items() if "asyncio" in needed_by(story)}
     for name, story in asking.items():
         source = inspect.getsource(inspect.unwrap(story)).replace("asyncio.CancelledError", "")
-        assert re.search(r"\basyncio\.|AsyncioStage", source), f"{name} could be told in the simulated world"
+        assert re.search(r"\basyncio\.|AsyncioStage", source), f"{name} could run in the simulated world"
 
 
 def test_a_backend_gets_the_simulated_world_by_saying_so_and_not_otherwise() -> None:
     chapter = contract.PROMISES[0]
 
     def suite(*can: str) -> type[contract.Promise]:
-        told = {"can": frozenset(can), "url": lambda self, tmp_path: "memory://"}
-        return type("Suite", (chapter,), told)
+        members = {"can": frozenset(can), "url": lambda self, tmp_path: "memory://"}
+        return type("Suite", (chapter,), members)
 
     story = _stories(chapter)["test_no_two_bodies_run_at_once"]
     assert suite("simulated").worlds_for(story) == ["threads", "asyncio", "simulated"]
@@ -196,8 +196,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.slow
 def test_every_story_is_really_collected_on_every_backend_in_every_world(found: list[str]) -> None:
     pattern = r"::Test([A-Za-z]+)_(\w+)::(test_\w+)\[(threads|asyncio|simulated-\d+)"
-    told = (line for line in found if line.startswith("tests/contract/test_contract.py"))
-    assert {match.groups() for line in told if (match := re.search(pattern, line))} == {
+    collected = (line for line in found if line.startswith("tests/contract/test_contract.py"))
+    assert {match.groups() for line in collected if (match := re.search(pattern, line))} == {
         (chapter.__name__, row.name, name, world)
         for row in BACKENDS
         if row.name != OF_THIS_HOST

@@ -112,12 +112,12 @@ def test_the_cause_shows_no_password_of_a_sentinel(world: str) -> None:
     place = endpoint_of_url(urlsplit(url))
     with pytest.raises(BackendUnavailable) as caught:
         place.dial(None, LIMIT) if world == "threads" else asyncio.run(place.dial_async(None, LIMIT))
-    told = "".join(traceback.format_exception(caught.value))
-    assert "no primary of 'main' was found" in told
-    assert SECRET not in told
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "no primary of 'main' was found" in shown
+    assert SECRET not in shown
 
 
-def test_what_a_server_says_is_told_without_secrets() -> None:
+def test_a_message_of_a_server_is_shown_without_secrets() -> None:
     secrets = secrets_in({"username": "ann", "password": b"one"}, {"ssl_password": "it's\\two", "password": ""})
     assert secrets == ["one", "it's\\two"]
     assert hide(f"ann, one, it's\\two, {secrets[1]!r}", secrets) == 'ann, ***, ***, "***"'

@@ -256,7 +256,7 @@ def awaits_in_blocking_drivers(modules: dict[str, Module]) -> list[str]:
 
 
 def verbs_that_take_their_time(modules: dict[str, Module]) -> list[str]:
-    """A verb that is told `within` how many seconds to answer, and goes by other limits. Memory answers at once."""
+    """A verb that is given `within`, the seconds to answer in, and goes by other limits. Memory answers at once."""
     return [
         f"{module.name}:{node.lineno} {node.name} does not use its `within`"
         for module in modules.values()
@@ -691,7 +691,7 @@ class _Thing:
     def wait(self, seconds: float = 1.0) -> int:
         return drive(seconds)
 
-    def tell(self) -> int:
+    def answer(self) -> int:
         return 1
 
 
@@ -703,7 +703,7 @@ class _AwaitedWrongly:
     def wait(self, seconds: float = 1.0) -> int:
         return 1
 
-    async def tell(self) -> int:
+    async def answer(self) -> int:
         return 1
 
 
@@ -711,7 +711,7 @@ class _OtherSignature:
     async def wait(self, seconds: float = 2.0) -> int:
         return 1
 
-    def tell(self, loudly: bool) -> int:
+    def answer(self, loudly: bool) -> int:
         return 1
 
 

@@ -1,4 +1,4 @@
-"""What a test may not do with time, as far as a machine can tell; CONTRIBUTING.md has the whole rule.
+"""What a test may not do with time, as far as a machine can judge; CONTRIBUTING.md has the whole rule.
 
 Decides: what no file under tests/ and no story of the contract may contain. Each check is a function from parsed files
 to offences, and each is tried on planted offences below, because a check that cannot fail is not a check.
@@ -23,15 +23,15 @@ WAITS = {"join", "result", "communicate", "wait", "wait_for", "timeout", "notifi
 TAKES = {"lock", "semaphore", "all", "read", "write"}
 GIVES_UP = {"raises", "suppress", "impatient"}  # in such a block nothing has to succeed
 
-# Files that may do it, and why. Whoever adds one gives a reason that a slow machine cannot refute.
+# Files that may do it, and why. A new one needs a reason that a slow machine cannot refute.
 MAY_MEASURE = {
     "adversity/actor.py": "it keeps its interpreter busy for so long, at least",
     "cli/conftest.py": "it turns one clock's moment into another's",
-    "flaky.py": "a tool, no test: it tells how long each run took",
+    "flaky.py": "a tool, no test: it shows how long each run took",
     "hard_limit.py": "a tool, no test: it knows when a test that is stuck is ended",
-    "servers/clocks.py": "it tells how far a server's clock is off",
+    "servers/clocks.py": "it measures how far a server's clock is off",
     "servers/waiting.py": "it is how all others wait",
-    "side_by_side.py": "a tool, no test: it tells how long each check took",
+    "side_by_side.py": "a tool, no test: it shows how long each check took",
     "simulation/test_history.py": "the judge of histories must not be quadratic: it would take hours",
 }
 MAY_SLEEP = {
@@ -125,7 +125,7 @@ def upper_bounds(files: Files) -> Iterator[str]:
 
 
 def close_readings(files: Files) -> Iterator[str]:
-    """A moment that must be near a reading of a clock. Two readings, one before and one after, tell as much."""
+    """A moment that must be near a reading of a clock. Two readings, one before and one after, say as much."""
     for file in files.values():
         for call in file.calls:
             if _called(call) == "approx" and any(map(_reads_clock, ast.walk(call))):

@@ -48,18 +48,18 @@ MEANT = {
 def test_what_is_no_url_is_answered_with_the_one_that_was_meant(text: str) -> None:
     with pytest.raises(ValueError, match="did you mean") as caught:
         lockfast.connect(text)
-    told = str(caught.value)
-    assert told.endswith(MEANT[text])
-    assert "s3cret" not in told
+    message = str(caught.value)
+    assert message.endswith(MEANT[text])
+    assert "s3cret" not in message
 
 
 @pytest.mark.parametrize("text", ["", "zookeeper://x", "some words", "s3cret"])
 def test_where_nothing_comes_to_mind_each_backend_is_named_once(text: str) -> None:
     with pytest.raises(ValueError, match="known are memory://, ") as caught:
         lockfast.connect(text) if text else _connect.factory_of(" ", ConnectOptions())
-    told = str(caught.value)
-    assert len(told) < 200
-    assert "s3cret" not in told
+    message = str(caught.value)
+    assert len(message) < 200
+    assert "s3cret" not in message
 
 
 def test_what_is_named_is_known() -> None:

@@ -138,12 +138,12 @@ def test_a_table_tells_which_tests_were_red_in_which_run(tmp_path: Path) -> None
         flaky.Run(2, False, 9, 5.0, 3, failed[:1], 1),
         flaky.Run(3, True, 9, 5.0, 0, [], 3),
     ]
-    told = flaky.table(runs)
-    assert "1 of 4 green" in told
-    assert "- tests.a::test_bad: red in run 0, 2" in told
-    assert "- tests.b::test_broken: red in run 0" in told
-    assert "| 0 | nothing | 7 | 1:01 | 3 | 2 failed (exit 1) |" in told
-    assert "| 3 | busy loops | 9 | 0:05 | 0 | 0 failed (exit 3) |" in told, "a run that broke off is not green"
+    shown = flaky.table(runs)
+    assert "1 of 4 green" in shown
+    assert "- tests.a::test_bad: red in run 0, 2" in shown
+    assert "- tests.b::test_broken: red in run 0" in shown
+    assert "| 0 | nothing | 7 | 1:01 | 3 | 2 failed (exit 1) |" in shown
+    assert "| 3 | busy loops | 9 | 0:05 | 0 | 0 failed (exit 3) |" in shown, "a run that broke off is not green"
 
 
 def test_commands_side_by_side_fail_if_one_does_and_show_what_each_printed(capfd: pytest.CaptureFixture[str]) -> None:

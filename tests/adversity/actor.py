@@ -1,4 +1,4 @@
-"""A process that does what it is told, one line at a time: `python -m tests.adversity.actor URL [async]`.
+"""A process that carries out commands, one line at a time: `python -m tests.adversity.actor URL [async]`.
 
 It reads commands as JSON lines from standard input and answers each with one JSON line, so a test knows in which state
 it kills or stops the process. `Actor` is the test's end of it.
@@ -31,7 +31,7 @@ class Actor:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self.expect()["pid"]
 
-    def tell(self, command: str, **arguments: Any) -> None:
+    def send(self, command: str, **arguments: Any) -> None:
         """Say what to do next; `expect` gets the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
@@ -45,7 +45,7 @@ class Actor:
         return answer
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        self.tell(command, **arguments)
+        self.send(command, **arguments)
         return self.expect()
 
     def signal(self, number: int) -> None:
@@ -94,14 +94,14 @@ class Stage:
     def _count_loss(self, lease: object) -> None:
         self.lost += 1
 
-    def look(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         assert self.lease is not None
         try:
             self.lease.check()
             checked = "held"
         except lockfast.LockError as error:
             checked = type(error).__name__
-        return {"held": self.lease.held, "lost": self.lease.lost, "check": checked, "told": self.lost}
+        return {"held": self.lease.held, "lost": self.lease.lost, "check": checked, "reported": self.lost}
 
     def release(self) -> dict[str, Any]:
         assert self.lease is not None
@@ -134,7 +134,7 @@ class Stage:
         here, there = os.pipe()
         pid = os.fork()
         if pid == 0:
-            seen: dict[str, Any] = {**self.look(), "released": self.lease.release(), "holder": self.locks.holder}
+            seen: dict[str, Any] = {**self.state(), "released": self.lease.release(), "holder": self.locks.holder}
             with self.locks.lock("the child's own", ttl=60, wait=LIMIT) as own:
                 seen["own_holder"] = self.locks.inspect("the child's own").holders[0].holder
                 seen["own_fence"] = own.fence
@@ -154,7 +154,7 @@ class Stage:
             started = boot_now()
             re.match(r"(a+)+$", "a" * length + "b")
             took = boot_now() - started
-        return {"took": took, **self.look()}
+        return {"took": took, **self.state()}
 
     def fill(self) -> dict[str, Any]:
         """Fill the disk that the store lies on."""
@@ -171,7 +171,7 @@ class Stage:
         return {}
 
     def shut(self) -> dict[str, Any]:
-        """Let go of the file without letting go of the lock, so that the disk can be made read-only."""
+        """Close the file without releasing the lock, so that the disk can be made read-only."""
         self.locks._logic.engine.backend.before_fork()
         self.locks._logic.engine.backend.after_fork(child=False)
         return {}
@@ -200,18 +200,20 @@ class Stage:
 
 
 def act(stage: Stage) -> None:
-    say = _say
-    say({"pid": os.getpid()})
+    print_line = _print_line
+    print_line({"pid": os.getpid()})
     for line in sys.stdin:
         message = json.loads(line)
         command: Callable[..., dict[str, Any]] = getattr(stage, message.pop("command"))
         try:
-            say(command(**message))
+            print_line(command(**message))
         except lockfast.LockError as error:
-            say({"error": type(error).__name__, "text": str(error), "transient": getattr(error, "transient", None)})
+            print_line(
+                {"error": type(error).__name__, "text": str(error), "transient": getattr(error, "transient", None)}
+            )
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _print_line(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -221,7 +223,7 @@ async def hold_and_forget(url: str) -> None:
     locks = lockfast.aio.connect(url)
     lease = await locks.lock("forgotten", ttl=60).acquire()
     assert lease is not None
-    _say({"pid": os.getpid()})
+    _print_line({"pid": os.getpid()})
     await asyncio.to_thread(sys.stdin.read)
 
 

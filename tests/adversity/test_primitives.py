@@ -41,11 +41,11 @@ def employ(url: str) -> Iterator[Employ]:
 
 def test_six_processes_never_get_more_than_the_rate_in_any_window(employ: Employ) -> None:
     rate, burst, each = 100, 10, 25
-    told = [worker.line() for worker in employ(6, "take_permits", rate, burst, each)]
-    permits = [(before, after) for worker in told for before, after in worker["permits"]]
+    received = [worker.line() for worker in employ(6, "take_permits", rate, burst, each)]
+    permits = [(before, after) for worker in received for before, after in worker["permits"]]
     assert excess(permits, rate, burst) <= 0
     assert len(permits) == 6 * each
-    assert sum(worker["refused"] for worker in told) > 0, "else the limit was never put to the test"
+    assert sum(worker["refused"] for worker in received) > 0, "else the limit was never put to the test"
 
 
 def excess(permits: list[tuple[float, float]], rate: float, burst: int) -> float:
@@ -76,17 +76,17 @@ def test_processes_that_increment_a_cell_lose_nothing(employ: Employ, locks: loc
 @pytest.mark.parametrize("after", [1, 20, 60])
 def test_a_kill_in_the_middle_of_an_update_loses_nothing(employ: Employ, locks: lockfast.Locks, after: int) -> None:
     workers = employ(3, "increment", 1_000_000)
-    told = [[worker.line() for _ in range(after)] for worker in workers]
+    received = [[worker.line() for _ in range(after)] for worker in workers]
     for worker in workers:
         worker.kill()
-    confirmed = [version for seen, worker in zip(told, workers, strict=True) for version in seen + worker.rest()]
+    confirmed = [version for seen, worker in zip(received, workers, strict=True) for version in seen + worker.rest()]
     value, version = locks.cell("count").read()
     assert value == version
     assert len(set(confirmed)) == len(confirmed) <= value <= len(confirmed) + 3  # one unconfirmed each, at most
     assert locks.cell("count").update(lambda count: count + 1) == (value + 1, version + 1)
 
 
-def test_an_observer_in_another_process_is_told_of_the_leaders_death_and_of_the_next(
+def test_an_observer_in_another_process_receives_the_leaders_death_and_the_next_leader(
     start: Start, locks: lockfast.Locks
 ) -> None:
     leader, follower = start(), start()
@@ -94,13 +94,13 @@ def test_an_observer_in_another_process_is_told_of_the_leaders_death_and_of_the_
     assert next(changes).vacant
     first = leader.ask("acquire", name="lead", ttl=2)["fence"]
     assert next(changes).term == first
-    follower.tell("acquire", name="lead")
+    follower.send("acquire", name="lead")
     leader.signal(signal.SIGKILL)
     assert next(changes) == (None, first)
     second = follower.expect()["fence"]
-    told = next(changes)
-    assert told.term == second > first
-    assert told.leader == follower.ask("inspect", name="lead")["holders"][0]["holder"]
+    received = next(changes)
+    assert received.term == second > first
+    assert received.leader == follower.ask("inspect", name="lead")["holders"][0]["holder"]
     follower.ask("release")
     assert next(changes) == (None, second)
     changes.close()
@@ -111,19 +111,19 @@ def test_an_observer_in_another_process_is_woken_and_not_by_its_timer(
 ) -> None:
     never_look(monkeypatch)
     leader = start()
-    told: Queue[lockfast.Leadership] = Queue()
+    received: Queue[lockfast.Leadership] = Queue()
 
     def observe() -> None:
         for change in locks.election("lead").observe():
-            told.put(change)
+            received.put(change)
 
     with lockfast.connect(url) as locks:
         observer = Thread(target=observe)
         observer.start()
-        assert told.get(timeout=LIMIT).vacant
+        assert received.get(timeout=LIMIT).vacant
         for _ in range(5):
             elected = leader.ask("acquire", name="lead", ttl=HOUR)
-            assert told.get(timeout=LIMIT).term == elected["fence"]
+            assert received.get(timeout=LIMIT).term == elected["fence"]
             leader.ask("release")
-            assert told.get(timeout=LIMIT) == (None, elected["fence"])
+            assert received.get(timeout=LIMIT) == (None, elected["fence"])
     join(observer)  # it ends with its `Locks`

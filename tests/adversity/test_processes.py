@@ -41,7 +41,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
     first = holder.ask("acquire", name="x", ttl=1)
-    waiter.tell("acquire", name="x")
+    waiter.send("acquire", name="x")
     queued("x", first["fence"])
     holder.signal(signal.SIGKILL)
     assert waiter.expect()["fence"] > first["fence"]
@@ -61,7 +61,7 @@ def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str)
     holder.ask("acquire", name="x", ttl=HOUR)
     next_one.ask("never_look")
     for number, actor in enumerate((*dead, next_one), 1):
-        actor.tell("acquire", name="x")
+        actor.send("acquire", name="x")
         waiting("x", number)
     for actor in dead:
         actor.signal(signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
     holder, *dead = (start() for _ in range(4))
     holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate(dead, 1):
-        actor.tell("acquire", name="x")
+        actor.send("acquire", name="x")
         waiting("x", number)
     for actor in dead:
         actor.signal(signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_a_waiter_killed_after_the_lock_was_reserved_for_it_delays_the_next_by_a
     holder, reserved, next_one = start(), start(), start()
     first = holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate((reserved, next_one), 1):
-        actor.tell("acquire", name="x")
+        actor.send("acquire", name="x")
         waiting("x", number)
     reserved.signal(signal.SIGSTOP)
     holder.ask("release")
@@ -107,7 +107,7 @@ def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(start: Start
     holder, stopped, next_one = start(), start(), start()
     first = holder.ask("acquire", name="x", ttl=HOUR)
     for number, actor in enumerate((stopped, next_one), 1):
-        actor.tell("acquire", name="x")
+        actor.send("acquire", name="x")
         waiting("x", number)
     stopped.signal(signal.SIGSTOP)
     holder.ask("release")
@@ -121,15 +121,18 @@ def test_a_stopped_waiter_is_passed_over_and_served_when_it_goes_on(start: Start
 def test_a_holder_stopped_past_its_ttl_learns_that_it_lost(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
     first = holder.ask("acquire", name="x", ttl=1)
-    waiter.tell("acquire", name="x", ttl=60)
+    waiter.send("acquire", name="x", ttl=60)
     queued("x", first["fence"])
     holder.signal(signal.SIGSTOP)
     second = waiter.expect()
     holder.signal(signal.SIGCONT)
-    assert holder.ask("look").items() >= {"held": False, "lost": True, "check": "LeaseLost"}.items()
-    until(lambda: holder.ask("look")["told"] == 1, "on_lost, which is called by whoever noticed first, in its own time")
+    assert holder.ask("state").items() >= {"held": False, "lost": True, "check": "LeaseLost"}.items()
+    until(
+        lambda: holder.ask("state")["reported"] == 1,
+        "on_lost, which is called by the thread that noticed first, in its own time",
+    )
     assert holder.ask("release")["released"] is False
-    assert waiter.ask("look")["held"] is True
+    assert waiter.ask("state")["held"] is True
     (now,) = waiter.ask("inspect", name="x")["holders"]
     assert now["fence"] == second["fence"]
 
@@ -142,7 +145,7 @@ def test_a_fork_neither_holds_nor_ends_its_parents_lease(start: Start) -> None:
     assert child["released"] is False
     assert str(parent.pid) not in child["own_holder"]
     assert child["own_holder"] == child["holder"]
-    assert parent.ask("look")["held"] is True
+    assert parent.ask("state")["held"] is True
     (holder,) = parent.ask("inspect", name="x")["holders"]
     assert str(parent.pid) in holder["holder"]
 
@@ -154,13 +157,13 @@ def test_a_parent_goes_on_renewing_after_a_fork(start: Start, locks: lockfast.Lo
     first = locks.inspect("x").holders[0].expires_at
     parent.ask("renew")
     assert locks.inspect("x").holders[0].expires_at > first
-    assert parent.ask("look")["held"] is True
+    assert parent.ask("state")["held"] is True
 
 
 def test_a_process_that_ends_lets_go_of_what_it_holds(start: Start, waiting: Waiting) -> None:
     holder, waiter = start(), start()
     holder.ask("acquire", name="x", ttl=60)
-    waiter.tell("acquire", name="x")
+    waiter.send("acquire", name="x")
     waiting("x", 1)
     assert holder.end() == 0
     assert waiter.expect()["fence"]
@@ -189,7 +192,7 @@ def test_a_waiter_costs_no_cpu_while_it_waits(start: Start, waiting: Waiting, lo
 def test_a_holder_whose_interpreter_stands_still_past_its_ttl_knows_that_it_lost(start: Start, queued: Queued) -> None:
     holder, waiter = start(), start()
     first = holder.ask("acquire", name="x", ttl=0.4)
-    waiter.tell("acquire", name="x")
+    waiter.send("acquire", name="x")
     queued("x", first["fence"])
     stalled = holder.ask("stall", seconds=0.8)  # the last and longest of several stalls, with no time between
     assert (stalled["held"], stalled["lost"], stalled["check"]) == (False, True, "LeaseLost")
@@ -202,7 +205,7 @@ def test_eight_processes_lose_no_increment(start: Start, tmp_path: Path, url: st
     counter.write_text("0")
     actors = [start() for _ in range(workers)]
     for actor in actors:
-        actor.tell("increment", name="counter", path=str(counter), times=times)
+        actor.send("increment", name="counter", path=str(counter), times=times)
     holds = [
         Hold("counter", str(actor.pid), fence, begin, end)
         for actor in actors

@@ -1,6 +1,6 @@
 """A process that works until its time is over or it is killed: `python -m tests.adversity.worker URL JOB [NUMBER…]`.
 
-It says "ready", begins when it is told to, and tells what it has done, line by line. `Worker` is the test's end of it.
+It says "ready", begins on a command, and reports what it has done, line by line. `Worker` is the test's end of it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ JOBS: dict[str, Callable[..., Iterator[Any]]] = {"take_permits": take_permits, "
 
 def work(url: str, job: str, *numbers: str) -> None:
     with lockfast.connect(url) as locks:
-        _say("ready")
+        _print_line("ready")
         sys.stdin.readline()
         for done in JOBS[job](locks, *map(float, numbers)):
-            _say(done)
+            _print_line(done)
 
 
-def _say(what: Any) -> None:
+def _print_line(what: Any) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
 """The one table of backends. A new backend is one row; the contract does the rest.
 
 Decides: where each backend's store is for a story, what the backend can beyond the verbs, and how much of the contract
-is told on it in `make test`. The long search tells all of it on every row.
+runs on it in `make test`. The long search runs all of it on every row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.servers.quorum import quorum
 from tests.servers.records import count
 
 ANYWHERE = frozenset({"fork", "processes"})
-# What is about the engine is told on memory, SQLite and one Redis; what is about input, on memory.
+# Stories about the engine run on memory, SQLite and one Redis; those about input, on memory.
 STORE = frozenset({"store"})
 STORE_AND_ENGINE = frozenset({"store", "engine"})
 
@@ -51,8 +51,8 @@ class Row(NamedTuple):
     can: frozenset[str] = ANYWHERE  # see lockfast.testing.contract.needs
     records: Callable[[Path], int] = lambda folder: 0  # how many records of names and limiters that store keeps
     subjects: frozenset[str] = SUBJECTS  # see lockfast.testing.contract.about
-    chapters: frozenset[str] = frozenset()  # told there, by their names; none is all
-    quick: bool = False  # it is told in the quick loop too
+    chapters: frozenset[str] = frozenset()  # that run there, by their names; none is all
+    quick: bool = False  # it runs in the quick loop too
 
 
 _stores: dict[Path, str] = {}  # names of memory stores, by the folder of their story

@@ -1,6 +1,6 @@
 """From a row of the table of backends to the classes that pytest collects.
 
-Decides: which chapters are told on a row at each scale. The quick loop tells them on memory, in threads and in asyncio;
+Decides: which chapters run on a row at each scale. The quick loop runs them on memory, in threads and in asyncio;
 what another backend answers to the verbs is held against the reference by a Hypothesis machine there.
 """
 
@@ -17,12 +17,12 @@ from tests.scale import SCALE
 
 
 def seeds(scale: str = SCALE) -> range:
-    """With which each story is told in the simulated world."""
+    """Those with which each story runs in the simulated world."""
     return range(10 if scale == "soak" else 1)
 
 
 def at_scale(row: Row, scale: str = SCALE) -> Row | None:
-    """The row as it is told at that scale, or None if it is not told at all."""
+    """The row as it runs at that scale, or None if it does not run at all."""
     if scale == "quick":
         return row._replace(can=row.can - {"simulated"}) if row.quick else None
     return row._replace(subjects=SUBJECTS, chapters=frozenset()) if scale == "soak" else row
@@ -33,7 +33,7 @@ def chapters_of(row: Row) -> list[type[Promise]]:
 
 
 def classes(row: Row, module: str, chapters: Iterable[type[Promise]] = ()) -> dict[str, type[Promise]]:
-    """A class for each chapter that is told on the row, or for these that are not part of the contract, by its name."""
+    """A class for each chapter that runs on the row, or for these that are not part of the contract, by its name."""
     made = [_on(row, chapter, module) for chapter in chapters or chapters_of(row)]
     return {each.__name__: each for each in made}
 
@@ -45,7 +45,7 @@ def _on(row: Row, chapter: type[Promise], module: str) -> type[Promise]:
     def records(self: Any, tmp_path: Path) -> int:
         return row.records(tmp_path)
 
-    told = {
+    members = {
         "url": url,
         "records": records,
         "capabilities": row.capabilities,
@@ -54,4 +54,4 @@ def _on(row: Row, chapter: type[Promise], module: str) -> type[Promise]:
         "seeds": seeds(),
         "__module__": module,
     }
-    return type(f"Test{chapter.__name__}_{row.name}", (chapter,), told)
+    return type(f"Test{chapter.__name__}_{row.name}", (chapter,), members)

@@ -9,7 +9,7 @@ _PROC = Path("/proc")
 
 
 def process_state(pid: int) -> str:
-    """As `ps` tells it: T is stopped, Z has ended, and so has a process that is no longer there."""
+    """As `ps` shows it: T is stopped, Z has ended, and so has a process that is no longer there."""
     if not (_PROC / "self").exists():
         return _ps("-o", "stat=", "-p", str(pid)).strip()[:1] or "Z"
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 _dice = random.SystemRandom()
 _SEED = "LOCKFAST_TEST_SEED"
 ROOM = 4 << 30  # bytes: several times what a run takes
-_FOLDER = "LOCKFAST_TEST_RUN"  # the environment variable that tells workers where it is
+_FOLDER = "LOCKFAST_TEST_RUN"  # the environment variable that shows workers where it is
 _ends: dict[Path, int] = {}  # the FIFOs' writing ends, by their run's folder: open as long as this process lives
 
 
@@ -52,7 +52,7 @@ def _put_temporary_files_into(folder: Path) -> None:
 def _quick_disk() -> Path | None:
     """A file system in memory, for the tests' temporary files too: they make a hundred thousand.
 
-    None, which is the usual place, where there is no such file system, or little room on it, or somebody said another.
+    None, which is the usual place, where there is no such file system, or little room on it, or TMPDIR names another.
     """
     shm = Path("/dev/shm")
     if "TMPDIR" in os.environ or not os.access(shm, os.W_OK):

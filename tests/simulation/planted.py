@@ -44,7 +44,7 @@ class CountsFromTheReply(AsyncLease):
 
 
 class ReleasesWhoeverHolds(MemoryBackend):
-    """A release frees the name, whoever's hold that ends."""
+    """A release frees the name, also if another claim holds it."""
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         resource = self._store.resources.get(claim.terms.key)

@@ -46,7 +46,7 @@ class TakesAnyLimit(MemoryBackend):
 
 
 class DowngradesWithAGap(AsyncLease):
-    """Let go of the write lease, then ask for a read lease."""
+    """Release the write lease, then ask for a read lease."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class DowngradesWithAGap(AsyncLease):
 
 
 class ForgetsTheFirst(MultiLogic):
-    """What was taken stays taken when a later name is not to be had."""
+    """What was taken stays taken when a later name is not granted."""
 
     async def _undo(self, multi: MultiLease, error: BaseException | None = None) -> None:
         self.let_go_of(multi)
@@ -130,14 +130,14 @@ class LeadsFromMemory(ElectionLogic):
 
 
 class IgnoresTheSuccessor(MemoryBackend):
-    """Whoever waits longest is next, whoever was named."""
+    """The waiter that has waited longest is next, although another was named."""
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         return await super().release(claim, linger=linger, within=within)
 
 
 class HandsOverWhatItHasNot(MemoryBackend):
-    """Ours once: whoever was named as the successor by a leader whose time had run out went first all the same."""
+    """Ours once: the successor named by a leader whose time had run out went first all the same."""
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         resource = self._store.resources.get(claim.terms.key)
@@ -149,26 +149,26 @@ class HandsOverWhatItHasNot(MemoryBackend):
         return released
 
 
-class TellsOnlyTheLast(MemoryBackend):
-    """When two changes happen at once an observer is told of one."""
+class ReportsOnlyTheLast(MemoryBackend):
+    """When two changes happen at once an observer receives one."""
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         observation = await super().observe(claim, after=after, within=within)
         return observation._replace(changes=observation.changes[-1:])
 
 
-class _Deaf:
+class _MissesChanges:
     def set(self) -> None:
         """Nobody is woken."""
 
 
 class LetsObserversSleep(MemoryBackend):
-    """Changes are kept for an observer, and nothing tells it to ask for them."""
+    """Changes are kept for an observer, and nothing wakes it to ask for them."""
 
     async def observe(self, claim: Claim, *, after: int, within: float) -> Observation:
         observation = await super().observe(claim, after=after, within=within)
         observer: Any = self._store.resources[claim.terms.key].observers[claim.id]
-        observer.signal = _Deaf()
+        observer.signal = _MissesChanges()
         return observation
 
 
@@ -233,7 +233,7 @@ PLANTED_PRIMITIVES: dict[str, Bug] = {
     "lead from memory": Bug(Parts(election=LeadsFromMemory), "held together", "election"),
     "ignore the successor": Bug(Parts(server=IgnoresTheSuccessor), "was handed over to", "election"),
     "hand over what it has not": Bug(Parts(server=HandsOverWhatItHasNot), "which has waited since", "election", 400),
-    "tell only the last change": Bug(Parts(server=TellsOnlyTheLast), "but what happened was", "election"),
+    "report only the last change": Bug(Parts(server=ReportsOnlyTheLast), "but what happened was", "election"),
     "let observers sleep": Bug(Parts(server=LetsObserversSleep), "late without a fault", "election"),
     "charge on the client's clock": Bug(
         Parts(server=ChargesOnTheClientsClock, remote=SendsItsClock), "over the rate", "limiter"

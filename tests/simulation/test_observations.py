@@ -11,13 +11,13 @@ from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import SOUND, Client
 from lockfast.testing.simulated_network import Network, Step
 from lockfast.testing.simulation_observations import (
-    Observations,
+    ObservationChecks,
     bookings,
     over_the_rate,
     terms_grow,
     uses_without_permit,
 )
-from lockfast.testing.simulation_record import Told, Use, Watch
+from lockfast.testing.simulation_record import ElectionWatch, Report, Use
 
 RATE = Rate(NANO, 2)  # one a second, two at once after a rest
 
@@ -32,12 +32,12 @@ def observed(time: float, after: int, number: int) -> Step:
     return Step(time, time, "us", "observe", claim, {"after": after}, Observation((Change(number, 0, None),), 5.0), ())
 
 
-def watch(*told: tuple[float, str | None, int], dies: bool = False) -> Watch:
+def watch(*reports: tuple[float, str | None, int], dies: bool = False) -> ElectionWatch:
     client = Client(Network(Simulation(0)), "us", SOUND, lambda *_: None)
     if dies:
         client.world.crash()
-    seen = Watch(client, "x", "observer")
-    seen.told = [Told(time, time, Leadership(leader, term)) for time, leader, term in told]
+    seen = ElectionWatch(client, "x", "observer")
+    seen.reports = [Report(time, time, Leadership(leader, term)) for time, leader, term in reports]
     return seen
 
 
@@ -45,11 +45,11 @@ LOG = [observed(0, 0, 1), granted(1, "a", 2), observed(1, 1, 2), granted(2, "b",
 ALL = ((0, None, 0), (1, "a", 2), (2, None, 2), (2, "b", 5), (3, None, 5))
 
 
-def wrong(seen: Watch, log: list[Step] = LOG, excused: frozenset[str] = frozenset()) -> str:
-    return "; ".join(Observations(log, "x", set(excused)).check(seen))
+def wrong(seen: ElectionWatch, log: list[Step] = LOG, excused: frozenset[str] = frozenset()) -> str:
+    return "; ".join(ObservationChecks(log, "x", set(excused)).check(seen))
 
 
-def test_an_observer_that_was_told_each_change_is_fine() -> None:
+def test_an_observer_that_received_each_change_is_fine() -> None:
     assert wrong(watch(*ALL)) == ""
 
 
@@ -59,11 +59,11 @@ def test_an_observer_that_dies_may_miss_the_end_and_nothing_else() -> None:
     assert "what happened" in wrong(watch(*ALL[:1], *ALL[3:4], dies=True))
 
 
-def test_a_change_that_is_left_out_told_twice_or_out_of_order_is_found() -> None:
+def test_a_change_that_is_missing_repeated_or_out_of_order_is_found() -> None:
     assert "what happened" in wrong(watch(*ALL[:2], *ALL[3:]))
     assert "what happened" in wrong(watch(*ALL[:2], ALL[1], *ALL[2:]))
     assert "do not grow" in wrong(watch(ALL[0], *ALL[3:], *ALL[1:3]))
-    assert "never told" in wrong(watch())
+    assert "never received" in wrong(watch())
 
 
 def test_a_leader_that_was_never_elected_is_found() -> None:
@@ -83,9 +83,9 @@ def test_an_observer_that_was_silent_for_long_may_have_missed_something_but_not_
     assert "nobody leads" in wrong(watch(ALL[0], ALL[3]), silent)
 
 
-def test_a_change_that_is_told_late_is_found_unless_a_fault_excuses_it() -> None:
+def test_a_change_that_comes_late_is_found_unless_a_fault_excuses_it() -> None:
     late = watch(*ALL[:3], (4, "b", 5), (4, None, 5))
-    late.told[3] = late.told[3]._replace(asked_at=2)
+    late.reports[3] = late.reports[3]._replace(asked_at=2)
     assert "2.000s late" in wrong(late)
     assert wrong(late, excused=frozenset({"observer"})) == ""
 

@@ -107,8 +107,8 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_a_failing_seed_prints_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
     parts = PLANTED["wake everybody"].parts
     assert str(simulate(0, parts)).endswith("replay with: python -m lockfast.testing.simulation 0")
-    told = str(simulate(0, parts, "election"))
-    assert told.endswith("replay with: python -m lockfast.testing.simulation 0 election")
+    printed = str(simulate(0, parts, "election"))
+    assert printed.endswith("replay with: python -m lockfast.testing.simulation 0 election")
     assert main(["0", "election"], print) == 0, "the replay runs that seed, without the planted bug"
     assert capsys.readouterr().out.startswith("0 of 1 seeds failed")
 

@@ -32,10 +32,10 @@ def _stage(seed: int = 0) -> SimulatedStage:
 def _tell(seed: int, story: Callable[[SimulatedStage], Awaitable[Any]]) -> Any:
     stage, answers = _stage(seed), []
 
-    async def tell() -> None:
+    async def run() -> None:
         answers.append(await story(stage))
 
-    stage.run(tell())
+    stage.run(run())
     return answers[0]
 
 

@@ -1,4 +1,4 @@
-"""One awaited face over both public ones, so that a story can be told once.
+"""One awaited facade over both public ones, so that a story is written once.
 
 Decides: nothing. Every call goes to the real facade; what that answers is awaited if it can be, so with the
 blocking facade nothing here ever suspends.
@@ -22,7 +22,7 @@ async def _settle(answer: Any) -> Any:
 
 
 class AwaitedLease:
-    """A lease of either world, over one name or several; what it tells is the lease's own."""
+    """A lease of either world, over one name or several; its answers are the lease's own."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
@@ -35,7 +35,7 @@ class AwaitedLease:
 
     async def downgrade(self) -> None:
         answer = await _settle(self.raw.downgrade())
-        assert answer is None  # so that only an exception can tell of a failure
+        assert answer is None  # so that only an exception can report a failure
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
@@ -57,12 +57,12 @@ class AwaitedLock:
     async def take(self) -> AwaitedLease:
         """`acquire` where the story needs the lock to go on."""
         lease = await self.acquire()
-        assert lease is not None, f"{self.raw!r} was not to be had"
+        assert lease is not None, f"{self.raw!r} was not acquired"
         return lease
 
     async def release(self) -> None:
         answer = await _settle(self.raw.release())
-        assert answer is None  # so that only an exception can tell of a failure
+        assert answer is None  # so that only an exception can report a failure
 
     async def locked(self) -> bool:
         return bool(await _settle(self.raw.locked()))

@@ -1,4 +1,4 @@
-"""Elections, limiters and cells of both worlds behind one awaited face, as `awaited` has it for locks.
+"""Elections, limiters and cells of both worlds behind one awaited facade, as `awaited` has it for locks.
 
 Decides: nothing. Every call goes to the real facade; what that answers is awaited if it can be.
 """

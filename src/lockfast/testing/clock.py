@@ -53,8 +53,8 @@ class FakeClock:
             else:
                 self._set.add(id)
                 heapq.heappush(self._alarms, (at, id, ring))
-        if (tell := falls_asleep.get()) is not None:
-            tell(lambda: id in self._set)
+        if (report := falls_asleep.get()) is not None:
+            report(lambda: id in self._set)
         if due:
             ring()
         return lambda: self._cancel(id)

@@ -46,7 +46,7 @@ ALWAYS = math.inf
 
 class _Fault(NamedTuple):
     after_effect: bool
-    error: BaseException | None  # None: hang until told
+    error: BaseException | None  # None: hang until `resume`
 
 
 class FaultyBackend:
@@ -56,7 +56,7 @@ class FaultyBackend:
         self.calls: Counter[str] = Counter()  # by verb, whatever became of them
         self.waiting = 0  # calls of `wait` that have not returned
         self.on_the_way = 0  # requests that the store has yet to hear of or to answer
-        self.deaf = False  # no wake-up arrives; a waiter finds out by itself, if at all
+        self.loses_wakeups = False  # no wake-up arrives; a waiter finds out by itself, if at all
         self.least = 0.0  # real seconds that the store gets for an answer at least, however little is left of `within`
         # A verb that can hang can be cancelled while it does, so it is not instant any more.
         self.capabilities = inner.capabilities._replace(**{"instant": False, **capabilities})
@@ -110,7 +110,7 @@ class FaultyBackend:
         """No more faults: plans are forgotten, wake-ups arrive, and whatever hangs goes on."""
         with self._mutex:
             self._plans.clear()
-        self.deaf = False
+        self.loses_wakeups = False
         self.resume()
 
     @property
@@ -181,7 +181,7 @@ class FaultyBackend:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         self._count_waiting(1)
         try:
-            return await self._through("wait", lambda: self._hear(claim, seconds))
+            return await self._through("wait", lambda: self._wait(claim, seconds))
         finally:
             self._count_waiting(-1)
 
@@ -189,8 +189,8 @@ class FaultyBackend:
         with self._mutex:
             self.waiting += change
 
-    async def _hear(self, claim: Claim, seconds: float) -> bool:
-        if not self.deaf:
+    async def _wait(self, claim: Claim, seconds: float) -> bool:
+        if not self.loses_wakeups:
             return await self.inner.wait(claim, seconds)
         await self._world.pause(seconds)
         return False

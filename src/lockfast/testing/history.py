@@ -2,8 +2,8 @@
 
 Decides: whether believed holds exclude each other as their modes demand, and whether their fences grow in order.
 A hold that was downgraded is two: exclusive until then, shared from then on, with one fence and one claim id.
-Leaves to whoever records: reading one clock that all holders share, and ending a hold at the first of: release
-called, deadline reached, loss told, broken by an operator.
+Leaves to the recorder: reading one clock that all holders share, and ending a hold at the first of: release
+called, deadline reached, loss reported, broken by an operator.
 
 A sort and a sweep, no search: a million holds take seconds.
 """
@@ -19,7 +19,7 @@ from lockfast._model import EXCLUSIVE, Mode, Occupancy
 
 
 class Hold(NamedTuple):
-    """Somebody believed from `start` (acquire returned) until just before `end` that they held `name`."""
+    """A holder believed from `start` (acquire returned) until just before `end` that it held `name`."""
 
     name: str
     holder: str

@@ -238,7 +238,7 @@ class SimulatedSignal:
 
 
 class SimulatedGuard:
-    """Cancels the body, told apart from every other cancellation, as in the world of asyncio."""
+    """Cancels the body, distinguished from every other cancellation, as in the world of asyncio."""
 
     __slots__ = ("_before", "_interrupted", "_task")
 

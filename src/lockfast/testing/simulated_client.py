@@ -27,7 +27,7 @@ from lockfast.primitives.multi import MultiLogic
 from lockfast.primitives.names import aside
 from lockfast.testing.simulated import SimulatedWorld, Task
 from lockfast.testing.simulated_network import Network, RemoteBackend
-from lockfast.testing.simulation_plans import Plan
+from lockfast.testing.simulation_plans import JobPlan
 
 
 class Parts(NamedTuple):
@@ -54,25 +54,25 @@ class Client:
         self.world = SimulatedWorld(network.simulation, name, rate=network.some_rate(), start=start)
         self.network = network
         self.parts = parts
-        self._lost = lost  # called with each loss that the engine tells of
+        self._lost = lost  # called with each loss that the engine reports
         self.backend = parts.remote(network, self.world)
         self.engine = Engine(self.backend, self.world, lease_type=parts.lease, holder=name, patience=2.0)
         self.engine.keeper = parts.keeper(self.engine)
-        self.engine.events.listen(self._hear)
+        self.engine.events.listen(self._on_event)
         self.claims_of: defaultdict[Task, list[str]] = defaultdict(list)  # all claims that a job asked with
 
-    def _request(self, plan: Plan, name: str, holder: str | None = None) -> Request:
+    def _request(self, plan: JobPlan, name: str, holder: str | None = None) -> Request:
         terms = Terms(name, name, holder or self.engine.holder, plan.ttl, plan.mode, plan.limit)
         return Request(terms, wait=plan.wait, renew=plan.renew, min_hold=plan.min_hold, named=holder is not None)
 
-    def lock(self, plan: Plan) -> AsyncLock:
+    def lock(self, plan: JobPlan) -> AsyncLock:
         return AsyncLock(LockLogic(self.engine, self._request(plan, plan.name)))
 
-    def all(self, plan: Plan) -> AsyncMultiLock:
+    def all(self, plan: JobPlan) -> AsyncMultiLock:
         requests = [self._request(plan, name) for name in plan.names]
         return AsyncMultiLock(self.parts.multi(self.engine, self.parts.multi_lease, requests, None))
 
-    def election(self, plan: Plan, candidate: str) -> AsyncElection:
+    def election(self, plan: JobPlan, candidate: str) -> AsyncElection:
         request = self._request(plan, plan.name, candidate)._replace(renew=True)
         return AsyncElection(self.parts.election(self.engine, request))
 
@@ -80,7 +80,7 @@ class Client:
         turn = Request(Terms(aside(name, "turn"), name, self.engine.holder, TURN))
         return AsyncLimiter(self.parts.limiter(self.engine, name, name, rate, turn))
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.kind == "asked" and self.world.simulation.running is not None:
             self.claims_of[self.world.simulation.running].append(event.claim_id)
         elif event.kind == "lost":

@@ -69,7 +69,7 @@ def latency(simulation: Simulation) -> float:
     return 0.0002 + min(0.02, simulation.random.expovariate(1000.0))
 
 
-class Line:
+class Channel:
     """One way of a connection: messages arrive in the order in which they were sent."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -158,22 +158,22 @@ class Network:
     def request(self, call: _Call) -> None:
         kind = self._fate(call)
         if kind is None:
-            self._carry(call, self._travel(call, call.client.line_out))
+            self._carry(call, self._travel(call, call.client.to_server))
             return
         self.fault(call.client, kind, call.claims, call.verb)
         if kind == "lost_reply":
-            call.deaf = True
-            self._carry(call, self._travel(call, call.client.line_out))
+            call.unanswered = True
+            self._carry(call, self._travel(call, call.client.to_server))
         elif kind == "reset":
             self._reset(call)
         elif kind == "late":
-            call.deaf = True
+            call.unanswered = True
             self._carry(call, call.within + self.random.uniform(0.0, 3.0))
         elif kind == "repeated":
-            self._carry(call, self._travel(call, call.client.line_out))
+            self._carry(call, self._travel(call, call.client.to_server))
             self.simulation.later(self.random.uniform(0.0, 6.0), call.repeat)
         elif kind == "slow":
-            self._carry(call, self._travel(call, call.client.line_out, self.random.uniform(PROMPT, 1.5)))
+            self._carry(call, self._travel(call, call.client.to_server, self.random.uniform(PROMPT, 1.5)))
 
     def _fate(self, call: _Call) -> str | None:
         if call.client.cut_off_until > self.simulation.time:
@@ -187,23 +187,23 @@ class Network:
         return None
 
     def _reset(self, call: _Call) -> None:
-        call.deaf = True
+        call.unanswered = True
         if self.random.random() < 0.5:
-            self._carry(call, self._travel(call, call.client.line_out))
+            self._carry(call, self._travel(call, call.client.to_server))
         self.simulation.later(latency(self.simulation), call.fail, call.client.world)
 
     def _carry(self, call: _Call, delay: float) -> None:
         self.simulation.later(delay, call.arrive)
 
     def reply(self, call: _Call, answer: Any) -> None:
-        if call.deaf or call.client.cut_off_until > self.simulation.time:
+        if call.unanswered or call.client.cut_off_until > self.simulation.time:
             return
         slow = self.random.random() < self.faults.slow
         if slow:
             self.fault(call.client, "slow", call.claims, call.verb)
         extra = self.random.uniform(PROMPT, 1.5) if slow else 0.0
-        takes = self._travel(call, call.client.line_back, extra)
-        self.simulation.later(takes, lambda: call.hear(answer), call.client.world)
+        takes = self._travel(call, call.client.to_client, extra)
+        self.simulation.later(takes, lambda: call.received(answer), call.client.world)
 
     def wake(self, client: RemoteBackend, claim: Claim) -> None:
         lost = client.cut_off_until > self.simulation.time or self.random.random() < self.faults.lost_wake
@@ -212,8 +212,8 @@ class Network:
         else:
             self.simulation.later(latency(self.simulation), lambda: client.woken(claim.id), client.world)
 
-    def _travel(self, call: _Call, line: Line, extra: float = 0.0) -> float:
-        takes = line.travel(extra)
+    def _travel(self, call: _Call, channel: Channel, extra: float = 0.0) -> float:
+        takes = channel.travel(extra)
         if takes > PROMPT and not extra:
             self.fault(call.client, "slow", call.claims, call.verb)
         return takes
@@ -222,14 +222,14 @@ class Network:
 class _Call:
     """One request under way."""
 
-    __slots__ = ("_answer", "_failed", "_heard", "asked", "claims", "client", "deaf", "options", "verb", "within")
+    __slots__ = ("_answer", "_failed", "_heard", "asked", "claims", "client", "options", "unanswered", "verb", "within")
 
     def __init__(
         self, client: RemoteBackend, verb: str, asked: Any, claims: Sequence[str], options: dict[str, Any]
     ) -> None:
         self.client, self.verb, self.asked, self.claims, self.options = client, verb, asked, claims, options
         self.within: float = options.get("within", 5.0)
-        self.deaf = False  # no reply will come through
+        self.unanswered = False  # no reply will come through
         self._heard = SimulatedSignal(client.world)
         self._failed = False
         self._answer: Any = None
@@ -242,7 +242,7 @@ class _Call:
         """Nobody listens to the second answer."""
         self.client.network.server.answer(self.client, self.verb, self.asked, self.options)
 
-    def hear(self, answer: Any) -> None:
+    def received(self, answer: Any) -> None:
         self._answer = answer
         self._heard.set()
 
@@ -268,7 +268,7 @@ class RemoteBackend:
         self.network = network
         self.world = world
         self.cut_off_until = 0.0  # true time; nothing gets through before, in either direction
-        self.line_out, self.line_back = Line(world.simulation), Line(world.simulation)
+        self.to_server, self.to_client = Channel(world.simulation), Channel(world.simulation)
         self.asking: dict[str, SimulatedSignal] = {}  # by claim id: acquires under way, and what wakes them
 
     @property

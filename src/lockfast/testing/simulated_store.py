@@ -16,7 +16,7 @@ from lockfast._worlds import Clock
 from lockfast.backends.base import Backend
 from lockfast.testing.faults import FaultyBackend, Verb
 from lockfast.testing.simulated import Park, SimulatedSignal, SimulatedWorld, Simulation
-from lockfast.testing.simulated_network import Line, latency
+from lockfast.testing.simulated_network import Channel, latency
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class StoryWorld(SimulatedWorld):
         return self.clock.alarm(self.clock.deadline(seconds), lambda: self.simulation.later(0.0, call, self))
 
 
-class _Bell(SimulatedSignal):
+class _DelayedSignal(SimulatedSignal):
     """What the store sets to wake a waiter: it is heard a little later."""
 
     __slots__ = ()
@@ -52,11 +52,11 @@ class _Bell(SimulatedSignal):
         simulation.later(latency(simulation), super().set)
 
 
-class BellWorld(StoryWorld):
+class WorldSeenFromStore(StoryWorld):
     """The same machine as the store sees it: all it has there are waiters to be woken."""
 
-    def signal(self) -> _Bell:
-        return _Bell(self)
+    def signal(self) -> _DelayedSignal:
+        return _DelayedSignal(self)
 
 
 class DistantBackend(FaultyBackend):
@@ -64,7 +64,7 @@ class DistantBackend(FaultyBackend):
         super().__init__(inner, world, **capabilities)
         self.under_way = 0  # requests whose sender waits for the reply
         self._machine = world
-        self._out, self._back = Line(world.simulation), Line(world.simulation)
+        self._out, self._back = Channel(world.simulation), Channel(world.simulation)
 
     async def _through(self, verb: Verb, ask: Callable[[], Awaitable[T]]) -> T:
         if verb != "wait":

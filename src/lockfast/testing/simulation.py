@@ -23,25 +23,25 @@ from lockfast.testing.simulated_network import NO_FAULTS, Faults, Network
 from lockfast.testing.simulation_checks import HOP, LogReader, Loss, kept_the_rest, needless_losses
 from lockfast.testing.simulation_jobs import Jobs
 from lockfast.testing.simulation_observations import (
-    Observations,
+    ObservationChecks,
     bookings,
     over_the_rate,
     terms_grow,
     uses_without_permit,
 )
-from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL, Plan, Subject, some_plan, some_rate, subjects
+from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL, JobPlan, Subject, some_plan, some_rate, subjects
 from lockfast.testing.simulation_record import Record
 
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05)
 HORIZON = 600.0  # virtual seconds in which every client must have done its work
 
 
-class Outcome(NamedTuple):
+class SimulationOutcome(NamedTuple):
     seed: int
     about: str  # "": a mutex and something else
     wrong: list[str]  # what must never be; empty if all is well
     counts: Counter[str]  # holds, losses, and faults of each kind
-    trace: tuple[tuple[float, str, str], ...]  # when whose request of which kind arrived, to tell runs apart
+    trace: tuple[tuple[float, str, str], ...]  # when whose request of which kind arrived, to distinguish runs
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {dict(sorted(self.counts.items()))}", *self.wrong[:10]]
@@ -50,7 +50,7 @@ class Outcome(NamedTuple):
         return "\n".join(lines)
 
 
-class Worker:
+class SimulatedWorker:
     """Does one job after another; when its machine crashes, a new one goes on with the rest."""
 
     def __init__(self, run: Run, jobs: int) -> None:
@@ -89,7 +89,7 @@ class Run:
         self.watching: list[Task] = []
         self.clients = [self._client(f"client{n}") for n in range(self.random.randint(2, 4))]
         self.workers = {
-            Worker(self, self.random.randint(3, 12)): client
+            SimulatedWorker(self, self.random.randint(3, 12)): client
             for client in self.clients
             for _ in range(self.random.randint(1, 3))
         }
@@ -97,7 +97,7 @@ class Run:
     def _client(self, name: str) -> Client:
         return Client(self.network, name, self.parts, self.lost)
 
-    def plan(self, subject: Subject) -> Plan:
+    def plan(self, subject: Subject) -> JobPlan:
         plan = some_plan(self.random, subject, self.heat, self.rate)
         return plan if self.heat or plan.style != "break" else plan._replace(style="with")
 
@@ -135,7 +135,7 @@ class Run:
                 self._wrong(f"the cancellation of {task!r} was swallowed")
         elif task.error is not None:
             self._wrong(f"{task!r} died of {task.error!r}")
-        # What a slow network does not let go of at once is let go of in the background.
+        # What cannot be released at once on a slow network is released in the background.
         self.simulation.later(2 * HOP, lambda: self._left_behind(task, ids), client.world)
 
     def _left_behind(self, task: Task, ids: set[str]) -> None:
@@ -189,10 +189,10 @@ class Run:
 
     # From start to end
 
-    def _start(self, worker: Worker, client: Client) -> None:
+    def _start(self, worker: SimulatedWorker, client: Client) -> None:
         client.world.task(self._finish(worker, client), "worker")
 
-    async def _finish(self, worker: Worker, client: Client) -> None:
+    async def _finish(self, worker: SimulatedWorker, client: Client) -> None:
         await worker.work(client)
         del self.workers[worker]
 
@@ -204,7 +204,7 @@ class Run:
             if subject.kind == "election" and not client.world.crashed and self.random.random() < 0.6:
                 self.watching.append(client.world.task(self.jobs.watch(client, self.plan(subject)), "watcher"))
 
-    def go(self) -> Outcome:
+    def go(self) -> SimulationOutcome:
         try:
             for worker, client in list(self.workers.items()):
                 self._start(worker, client)
@@ -215,7 +215,7 @@ class Run:
                 self.simulation.run(self.simulation.time + 5.0)
             self._calm()
             trace = tuple((step.time, step.client, step.verb) for step in self.network.server.log)
-            return Outcome(self.seed, self.about, [*self.record.wrong, *self._judge()], self._count(), trace)
+            return SimulationOutcome(self.seed, self.about, [*self.record.wrong, *self._judge()], self._count(), trace)
         finally:
             self.simulation.close()
             for client in self.clients:
@@ -249,7 +249,7 @@ class Run:
         log = self.network.server.log
         for name in [subject.name for subject in self.subjects if subject.kind == "election"]:
             yield from terms_grow(log, name)
-            observations = Observations(log, name, self.network.excused)
+            observations = ObservationChecks(log, name, self.network.excused)
             for watch in self.record.watches:
                 yield from observations.check(watch)
                 self.record.counts["watched" if not observations.silent(watch) else "silent_watches"] += 1
@@ -280,17 +280,17 @@ class Run:
         return self.record.count() + self.network.count() + Counter(more)
 
 
-def simulate(seed: int, parts: Parts = SOUND, about: str = "") -> Outcome:
+def simulate(seed: int, parts: Parts = SOUND, about: str = "") -> SimulationOutcome:
     """One run. The same seed gives the same run."""
     return Run(seed, parts, about).go()
 
 
-def main(words: list[str], say: Callable[[str], Any]) -> int:
-    """`1234`, `0-999` or `0-999 election`: run these seeds, about that alone if told so; 1 if anything was wrong."""
+def main(words: list[str], print_line: Callable[[str], Any]) -> int:
+    """`1234`, `0-999` or `0-999 election`: run these seeds, about that alone if given; 1 if anything was wrong."""
     first, _, last = (words[0] if words else "0-99").partition("-")
     about = words[1] if len(words) > 1 else ""
     if about and about not in ABOUT:
-        say(f"a run is about one of {', '.join(ABOUT)}, not {about!r}")
+        print_line(f"a run is about one of {', '.join(ABOUT)}, not {about!r}")
         return 2
     failed, total = 0, Counter[str]()
     seeds = range(int(first), int(last or first) + 1)
@@ -299,8 +299,8 @@ def main(words: list[str], say: Callable[[str], Any]) -> int:
         total += outcome.counts
         if outcome.wrong:
             failed += 1
-            say(str(outcome))
-    say(f"{failed} of {len(seeds)} seeds failed; {dict(sorted(total.items()))}")
+            print_line(str(outcome))
+    print_line(f"{failed} of {len(seeds)} seeds failed; {dict(sorted(total.items()))}")
     return 1 if failed else 0
 
 

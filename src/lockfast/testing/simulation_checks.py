@@ -168,7 +168,9 @@ class LogReader:
         idle = step.now - max(free_since, waiter.since)
         dead = name.gone + sum(1 for id in name.queue if id in self.excused)
         allowed = HOP + 0.1 * name.given_up + dead * (GRACE_S + MAX_POLL_S)
-        if free_since > name.ended_at:  # nobody is woken by an expiry: the first in line looks, or somebody on patrol
+        if (
+            free_since > name.ended_at
+        ):  # an expiry wakes no waiter: the first in the queue asks by itself, or another one does
             allowed += MAX_POLL_S
         if idle > allowed:
             yield f"{step.time:.6f}: {claim.terms.key!r} stood idle for {idle:.3f}s while {claim.id} waited"
@@ -179,7 +181,7 @@ def _too_many_wakeups(step: Step, observers: set[str]) -> Iterator[str]:
     by_key: defaultdict[str, list[Claim]] = defaultdict(list)
     for claim in step.woken:
         if claim.id in observers:
-            continue  # all of these are told
+            continue  # all of these are woken
         if claim == step.asked:
             continue  # found to be next just before it was taken out: its wake-up does nothing
         by_key[claim.terms.key].append(claim)
@@ -208,7 +210,7 @@ def needless_losses(
 
 
 def kept_the_rest(losses: Sequence[Loss], log: Sequence[Step], excused: set[str]) -> Iterator[str]:
-    """When one of several names is lost the others are let go of, unless a fault holds that up."""
+    """When one of several names is lost the others are released, unless a fault delays that."""
     let_go: dict[str, float] = {}
     lost = {loss.claim_id for loss in losses}
     for step in log:

@@ -18,8 +18,8 @@ from lockfast.primitives.election import Observer
 from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import Client
 from lockfast.testing.simulation_checks import HOP
-from lockfast.testing.simulation_plans import Plan
-from lockfast.testing.simulation_record import Belief, Record, Reign, Told, Use, Watch
+from lockfast.testing.simulation_plans import JobPlan
+from lockfast.testing.simulation_record import Belief, ElectionWatch, Record, Reign, Report, Use
 
 
 class Jobs:
@@ -32,7 +32,7 @@ class Jobs:
         self._rate = rate
         self._candidates = count()
 
-    async def do(self, client: Client, plan: Plan) -> None:
+    async def do(self, client: Client, plan: JobPlan) -> None:
         work = {"lock": self._lock, "several": self._several, "election": self._election, "limiter": self._limiter}
         try:
             if plan.style == "break":
@@ -47,11 +47,11 @@ class Jobs:
 
     # One name
 
-    async def _lock(self, client: Client, plan: Plan) -> None:
+    async def _lock(self, client: Client, plan: JobPlan) -> None:
         lock = client.lock(plan)
         await (self._by_hand if plan.style == "acquire" else self._with)(client, plan, lock)
 
-    async def _with(self, client: Client, plan: Plan, lock: AsyncLock) -> None:
+    async def _with(self, client: Client, plan: JobPlan, lock: AsyncLock) -> None:
         async with lock as lease:
             belief = self._believe(client, lease, plan)
             try:
@@ -74,7 +74,7 @@ class Jobs:
         if belief.lease.fence != fence:
             self._wrong(f"a downgrade made fence {fence} into {belief.lease.fence}")
 
-    async def _by_hand(self, client: Client, plan: Plan, lock: AsyncLock) -> None:
+    async def _by_hand(self, client: Client, plan: JobPlan, lock: AsyncLock) -> None:
         lease = await lock.acquire()
         if lease is not None:
             belief = self._believe(client, lease, plan)
@@ -85,7 +85,7 @@ class Jobs:
                 with suppress(BackendUnavailable):  # else it would take the place of a cancellation
                     await lease.release()
 
-    def _believe(self, client: Client, lease: AsyncLease, plan: Plan) -> Belief:
+    def _believe(self, client: Client, lease: AsyncLease, plan: JobPlan) -> Belief:
         belief = Belief(client, lease, plan)
         self._record.beliefs.append(belief)
         self._record.counts[f"{plan.name}_{plan.mode}"] += 1
@@ -93,7 +93,7 @@ class Jobs:
 
     # Several names
 
-    async def _several(self, client: Client, plan: Plan) -> None:
+    async def _several(self, client: Client, plan: JobPlan) -> None:
         lock, started = client.all(plan), self._simulation.time
         try:
             if plan.style == "acquire":
@@ -118,7 +118,7 @@ class Jobs:
         if any(lease._state == "lost" for lease in multi._leases):
             self._wrong(f"a `with` ended well although {multi!r} was lost")
 
-    def _in_time(self, client: Client, plan: Plan, started: float) -> None:
+    def _in_time(self, client: Client, plan: JobPlan, started: float) -> None:
         """`wait` is for all names together, and not for each of them."""
         task, took = self._simulation.running, self._simulation.time - started
         if task is None or plan.wait is None or took <= 1.01 * plan.wait + HOP:
@@ -128,7 +128,7 @@ class Jobs:
         if not client.network.excused.intersection(claims) and max(stood, default=-60.0) < started - 2 * PRESENCE_S:
             self._wrong(f"{plan.names} were waited for for {took:.3f}s, not {plan.wait:g}s together")
 
-    async def _hold_all(self, client: Client, plan: Plan, multi: AsyncMultiLease) -> None:
+    async def _hold_all(self, client: Client, plan: JobPlan, multi: AsyncMultiLease) -> None:
         self._record.counts["several"] += len(plan.names) > 1
         if set(multi.fence) != set(plan.names):
             self._wrong(f"asked for {plan.names} and got {multi!r}")
@@ -145,7 +145,7 @@ class Jobs:
 
     # Elections
 
-    async def _election(self, client: Client, plan: Plan) -> None:
+    async def _election(self, client: Client, plan: JobPlan) -> None:
         candidate = f"{client.world.name}#{next(self._candidates)}"
         election = client.election(plan, candidate)
         if plan.style == "with":
@@ -165,7 +165,7 @@ class Jobs:
                         await election.resign()
 
     async def _lead(
-        self, client: Client, plan: Plan, election: AsyncElection, candidate: str, lease: AsyncLease
+        self, client: Client, plan: JobPlan, election: AsyncElection, candidate: str, lease: AsyncLease
     ) -> None:
         belief, reign = Belief(client, lease, plan._replace(renew=True)), Reign(client, candidate, lease)
         self._record.beliefs.append(belief)
@@ -194,10 +194,10 @@ class Jobs:
             except LockError:  # that one gave up in between, or our time ran out
                 self._record.counts["no_hand_over"] += 1
 
-    async def watch(self, client: Client, plan: Plan) -> None:
+    async def watch(self, client: Client, plan: JobPlan) -> None:
         """Observe an election until cancelled, now and then too busy to listen."""
         observer: Observer = client.election(plan, client.world.name)._logic.observer()
-        watch = Watch(client, plan.name, observer._claim.id)
+        watch = ElectionWatch(client, plan.name, observer._claim.id)
         self._record.watches.append(watch)
         busy = self._random.random() < 0.5
         try:
@@ -206,7 +206,7 @@ class Jobs:
                 with suppress(BackendUnavailable):
                     change = await observer.next()
                     assert change is not None, "the observer ended by itself"
-                    watch.told.append(Told(self._simulation.time, asked_at, change))
+                    watch.reports.append(Report(self._simulation.time, asked_at, change))
                 if busy:
                     await client.world.pause(self._random.choice((0.0, 0.5, 3.0)) * self._random.random())
         finally:
@@ -214,7 +214,7 @@ class Jobs:
 
     # Limiters
 
-    async def _limiter(self, client: Client, plan: Plan) -> None:
+    async def _limiter(self, client: Client, plan: JobPlan) -> None:
         limiter = client.limiter(plan.name, self._rate)
         if plan.style == "try":
             answer = await limiter.try_acquire(plan.cost)

@@ -1,6 +1,6 @@
-"""Judge what observers of elections were told, and what limiters gave, from the records of a simulated run.
+"""Judge what observers of elections received, and what limiters gave, from the records of a simulated run.
 
-Decides: what an observer must have heard, change by change, and when a limiter gave too much.
+Decides: what an observer must have received, change by change, and when a limiter gave too much.
 Leaves to `simulation_checks`: everything about claims. Each check yields one line for each thing that is wrong.
 """
 
@@ -16,7 +16,7 @@ from lockfast._values import NANO, Rate
 from lockfast.primitives.election import Leadership
 from lockfast.testing.simulated_network import DRIFT, Step
 from lockfast.testing.simulation_checks import HOP
-from lockfast.testing.simulation_record import Use, Watch
+from lockfast.testing.simulation_record import ElectionWatch, Use
 
 
 class _Term(NamedTuple):
@@ -47,7 +47,7 @@ def _changes(terms: Sequence[_Term]) -> list[Leadership]:
     return [Leadership(leader, term.number) for term in terms for leader in (term.leader, None)]
 
 
-class Observations:
+class ObservationChecks:
     """What observers should have seen of one name."""
 
     def __init__(self, log: Sequence[Step], key: str, excused: set[str]) -> None:
@@ -60,52 +60,52 @@ class Observations:
                 seen.add(id(step.options))
                 self._asked[step.asked.id].append((place, step))
 
-    def silent(self, watch: Watch) -> bool:
+    def silent(self, watch: ElectionWatch) -> bool:
         """Whether it did not ask for so long that the server may have stopped keeping changes for it."""
         times = [step.now for _, step in self._asked[watch.claim_id]]
         return any(later - earlier > 0.98 * PRESENCE_S for earlier, later in pairwise(times))
 
-    def check(self, watch: Watch) -> Iterator[str]:
-        told = [each.leadership for each in watch.told]
-        yield from self._not_growing(watch, told)
-        if not told:
+    def check(self, watch: ElectionWatch) -> Iterator[str]:
+        reports = [each.leadership for each in watch.reports]
+        yield from self._not_growing(watch, reports)
+        if not reports:
             if watch.to_the_end:
-                yield f"{watch.client.world.name} was never told who leads {self._key!r}"
+                yield f"{watch.client.world.name} never received who leads {self._key!r}"
         elif not self.silent(watch):
-            yield from self._differing(watch, told)
-        elif watch.to_the_end and not told[-1].vacant:
-            yield f"{watch.client.world.name} was last told {told[-1]}, but nobody leads {self._key!r} any more"
+            yield from self._differing(watch, reports)
+        elif watch.to_the_end and not reports[-1].vacant:
+            yield f"{watch.client.world.name} last received {reports[-1]}, but nobody leads {self._key!r} any more"
         yield from self._late(watch)
 
-    def _not_growing(self, watch: Watch, told: list[Leadership]) -> Iterator[str]:
-        terms = [each.term for each in told if not each.vacant]
+    def _not_growing(self, watch: ElectionWatch, reports: list[Leadership]) -> Iterator[str]:
+        terms = [each.term for each in reports if not each.vacant]
         if terms != sorted(set(terms)):
-            yield f"{watch.client.world.name} was told of terms that do not grow: {terms}"
+            yield f"{watch.client.world.name} received terms that do not grow: {terms}"
 
-    def _differing(self, watch: Watch, told: list[Leadership]) -> Iterator[str]:
+    def _differing(self, watch: ElectionWatch, reports: list[Leadership]) -> Iterator[str]:
         """Each change once and in order: from what was true when it first got an answer, and to the end if it lived."""
         before = sum(term.step < self._first_answered(watch) for term in self._terms)
-        if told[0].vacant:
+        if reports[0].vacant:
             expected = [Leadership(None, 0), *_changes(self._terms[before:])]
         else:
             expected = _changes(self._terms[max(0, before - 1) :])
         if not watch.to_the_end:
-            expected = expected[: len(told)]
-        if told != expected:
-            where = next((n for n, (a, b) in enumerate(zip(told, expected, strict=False)) if a != b), len(expected))
-            heard, was = told[where : where + 2], expected[where : where + 2]
-            yield f"{watch.client.world.name} was told {heard} of {self._key!r}, but what happened was {was}"
+            expected = expected[: len(reports)]
+        if reports != expected:
+            where = next((n for n, (a, b) in enumerate(zip(reports, expected, strict=False)) if a != b), len(expected))
+            heard, was = reports[where : where + 2], expected[where : where + 2]
+            yield f"{watch.client.world.name} received {heard} of {self._key!r}, but what happened was {was}"
 
-    def _first_answered(self, watch: Watch) -> int:
-        """Where in the log it was told what was true then: its next request shows which answer came through."""
+    def _first_answered(self, watch: ElectionWatch) -> int:
+        """Where in the log it received what was true then: its next request shows which answer came through."""
         asked = self._asked[watch.claim_id]
         after = next((step.options["after"] for _, step in asked if step.options["after"]), None)
         firsts = [(place, step.answer.changes[-1].number) for place, step in asked if not step.options["after"]]
         return next((place for place, number in firsts if number == after), firsts[-1][0])
 
-    def _late(self, watch: Watch) -> Iterator[str]:
+    def _late(self, watch: ElectionWatch) -> Iterator[str]:
         began = {term.number: term.time for term in self._terms}
-        for time, asked_at, leadership in watch.told[1:]:
+        for time, asked_at, leadership in watch.reports[1:]:
             late = time - max(asked_at, began.get(leadership.term, time))
             if not leadership.vacant and late > HOP and watch.claim_id not in self._excused:
                 yield f"{time:.6f}: {watch.client.world.name} heard of {leadership} {late:.3f}s late without a fault"

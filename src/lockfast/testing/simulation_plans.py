@@ -28,7 +28,7 @@ class Subject(NamedTuple):
     names: tuple[str, ...] = ()  # of "several"
 
 
-class Plan(NamedTuple):
+class JobPlan(NamedTuple):
     """One job: what it asks for, and what it does with it."""
 
     kind: Kind
@@ -59,7 +59,7 @@ STYLES: Final[dict[Kind, tuple[str, ...]]] = {
 
 
 def subjects(random: Random, about: str = "") -> list[Subject]:
-    """What a run is about: a mutex and something else, or just what it is told to be."""
+    """What a run is about: a mutex and something else, or only what `about` names."""
     others = [
         Subject("semaphore", mode=SHARED, limit=random.randint(2, MOST)),
         Subject("rwlock"),
@@ -83,7 +83,7 @@ def some_rate(random: Random) -> Rate:
     return Rate(random.randint(NANO // 5, 2 * NANO), random.randint(1, MOST))
 
 
-def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> Plan:
+def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> JobPlan:
     pick = random.choice
     mode: Mode = subject.mode or (SHARED if random.random() < 0.6 else EXCLUSIVE)
     style = pick(STYLES[subject.kind])
@@ -91,7 +91,7 @@ def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> Plan
         style = "downgrade"
     ttl = pick((1.0, 2.0, 3.0, LONGEST_TTL))
     cancelled = 0.3 if subject.kind == "limiter" else 0.03  # only there does it matter how far the waiting has come
-    return Plan(
+    return JobPlan(
         subject.kind,
         _some_names(random, subject),
         mode,

@@ -1,4 +1,4 @@
-"""What the clients of a simulated run believed and were told, as they saw it.
+"""What the clients of a simulated run believed and received, as they saw it.
 
 Decides: from when to when a belief counts. Leaves to `history` and the checks: whether it was right.
 """
@@ -16,13 +16,13 @@ from lockfast.primitives.multi import MultiLease
 from lockfast.testing.history import Hold
 from lockfast.testing.simulated_client import Client
 from lockfast.testing.simulation_checks import Loss
-from lockfast.testing.simulation_plans import Plan
+from lockfast.testing.simulation_plans import JobPlan
 
 
 class Belief:
     """A hold as its holder saw it."""
 
-    def __init__(self, client: Client, lease: AsyncLease, plan: Plan, together: MultiLease | None = None) -> None:
+    def __init__(self, client: Client, lease: AsyncLease, plan: JobPlan, together: MultiLease | None = None) -> None:
         self.client, self.lease, self.plan = client, lease, plan
         self.together = together  # the one lease over several names that it is a part of
         self.start = client.world.simulation.time
@@ -61,7 +61,7 @@ class Reign:
         return Hold(lease.name, self._candidate, lease.fence, self.start, end, EXCLUSIVE, None, lease.claim_id)
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """One change as an observer heard of it."""
 
     time: float
@@ -69,12 +69,12 @@ class Told(NamedTuple):
     leadership: Leadership
 
 
-class Watch:
-    """All that one observer was told."""
+class ElectionWatch:
+    """All that one observer received."""
 
     def __init__(self, client: Client, name: str, claim_id: str) -> None:
         self.client, self.name, self.claim_id = client, name, claim_id
-        self.told: list[Told] = []
+        self.reports: list[Report] = []
 
     @property
     def to_the_end(self) -> bool:
@@ -96,7 +96,7 @@ class Record:
         self.beliefs: list[Belief] = []
         self.reigns: list[Reign] = []
         self.losses: list[Loss] = []
-        self.watches: list[Watch] = []
+        self.watches: list[ElectionWatch] = []
         self.uses: list[Use] = []
         self.wrong: list[str] = []  # what could be seen to be wrong at once
         self.counts: Counter[str] = Counter()
@@ -114,6 +114,6 @@ class Record:
             losses=len(self.losses),
             reigns=len(self.reigns),
             permits=len(self.uses),
-            changes_told=sum(len(watch.told) for watch in self.watches),
-            vacancies_told=sum(told.leadership.vacant for watch in self.watches for told in watch.told),
+            changes_told=sum(len(watch.reports) for watch in self.watches),
+            vacancies_told=sum(reports.leadership.vacant for watch in self.watches for reports in watch.reports),
         )

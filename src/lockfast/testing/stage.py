@@ -1,4 +1,4 @@
-"""What a story of the contract is told on: actors, time and a store, alike in every world.
+"""What a story of the contract is given: actors, time and a store, alike in every world.
 
 Decides: how time passes, what can be asked of the store, and how a story begins and ends.
 Leaves to `stage_threads`, `stage_asyncio`, `stage_simulated`: what an actor is, and how it is waited for.
@@ -15,18 +15,19 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from inspect import CORO_CLOSED, getcoroutinestate, isawaitable
+from inspect import isawaitable
 from itertools import count
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from lockfast._model import Claim, LockInfo, Mode, Terms
-from lockfast._worlds import Clock, Signal, World
+from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
 from lockfast.observe.events import Event
 from lockfast.primitives.names import qualify
 from lockfast.sync import Locks
+from lockfast.testing.activity import Activity, WatchedSignal
 from lockfast.testing.awaited import AwaitedLocks
-from lockfast.testing.clock import FakeClock, falls_asleep
+from lockfast.testing.clock import FakeClock
 from lockfast.testing.faults import FaultyBackend
 
 T = TypeVar("T")
@@ -38,62 +39,15 @@ BLINK = 0.0005
 _real_now = time.monotonic  # a story may replace the functions of `time`
 
 
-def _awake() -> bool:
-    return False
-
-
-def _asleep() -> bool:
-    return True
-
-
-class _WatchedSignal:
-    """A signal of the client's world that can tell whether whoever was woken by it has got up."""
-
-    def __init__(self, signal: Signal, *, by_clock: bool) -> None:
-        self._signal = signal
-        self._by_clock = by_clock  # one that waits for some time sets an alarm at the story's clock
-        self._sets = 0
-        self._heard = 0
-        self._sleeps: Callable[[], bool] = _awake
-
-    @property
-    def waiting(self) -> bool:
-        """Whether somebody sleeps here whom the clock has yet to wake."""
-        return self._sleeps()
-
-    def set(self) -> None:
-        self._sets += 1
-        self._signal.set()
-
-    async def wait(self, seconds: float | None) -> bool:
-        if seconds is None or not self._by_clock:
-            self._sleeps = _asleep
-        else:
-            falls_asleep.set(self._falls_asleep)
-        try:
-            return await self._signal.wait(seconds)
-        finally:
-            falls_asleep.set(None)
-            self._sleeps = _awake
-            self._heard = self._sets
-
-    def _falls_asleep(self, sleeps: Callable[[], bool]) -> None:
-        self._sleeps = sleeps
-
-    @property
-    def rousing(self) -> bool:
-        return self.waiting and self._sets > self._heard
-
-
 class Actor(Protocol[R]):
-    """Somebody who acts beside the story: a thread, or a task of asyncio or of a simulation."""
+    """One who acts beside the story: a thread, or a task of asyncio or of a simulation."""
 
     @property
     def done(self) -> bool: ...
 
     @property
     def heard(self) -> bool:
-        """Somebody asked for the result."""
+        """Its result was asked for."""
         ...
 
     async def result(self) -> R:
@@ -115,7 +69,7 @@ class Stage(ABC):
 
     def __init__(self, opener: Opener, url: str = "", *, real_time: bool = False) -> None:
         self.url = url  # for stories that need other processes
-        self.records: Callable[[], int] = lambda: 0  # how many the store keeps, if that can be told
+        self.records: Callable[[], int] = lambda: 0  # how many the store keeps, if that is known
         self.namespace = f"contract-{uuid.uuid4().hex[:12]}"
         self.clock = FakeClock()
         self._clocks = [self.clock]  # and those of clients that have one of their own
@@ -123,11 +77,9 @@ class Stage(ABC):
         self._real_time = real_time
         self._opened: list[AwaitedLocks] = []
         self._others: list[Locks] = []
-        self._signals: list[_WatchedSignal] = []
-        self._pauses: set[object] = set()  # one for each caller that pauses before it asks again
-        self._background: list[tuple[str, Coroutine[Any, Any, None]]] = []  # with its name, from when it is spawned
+        self._activity = Activity(by_clock=not real_time)
         self._actors: list[Any] = []
-        self._teller: object = None  # the thread or task that tells the story
+        self._storyteller: object = None  # the thread or task that runs the story
         self._observer: AwaitedLocks | None = None
         self._before = set(threading.enumerate())
 
@@ -144,7 +96,7 @@ class Stage(ABC):
         made: list[FaultyBackend] = []
 
         def open_faulty(world: World, _: Clock | None) -> Backend:
-            self._watch(world)
+            self._activity.watch(world)
             # The store follows the client's own clock, so there is no drift unless a story is about it.
             made.append(self._open(world, store_clock, **{"drift": 0.0, **(capabilities or {})}))
             if store_clock is not None:  # then a short time is the story's, and a busy machine must not run out of it
@@ -163,30 +115,6 @@ class Stage(ABC):
     def _open(self, world: World, clock: Clock | None, **capabilities: Any) -> FaultyBackend:
         return FaultyBackend(self._opener(world, clock), world, **capabilities)
 
-    def _watch(self, world: World) -> None:
-        make, pause, spawn = world.signal, world.pause, world.spawn
-
-        def watched() -> Signal:
-            signal = _WatchedSignal(make(), by_clock=not self._real_time)
-            self._signals.append(signal)
-            return signal
-
-        async def counted(seconds: float) -> None:
-            token = object()
-            self._pauses.add(token)
-            try:
-                await pause(seconds)
-            finally:
-                self._pauses.discard(token)
-
-        def spawned(work: Coroutine[Any, Any, None], name: str) -> None:
-            self._background.append((name, work))
-            spawn(work, name)
-
-        world.spawn = spawned  # type: ignore[method-assign]
-        world.signal = watched  # type: ignore[method-assign]
-        world.pause = counted  # type: ignore[method-assign]
-
     def claim(self, name: str, *, ttl: float = 30, mode: Mode = "exclusive", limit: int | None = None) -> Claim:
         """A claim to ask a backend's verbs for directly; a fresh one each time."""
         terms = Terms(key=qualify(self.namespace, name), name=name, holder="direct", ttl=ttl, mode=mode, limit=limit)
@@ -197,19 +125,19 @@ class Stage(ABC):
 
     @abstractmethod
     def start(self, work: Coroutine[Any, Any, T]) -> Actor[T]:
-        """Let somebody else do it: another thread, or another task."""
+        """Let another actor do it: another thread, or another task."""
 
     @abstractmethod
     def alone(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it in the child of a fork, where nobody else is left."""
 
     def record(self, locks: AwaitedLocks) -> list[Event]:
-        """What is told of these locks from now on."""
+        """The events of these locks from now on."""
         heard: list[Event] = []
         locks.raw.events.listen(heard.append)
         return heard
 
-    # What is true at the store, asked by somebody who takes no part
+    # What is true at the store, asked by a client that takes no part
 
     @property
     def observer(self) -> AwaitedLocks:
@@ -221,7 +149,7 @@ class Stage(ABC):
         return await self.observer.inspect(name)
 
     async def fences(self, name: str) -> list[int]:
-        """The fences of those who hold it now."""
+        """The fences of its holders now."""
         return [holder.fence for holder in (await self.info(name)).holders if holder.fence is not None]
 
     async def queue(self, name: str, waiters: int, *, dead: int = 0) -> None:
@@ -235,7 +163,7 @@ class Stage(ABC):
             await self.asleep(waiters - dead)
 
     async def is_free(self, name: str) -> bool:
-        """Nobody holds it and nobody waits for it, once what is done in the background is done."""
+        """It is neither held nor waited for, once the work in the background is done."""
         await self.settle()
         return await self.info(name) == LockInfo(name)
 
@@ -248,19 +176,19 @@ class Stage(ABC):
             answer = condition()
             if await answer if isawaitable(answer) else answer:
                 return
-            if self._here() is self._teller:
-                await self._hear_actors()  # if one of them failed, it is in vain to wait any longer
+            if self._here() is self._storyteller:
+                await self._check_actors()  # if one of them failed, it is in vain to wait any longer
             if self._moment() > limit:
                 raise AssertionError(f"waited in vain for {what}")
             await self._look_away(looks)
 
-    async def _hear_actors(self) -> None:
+    async def _check_actors(self) -> None:
         for actor in self._actors:
             if actor.done and not actor.heard:
                 await actor.result()
 
     async def settle(self) -> None:
-        """Until everybody whom the clock woke has done what there was to do, in the background too."""
+        """Until every actor that the clock woke has done its work, in the background too."""
         await self.until(self._settled, "what is done in the background")
 
     async def asleep(self, waiters: int = 0) -> None:
@@ -273,7 +201,7 @@ class Stage(ABC):
         await self.until(all_asleep, f"{waiters} waiters and all keepers to fall asleep")
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, alarm by alarm; whoever is woken goes back to sleep before it goes on."""
+        """Let time pass, alarm by alarm; an actor that is woken goes back to sleep before time goes on."""
         clock, end = self.clock, self.clock.now() + seconds
         sleepers = clock.sleepers
         while (at := clock.next_alarm) is not None and at <= end:
@@ -317,31 +245,27 @@ class Stage(ABC):
 
     def _resting(self) -> int:
         """How many callers sleep: until they are woken, or before they ask again."""
-        return self._waiting() + len(self._pauses)
+        return self._waiting() + len(self._activity.pauses)
 
     def _settled(self) -> bool:
         """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
-        asleep = all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
+        asleep = all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)
         hanging = sum(locks.faults.hanging for locks in self._opened)
-        return asleep and self._calm() and self._under_way_behind("lockfast-behind") <= hanging
+        return asleep and self._calm() and self._activity.in_background("lockfast-behind") <= hanging
 
     def _calm(self) -> bool:
-        """Nobody is just getting up, every keeper sleeps, and no renewal is under way, but for those that hang."""
+        """No waiter is just waking up, every keeper sleeps, and no renewal is under way, but for those that hang."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
         loops = [keeper._signal for keeper in keepers if keeper.leases]
         return (
-            self._under_way_behind("lockfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
-            and all(isinstance(loop, _WatchedSignal) and loop.waiting for loop in loops)
-            and not any(signal.rousing for signal in self._signals)
+            self._activity.in_background("lockfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
+            and all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)
+            and not any(signal.rousing for signal in self._activity.signals)
             and not any(clock.waking for clock in self._clocks)
             and not self._under_way()
         )
-
-    def _under_way_behind(self, name: str) -> int:
-        """How many pieces of work of that name run in the background, or are about to."""
-        return sum(one == name and getcoroutinestate(work) != CORO_CLOSED for one, work in list(self._background))
 
     def _under_way(self) -> int:
         """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""
@@ -380,19 +304,19 @@ class Stage(ABC):
         mine = ("actor", "lockfast")
         return {thread for thread in set(threading.enumerate()) - self._before if thread.name.startswith(mine)}
 
-    # How a story is told
+    # How a story runs
 
     @abstractmethod
     def run(self, story: Coroutine[Any, Any, None]) -> None:
-        """Tell it; afterwards nothing that it started is left."""
+        """Run it; afterwards nothing that it started is left."""
 
-    async def _tell(self, story: Coroutine[Any, Any, None]) -> None:
-        self._teller = self._here()
+    async def _run_story(self, story: Coroutine[Any, Any, None]) -> None:
+        self._storyteller = self._here()
         try:
             await story
-            await self._hear_actors()
+            await self._check_actors()
         finally:
-            self._teller = None  # from here on only the ending matters
+            self._storyteller = None  # from here on only the ending matters
             await self._end_actors()
             await self._close()
 

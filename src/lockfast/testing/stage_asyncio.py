@@ -1,6 +1,6 @@
 """The stage in the world of asyncio: the awaited facade, and a task for each actor.
 
-Decides: that a story is told in an event loop of its own, and that every actor has ended with it.
+Decides: that a story runs in an event loop of its own, and that every actor has ended with it.
 Leaves to `stage`: how time passes, and what is true at the store.
 """
 
@@ -85,7 +85,7 @@ class AsyncioStage(Stage):
         await asyncio.Event().wait()
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(self._tell(story))
+        asyncio.run(self._run_story(story))
         asyncio.run(self.until(lambda: not self._started(), "the threads of the story to end"))
 
     async def _end_actors(self) -> None:

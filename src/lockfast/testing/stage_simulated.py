@@ -19,7 +19,7 @@ from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.engine.core import PATIENCE, Engine
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation, Task
-from lockfast.testing.simulated_store import BellWorld, DistantBackend, StoryWorld, nap
+from lockfast.testing.simulated_store import DistantBackend, StoryWorld, WorldSeenFromStore, nap
 from lockfast.testing.stage import Actor, Opener, Stage
 
 T = TypeVar("T")
@@ -76,8 +76,8 @@ class SimulatedStage(Stage):
 
     def _open(self, world: World, clock: Clock | None, **capabilities: Any) -> DistantBackend:
         assert isinstance(world, StoryWorld)
-        seen_from_the_store = BellWorld(self.simulation, f"{world.name}, asleep", world.clock)
-        self._watch(seen_from_the_store)
+        seen_from_the_store = WorldSeenFromStore(self.simulation, f"{world.name}, asleep", world.clock)
+        self._activity.watch(seen_from_the_store)
         store = DistantBackend(self._opener(seen_from_the_store, clock), world, **capabilities)
         self._stores.append(store)
         return store
@@ -116,17 +116,17 @@ class SimulatedStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:
-            self._run(self._people.task(self._tell(story), "job of the teller"))
+            self._run(self._people.task(self._run_story(story), "job of the story"))
             assert not self.simulation.broken_tasks, self.simulation.broken_tasks
         finally:
             self.simulation.close()
             for locks in self._opened:
-                locks.raw._logic.engine.closed = True  # no more than a failed story is left to warn of
+                locks.raw._logic.engine.closed = True  # what is left of a failed story warns of nothing more
 
     def _run(self, teller: Task) -> None:
         self.simulation.run_dry(teller)
         if not teller.done:
-            teller.cancel()  # its traceback tells where the story waits
+            teller.cancel()  # its traceback shows where the story waits
             self.simulation.run_dry(teller)
             raise AssertionError("waited in vain: nothing is left to happen") from teller.error
         if teller.error is not None:

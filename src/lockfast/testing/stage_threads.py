@@ -1,6 +1,6 @@
 """The stage in the world of threads: the blocking facade, and a thread for each actor.
 
-Decides: that a story is told in the caller's thread, and that every thread it started has ended with it.
+Decides: that a story runs in the caller's thread, and that every thread it started has ended with it.
 Leaves to `stage`: how time passes, and what is true at the store.
 """
 
@@ -65,7 +65,7 @@ class ThreadStage(Stage):
         self.clock._before_moving = self._let_answers_come
 
     def _let_answers_come(self) -> None:
-        """A store that is told the time hears of it in the order in which it passed."""
+        """A store that is given the time receives it in the order in which it passed."""
         until = _real_now() + ANSWERS
         while any(locks.faults.on_the_way for locks in self._opened) and _real_now() < until:
             _sleep(BLINK)
@@ -92,7 +92,7 @@ class ThreadStage(Stage):
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:
-            run_to_end(self._tell(story))
+            run_to_end(self._run_story(story))
         finally:
             run_to_end(self.until(self._all_ended, f"these threads to end: {self._started()}"))
 

@@ -174,7 +174,7 @@ def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Ac
     two.ask("never_look")
     for number in range(6):
         first = one.ask("acquire", name=f"p{number}", ttl=HOUR)
-        two.tell("acquire", name=f"p{number}")
+        two.send("acquire", name=f"p{number}")
         until(lambda number=number: one.ask("inspect", name=f"p{number}")["waiters"] == 1)  # type: ignore[misc]
         one.ask("release")
         assert two.expect()["fence"] > first["fence"]

@@ -14,7 +14,7 @@ from lockfast.testing.contract import Promise
 from lockfast.testing.contract.p01_no_body_without_lock import NoBodyWithoutLock
 from lockfast.testing.contract.p05_lost_replies_change_nothing import LostRepliesChangeNothing
 from lockfast.testing.contract.p06_interrupted_leaves_nothing import InterruptedLeavesNothing
-from lockfast.testing.contract.p08_loss_is_told import LossIsTold
+from lockfast.testing.contract.p08_loss_is_reported import LossIsReported
 from lockfast.testing.contract.p09_waiters_are_woken import WaitersAreWoken
 from tests.adversity.redis.test_renewal import TestUnreachable as _Unreachable
 from tests.adversity.redis.test_tls import TestTls as _Tls
@@ -63,7 +63,7 @@ class TestInterruptedLeavesNothing(_OnRedis, InterruptedLeavesNothing):
     url = _OnRedis.url
 
 
-class TestLossIsTold(_OnRedis, LossIsTold):
+class TestLossIsReported(_OnRedis, LossIsReported):
     url = _OnRedis.url
 
 

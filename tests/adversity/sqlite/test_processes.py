@@ -21,7 +21,7 @@ def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, t
     for ending in ("-wal", "-shm"):
         (tmp_path / f"locks.db{ending}").unlink()
     assert other.ask("acquire", name="x", wait=LIMIT)["fence"]
-    until(lambda: not holder.ask("look")["held"], "the holder to stop believing, by its next renewal at the latest")
+    until(lambda: not holder.ask("state")["held"], "the holder to stop believing, by its next renewal at the latest")
 
 
 def test_nobody_is_shut_out_of_a_busy_file(start: Start, tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_nobody_is_shut_out_of_a_busy_file(start: Start, tmp_path: Path) -> None
     for counter in (*counters, own):
         counter.write_text("0")
     for number, (actor, counter) in enumerate(zip(busy, counters, strict=True)):
-        actor.tell("increment", name=f"own {number}", path=str(counter), times=1_000_000)
+        actor.send("increment", name=f"own {number}", path=str(counter), times=1_000_000)
     until(lambda: all(int(counter.read_text() or 0) for counter in counters), "all to be busy")
     assert len(patient.ask("increment", name="own 4", path=str(own), times=30)["holds"]) == 30
     assert all(actor.process.poll() is None for actor in busy), "they were busy all the time"

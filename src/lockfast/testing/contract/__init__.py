@@ -1,4 +1,4 @@
-"""The contract: what every backend promises, told in stories that any backend's author can run.
+"""The contract: what every backend promises, as stories that the author of any backend can run.
 
 Decides: what "a backend of lockfast" means. One promise a file, one story a test, every world.
 
@@ -32,7 +32,7 @@ from lockfast.testing.contract.p04_fences_only_grow import FencesOnlyGrow  # noq
 from lockfast.testing.contract.p05_lost_replies_change_nothing import LostRepliesChangeNothing  # noqa: E402
 from lockfast.testing.contract.p06_interrupted_leaves_nothing import InterruptedLeavesNothing  # noqa: E402
 from lockfast.testing.contract.p07_renewal_rides_out_errors import RenewalRidesOutErrors  # noqa: E402
-from lockfast.testing.contract.p08_loss_is_told import LossIsTold  # noqa: E402
+from lockfast.testing.contract.p08_loss_is_reported import LossIsReported  # noqa: E402
 from lockfast.testing.contract.p09_waiters_are_woken import WaitersAreWoken  # noqa: E402
 from lockfast.testing.contract.p10_only_the_server_clock import OnlyTheServerClock  # noqa: E402
 from lockfast.testing.contract.p11_process_manners import ProcessManners  # noqa: E402
@@ -59,7 +59,7 @@ PROMISES: tuple[type[Promise], ...] = (
     LostRepliesChangeNothing,
     InterruptedLeavesNothing,
     RenewalRidesOutErrors,
-    LossIsTold,
+    LossIsReported,
     WaitersAreWoken,
     OnlyTheServerClock,
     ProcessManners,

@@ -152,7 +152,7 @@ class IdentityIsTheClaim(Promise, about="store"):
 
     @about("engine")
     async def test_actors_that_share_one_lock_object_release_only_their_own(self, stage: Stage) -> None:
-        """As above with `acquire` and `release`, where nothing but the caller tells the leases apart."""
+        """As above with `acquire` and `release`, where only the caller distinguishes the leases."""
         lock = stage.locks().lock("safe", ttl=10, renew=False)
         inside, leave = _Steps(), _Steps()
 

@@ -234,7 +234,7 @@ class InterruptedLeavesNothing(Promise, about="store"):
 
     @about("engine")
     @needs("expires")
-    async def test_a_failed_release_does_not_spoil_a_body_that_went_well_and_is_told(self, stage: Stage) -> None:
+    async def test_a_failed_release_does_not_fail_a_body_that_went_well_and_is_reported(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
         heard = stage.record(locks)
         locks.faults.lose_request("release", ALWAYS)

@@ -85,7 +85,7 @@ class RenewalRidesOutErrors(Promise, about="engine"):
         assert not lost
         stage.clock.advance(0.1)
         assert not lease.held
-        await stage.until(lambda: lost, "the loss to be told")
+        await stage.until(lambda: lost, "the loss to be reported")
 
     @about("store")
     async def test_one_request_renews_all_leases_that_are_due(self, stage: Stage) -> None:
@@ -135,7 +135,7 @@ class RenewalRidesOutErrors(Promise, about="engine"):
         await stage.locks().break_lock("line-2")
         await stage.asleep()
         stage.clock.advance(10)
-        await stage.until(lambda: lost, "the loss to be told")
+        await stage.until(lambda: lost, "the loss to be reported")
         await stage.asleep()
         await stage.pass_time(60)
         assert lost == ["line-2"]

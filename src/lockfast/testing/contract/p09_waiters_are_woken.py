@@ -130,9 +130,9 @@ class WaitersAreWoken(Promise, about="store"):
 
     async def test_a_lost_wake_up_is_repaired(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
-        deaf = stage.locks()
-        deaf.faults.deaf = True
-        first = stage.start(deaf.lock("gate", ttl=600).take())
+        unwoken = stage.locks()
+        unwoken.faults.loses_wakeups = True
+        first = stage.start(unwoken.lock("gate", ttl=600).take())
         await stage.queue("gate", 1)
         second = stage.start(stage.locks().lock("gate").take())
         await stage.queue("gate", 2)
@@ -143,9 +143,9 @@ class WaitersAreWoken(Promise, about="store"):
 
     async def test_a_waiter_that_gives_up_in_the_moment_it_is_woken_hands_on_to_the_next(self, stage: Stage) -> None:
         holder = await stage.locks().lock("gate", ttl=600).take()
-        deaf = stage.locks()
-        deaf.faults.deaf = True
-        first = stage.start(deaf.lock("gate").acquire(timeout=0.4))
+        unwoken = stage.locks()
+        unwoken.faults.loses_wakeups = True
+        first = stage.start(unwoken.lock("gate").acquire(timeout=0.4))
         await stage.queue("gate", 1)
         second = stage.start(stage.locks().lock("gate", ttl=600).take())
         await stage.queue("gate", 2)

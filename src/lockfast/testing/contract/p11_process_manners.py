@@ -192,7 +192,7 @@ class ProcessManners(Promise, about="store"):
         await stage.until(lambda: locks.faults.hanging == 1)
         await locks.close()
         locks.faults.resume()
-        await stage.until(lambda: stage._under_way_behind("lockfast-renewal") == 0)
+        await stage.until(lambda: stage._activity.in_background("lockfast-renewal") == 0)
         assert not _open_files() - before
 
     # Manners
@@ -220,11 +220,11 @@ class ProcessManners(Promise, about="store"):
         await locks.lock("hall", ttl=30).take()
         engine = locks.raw._logic.engine
         stage._opened.remove(locks)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             del locks
             gc.collect()
-        mine = [warning for warning in told if "hall" in str(warning.message)]
+        mine = [warning for warning in reported if "hall" in str(warning.message)]
         assert [warning.category for warning in mine] == [ResourceWarning]
         assert (await stage.info("hall")).locked
         await engine.close()
@@ -308,7 +308,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _in_a_child(check: Callable[[], bool]) -> bool:
-    """Whether it is true in a fork of this process; an error there is told here."""
+    """Whether it is true in a fork of this process; an error there is shown here."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # that forking beside threads is risky is the point

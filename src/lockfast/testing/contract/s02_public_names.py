@@ -320,7 +320,7 @@ class PublicNames(Promise, about="engine"):
 
     # Events
 
-    async def test_an_ordinary_hold_is_told_as_asked_granted_and_released(self, stage: Stage) -> None:
+    async def test_an_ordinary_hold_is_reported_as_asked_granted_and_released(self, stage: Stage) -> None:
         locks = stage.locks(holder="worker-7")
         heard = stage.record(locks)
         async with locks.lock("shop", ttl=60) as lease:
@@ -331,7 +331,7 @@ class PublicNames(Promise, about="engine"):
         assert heard[1].waited == 0
         assert heard[2].held == pytest.approx(3)
 
-    async def test_waiting_is_told_with_how_long(self, stage: Stage) -> None:
+    async def test_the_events_of_a_wait_say_how_long_it_took(self, stage: Stage) -> None:
         holder = await stage.locks(holder="worker-7").lock("shop", ttl=600).take()
         locks = stage.locks()
         heard = stage.record(locks)
@@ -344,9 +344,9 @@ class PublicNames(Promise, about="engine"):
         stage.clock.advance(0.25)
         await holder.release()
         await waiter.result()
-        told = [event for event in heard if event.kind != "asked"]
-        assert [event.kind for event in told] == ["waited", "waited", "granted"]
-        assert [event.waited for event in told] == pytest.approx([5, 0.25, 0.25])
+        reported = [event for event in heard if event.kind != "asked"]
+        assert [event.kind for event in reported] == ["waited", "waited", "granted"]
+        assert [event.waited for event in reported] == pytest.approx([5, 0.25, 0.25])
         assert "worker-7" in next(event.detail for event in heard if event.kind == "waited")
 
     async def test_a_listener_that_fails_harms_nobody(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

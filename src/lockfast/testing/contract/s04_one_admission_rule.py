@@ -1,7 +1,7 @@
 """Section 4 of the design: one rule admits to every primitive.
 
 An exclusive claim fits when nobody holds; a shared claim fits when no exclusive claim holds and there is room.
-Nobody fits past an older waiter. Told with the verbs alone, as every backend must answer them.
+Nobody fits past an older waiter. Written with the verbs alone, as every backend must answer them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Room:
         assert await self.verbs.release(claim, linger=0.0, within=5)
 
     async def is_reserved_when_it_leaves(self, claim: Claim) -> None:
-        """For the next. To one of the same process it may be granted at once, so this is told by another."""
+        """For the next. To one of the same process it may be granted at once, so another client says this."""
         assert await self.stage.locks().faults.release(claim, linger=0.0, within=5)
 
     async def wakeups(self, *claims: Claim) -> None:
@@ -316,7 +316,7 @@ class OneAdmissionRule(Promise, about="store"):
         assert await room.enters(writer)
 
     @needs("shared")
-    async def test_modes_are_told(self, stage: Stage) -> None:
+    async def test_inspect_shows_the_mode_of_a_hold(self, stage: Stage) -> None:
         room = _Room(stage)
         reader = room.reader(3)
         assert await room.enters(reader)

@@ -119,16 +119,16 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         assert await stage.fences("pool") == [longer.fence]
 
     @about("engine")
-    async def test_a_lost_permit_is_told_to_its_holder_alone(self, stage: Stage) -> None:
-        told: list[str] = []
+    async def test_a_lost_permit_is_reported_to_its_holder_alone(self, stage: Stage) -> None:
+        reported: list[str] = []
         locks = stage.locks()
-        short = await locks.semaphore("pool", 2, ttl=10, renew=False, on_lost=lambda _: told.append("short")).take()
-        long = await locks.semaphore("pool", 2, ttl=60, renew=False, on_lost=lambda _: told.append("long")).take()
+        short = await locks.semaphore("pool", 2, ttl=10, renew=False, on_lost=lambda _: reported.append("short")).take()
+        long = await locks.semaphore("pool", 2, ttl=60, renew=False, on_lost=lambda _: reported.append("long")).take()
         await stage.asleep()
         stage.clock.advance(10)
-        await stage.until(lambda: told, "the loss to be told")
+        await stage.until(lambda: reported, "the loss to be reported")
         await stage.breathe()
-        assert told == ["short"]
+        assert reported == ["short"]
         assert (short.lost, long.held) == (True, True)
         with pytest.raises(LeaseLost, match="'pool'"):
             short.check()
@@ -165,12 +165,12 @@ class Semaphores(Promise, about="store", needs=("limits",)):
             await lost.extend(60)
         assert await stage.fences("pool") == [following.fence]
 
-    async def test_every_holder_of_a_semaphore_is_told_of(self, stage: Stage) -> None:
+    async def test_inspect_shows_every_holder_of_a_semaphore(self, stage: Stage) -> None:
         for name in ("worker-1", "worker-2"):
             await stage.locks(holder=name).semaphore("pool", 3, metadata={"who": name}).take()
         holders = (await stage.info("pool")).holders
-        told = [(held.holder, held.mode, held.metadata) for held in holders]
-        assert told == [(name, "shared", {"who": name}) for name in ("worker-1", "worker-2")]
+        reported = [(held.holder, held.mode, held.metadata) for held in holders]
+        assert reported == [(name, "shared", {"who": name}) for name in ("worker-1", "worker-2")]
 
     # A crash, and an operator
 

@@ -197,9 +197,9 @@ class ReadWriteLocks(Promise, about="store", needs=("shared",)):
         before = (lease.fence, lease.claim_id, lease.holder, lease.name, lease.ttl)
         await lease.downgrade()
         assert (lease.fence, lease.claim_id, lease.holder, lease.name, lease.ttl) == before
-        (told,) = (await stage.info("page")).holders
-        assert (lease.mode, told.mode) == ("shared", "shared")
-        assert (told.fence, told.claim_id) == before[:2]
+        (reported,) = (await stage.info("page")).holders
+        assert (lease.mode, reported.mode) == ("shared", "shared")
+        assert (reported.fence, reported.claim_id) == before[:2]
 
     async def test_a_downgraded_lease_is_renewed_extended_and_released_as_ever(self, stage: Stage) -> None:
         lease = await stage.locks().rwlock("page", ttl=30).write().take()
@@ -271,7 +271,7 @@ class ReadWriteLocks(Promise, about="store", needs=("shared",)):
     async def test_a_downgrade_of_what_the_store_has_ended_touches_nobody(
         self, stage: Stage, end: str, taken: bool
     ) -> None:
-        """Though the client's clock lags: only the store can tell that it is over."""
+        """Though the client's clock lags: only the store knows that it is over."""
         lagging = stage.locks(clock=FakeClock())
         lease = await lagging.rwlock("page", ttl=10, renew=False).write().take()
         if end == "break":
@@ -279,7 +279,7 @@ class ReadWriteLocks(Promise, about="store", needs=("shared",)):
         else:
             stage.clock.advance(10)
         following = await _writer(stage).take() if taken else None
-        assert lease.held  # as far as its own clock tells
+        assert lease.held  # as far as its own clock shows
         with pytest.raises(LeaseLost):
             await lease.downgrade()
         assert lease.lost

@@ -135,12 +135,12 @@ class SeveralNames(Promise, about="engine"):
         assert (await stage.info("b")).waiters == 0
 
     async def test_an_early_name_that_is_lost_meanwhile_is_asked_for_again(self, stage: Stage) -> None:
-        """Nobody is told of that loss: the lease was nobody's yet."""
-        told: list[Any] = []
+        """That loss is not reported: no caller had the lease yet."""
+        reported: list[Any] = []
         second, third = [await stage.locks().lock(name, ttl=600).take() for name in ("b", "c")]
         locks = stage.locks()
         heard = stage.record(locks)
-        waiter = stage.start(locks.all("a", "b", "c", ttl=30, on_lost=told.append).take())
+        waiter = stage.start(locks.all("a", "b", "c", ttl=30, on_lost=reported.append).take())
         await stage.queue("b", 1)
         await lose(stage, locks, "a")
         await stage.until(lambda: "lost" in [event.kind for event in heard])
@@ -154,7 +154,7 @@ class SeveralNames(Promise, about="engine"):
         lease = await waiter.result()
         assert lease.held
         assert lease.fence["a"] > thief.fence
-        assert not told
+        assert not reported
 
     async def test_an_early_name_that_is_found_lost_when_time_is_up_is_a_refusal(self, stage: Stage) -> None:
         holder = await stage.locks().lock("b", ttl=600).take()

@@ -37,35 +37,35 @@ class SeveralNamesEnd(Promise, about="engine"):
     async def test_on_lost_is_called_once_with_the_lease_over_all_names(
         self, stage: Stage, broken: tuple[str, ...]
     ) -> None:
-        told: list[Any] = []
+        reported: list[Any] = []
         locks = stage.locks()
-        lease = await locks.all("a", "b", ttl=30, on_lost=told.append).take()
+        lease = await locks.all("a", "b", ttl=30, on_lost=reported.append).take()
         await lose(stage, locks, *broken)
-        await stage.until(lambda: told, "the loss to be told")
+        await stage.until(lambda: reported, "the loss to be reported")
         await until_free(stage, "a", "b")
         await stage.breathe()
-        assert [lost is lease.raw for lost in told] == [True]
+        assert [lost is lease.raw for lost in reported] == [True]
         assert lease.lost
 
     @needs("breaks_alone")
-    async def test_on_lost_is_told_though_the_others_cannot_be_released_just_now(self, stage: Stage) -> None:
-        told: list[Any] = []
+    async def test_on_lost_is_called_though_the_others_cannot_be_released_just_now(self, stage: Stage) -> None:
+        reported: list[Any] = []
         locks = stage.locks()
-        await locks.all("a", "b", ttl=30, on_lost=told.append).take()
+        await locks.all("a", "b", ttl=30, on_lost=reported.append).take()
         locks.faults.hang_request("release", ALWAYS)
         await lose(stage, locks, "a")
-        await stage.until(lambda: told, "the loss to be told")
+        await stage.until(lambda: reported, "the loss to be reported")
         assert (await stage.fences("b")) != []
         locks.faults.heal()
         await until_free(stage, "a", "b")
 
     async def test_on_lost_is_not_called_for_a_release_of_several(self, stage: Stage) -> None:
-        told: list[Any] = []
-        async with stage.locks().all("a", "b", ttl=30, on_lost=told.append):
+        reported: list[Any] = []
+        async with stage.locks().all("a", "b", ttl=30, on_lost=reported.append):
             pass
         stage.clock.advance(100)
         await stage.breathe()
-        assert not told
+        assert not reported
 
     @needs("cancellation")
     @pytest.mark.parametrize("broken", [("b",), ("a", "b"), ()])

@@ -1,6 +1,7 @@
 """Section 2 of the design, `election.observe`: first what is true, then each change in order, the vacancies too.
 
-None is told twice and none is left out, and nobody polls. Whoever was away for too long begins again with what is true.
+None comes twice, none is missing, and no observer polls. One that was away for too long begins again with the present
+state.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from lockfast.testing.contract.s09_elections import candidates, line_up
 from lockfast.testing.contract.story import Promise, needs
 from lockfast.testing.stage import Actor, Stage
 
-Told = tuple[str | None, int]
-VACANT: Told = (None, 0)
+LeaderAndTerm = tuple[str | None, int]
+VACANT: LeaderAndTerm = (None, 0)
 
 
 class ObservedElections(Promise, about="store", needs=("observe",)):
-    async def test_an_observer_is_told_first_what_is_true(self, stage: Stage) -> None:
+    async def test_an_observer_first_receives_the_present_state(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         assert await _first(stage) == VACANT
         lease = await ann.win()
@@ -32,7 +33,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
 
     async def test_an_observer_is_woken_by_each_change_and_not_by_its_timer(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
-        seen = _Seen(stage)
+        seen = _ObserverActor(stage)
         await seen.until(VACANT)
         first = (await ann.win()).fence
         await seen.until(("ann", first))
@@ -43,13 +44,13 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         await stage.observer.break_lock("lead")
         await seen.until((None, second))  # and the clock has not moved
 
-    async def test_changes_that_happen_while_an_observer_is_away_are_all_told_in_order(self, stage: Stage) -> None:
+    async def test_changes_that_happen_while_an_observer_is_away_are_all_received_in_order(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
         locks = stage.locks()
         locks.faults.hang_reply("wait")
-        seen = _Seen(stage, locks)
+        seen = _ObserverActor(stage, locks)
         await stage.until(lambda: locks.faults.waiting == 1)
-        expected: list[Told] = [VACANT]
+        expected: list[LeaderAndTerm] = [VACANT]
         for _ in range(25):
             for name, candidate in (("ann", ann), ("bob", bob)):
                 term = (await candidate.win()).fence
@@ -64,27 +65,27 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         dead = stage.claim("lead", ttl=12.3)
         grant = await stage.locks().faults.acquire(dead, enqueue=False, within=5)
         assert isinstance(grant, Grant)
-        seen = _Seen(stage, enough=2)
+        seen = _ObserverActor(stage, enough=2)
         await stage.asleep(1)
         assert await stage.sleep_through(seen.actor) == pytest.approx(12.3)
         assert seen.changes == [("direct", grant.fence), (None, grant.fence)]
 
     async def test_an_observer_of_a_quiet_name_goes_on_observing(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
-        seen = _Seen(stage)
+        seen = _ObserverActor(stage)
         await stage.asleep(1)
         await stage.pass_time(4 * PRESENCE_S)
         term = (await ann.win()).fence
         await ann.resign()
         await seen.until(("ann", term), (None, term))
-        assert len(seen.changes) == 3  # and nothing was told twice
+        assert len(seen.changes) == 3  # and nothing came twice
 
     async def test_an_observer_that_was_away_for_too_long_begins_again_with_what_is_true(self, stage: Stage) -> None:
         ann, bob = candidates(stage, "ann", "bob")
         first = (await ann.win()).fence
         locks = stage.locks()
         locks.faults.hang_reply("wait")
-        seen = _Seen(stage, locks)
+        seen = _ObserverActor(stage, locks)
         await stage.asleep(1)
         stage.clock.advance(PRESENCE_S)
         await stage.until(lambda: locks.faults.hanging == 1)
@@ -96,12 +97,12 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         await seen.until(("bob", second))
         assert seen.changes == [("ann", first), ("bob", second)]
 
-    async def test_an_observer_that_was_away_is_not_told_again_what_is_still_true(self, stage: Stage) -> None:
+    async def test_an_observer_that_was_away_does_not_receive_again_what_is_still_true(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         first = (await ann.win()).fence
         locks = stage.locks()
         locks.faults.hang_reply("wait")
-        seen = _Seen(stage, locks)
+        seen = _ObserverActor(stage, locks)
         await stage.asleep(1)
         stage.clock.advance(PRESENCE_S)
         await stage.until(lambda: locks.faults.hanging == 1)
@@ -115,8 +116,8 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
     async def test_a_lost_wake_up_costs_an_observer_a_bounded_delay(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         locks = stage.locks()
-        locks.faults.deaf = True
-        seen = _Seen(stage, locks, enough=2)
+        locks.faults.loses_wakeups = True
+        seen = _ObserverActor(stage, locks, enough=2)
         await stage.until(lambda: locks.faults.waiting == 1)
         await stage.asleep(1)
         term = (await ann.win()).fence
@@ -130,8 +131,8 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
         locks = stage.locks()
         lose = locks.faults.lose_reply if lost == "reply" else locks.faults.lose_request
         lose("observe", 2)
-        expected: list[Told] = [VACANT]
-        seen = _Seen(stage, locks)
+        expected: list[LeaderAndTerm] = [VACANT]
+        seen = _ObserverActor(stage, locks)
         await seen.sleep_until(VACANT)
         for _ in range(3):
             lose("observe")
@@ -141,10 +142,10 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
             await seen.sleep_until((None, term))
         assert seen.changes == expected
 
-    async def test_several_observers_are_told_the_same(self, stage: Stage) -> None:
+    async def test_several_observers_receive_the_same_changes(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         one = stage.locks()
-        seen = [_Seen(stage, one), _Seen(stage, one), _Seen(stage)]
+        seen = [_ObserverActor(stage, one), _ObserverActor(stage, one), _ObserverActor(stage)]
         for each in seen:
             await each.until(VACANT)
         term = (await ann.win()).fence
@@ -154,14 +155,14 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
             assert each.changes == [VACANT, ("ann", term), (None, term)]
 
     async def test_an_observed_name_that_nobody_holds_is_not_in_use(self, stage: Stage) -> None:
-        seen = _Seen(stage)
+        seen = _ObserverActor(stage)
         await seen.until(VACANT)
         assert await stage.observer.list() == []
         assert await stage.is_free("lead")
 
     async def test_an_observer_that_has_seen_enough_leaves_nothing_in_the_store(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
-        seen = _Seen(stage, enough=3)
+        seen = _ObserverActor(stage, enough=3)
         await seen.until(VACANT)
         await ann.win()
         await ann.resign()
@@ -170,7 +171,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
 
     @needs("cancellation")
     async def test_an_observer_that_is_cancelled_leaves_nothing_in_the_store(self, stage: Stage) -> None:
-        seen = _Seen(stage)
+        seen = _ObserverActor(stage)
         await seen.until(VACANT)
         seen.actor.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -189,7 +190,7 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
 
     async def test_observing_ends_with_the_locks(self, stage: Stage) -> None:
         locks = stage.locks()
-        seen = _Seen(stage, locks)
+        seen = _ObserverActor(stage, locks)
         await stage.until(lambda: locks.faults.waiting == 1)
         await stage.asleep(1)
         await locks.close()
@@ -200,12 +201,12 @@ class ObservedElections(Promise, about="store", needs=("observe",)):
             await locks.election("lead").observe().next()
 
 
-class _Seen:
-    """What an observer of a client of its own was told."""
+class _ObserverActor:
+    """An observer with a client of its own, and what it received."""
 
     def __init__(self, stage: Stage, locks: AwaitedLocks | None = None, enough: int | None = None) -> None:
         self.stage = stage
-        self.changes: list[Told] = []
+        self.changes: list[LeaderAndTerm] = []
         observed = (locks or stage.locks()).election("lead").observe()
         self.actor: Actor[None] = stage.start(self._watch(observed, enough))
 
@@ -214,32 +215,32 @@ class _Seen:
             self.changes.append((change.leader, change.term))
         await observed.close()
 
-    async def until(self, *last: Told) -> None:
-        """Until these were told last."""
-        await self.stage.until(lambda: self._told(last), f"{last} to be told")
+    async def until(self, *last: LeaderAndTerm) -> None:
+        """Until these were received last."""
+        await self.stage.until(lambda: self._received(last), f"{last} to be received")
 
-    async def sleep_until(self, *last: Told) -> None:
+    async def sleep_until(self, *last: LeaderAndTerm) -> None:
         """As `until`, letting time pass while they sleep."""
         clock = self.stage.clock
 
-        def told() -> bool:
+        def received() -> bool:
             at = clock.next_alarm
             if (
-                not self._told(last)
+                not self._received(last)
                 and at is not None
                 and at <= clock.now() + MAX_POLL_S
                 and not self.stage._under_way()
             ):
                 clock.advance_to(at)
-            return self._told(last)
+            return self._received(last)
 
-        await self.stage.until(told, f"{last} to be told")
+        await self.stage.until(received, f"{last} to be received")
 
-    def _told(self, last: tuple[Told, ...]) -> bool:
+    def _received(self, last: tuple[LeaderAndTerm, ...]) -> bool:
         return tuple(self.changes[-len(last) :]) == last
 
 
-async def _first(stage: Stage) -> Told | None:
+async def _first(stage: Stage) -> LeaderAndTerm | None:
     observed = stage.observer.election("lead").observe()
     first = await observed.next()
     await observed.close()

@@ -46,7 +46,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert order == [0, 1, 2, 3]
 
     @about("store")
-    async def test_a_timeout_that_cannot_be_met_is_told_at_once_and_takes_nothing(self, stage: Stage) -> None:
+    async def test_a_timeout_that_cannot_be_met_is_refused_at_once_and_takes_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
         await api(locks).try_acquire()
         assert await api(locks).acquire(timeout=6.9) == (False, 0, 7.0)

@@ -260,7 +260,7 @@ class OptimisticCells(Promise, about="store", needs=("cell",)):
         assert await cell.read() == ("B", 3)
 
     async def test_a_holder_that_lost_its_lock_cannot_write(self, stage: Stage) -> None:
-        """The worked example: though it does not know of the loss, and no clock tells it."""
+        """The worked example: though it does not know of the loss, and no clock shows it."""
         cell = stage.locks().cell("account")
         stalled = await stage.locks().lock("account", ttl=10, renew=False).take()
         await cell.write(100, fence=stalled.fence)

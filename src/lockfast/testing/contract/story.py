@@ -1,4 +1,4 @@
-"""How the stories of the contract are told to pytest.
+"""How the stories of the contract become tests of pytest.
 
 Decides: which worlds and which backends a story runs on, and what a backend's author has to say about the backend.
 
@@ -95,7 +95,7 @@ class _Ways(NamedTuple):
 
 
 def in_ways(argument: str, values: Mapping[str, Any], needs: Mapping[str, str]) -> Callable[[F], F]:
-    """Tell this story once with each value, but for those that need a capability which the backend lacks."""
+    """Run this story once with each value, but for those that need a capability which the backend lacks."""
     assert needs.keys() <= values.keys()
     _refuse_unknown(needs.values())
 
@@ -112,7 +112,7 @@ def abilities(capabilities: Capabilities) -> frozenset[str]:
 
 
 def lacking(story: object, world: type[Stage], backend_can: frozenset[str]) -> frozenset[str]:
-    """Why the story is not told in that world on a backend that can so much; empty if it is."""
+    """Why the story does not run in that world on a backend that can so much; empty if it is."""
     needed = needed_by(story)
     of_backend = OF_BOTH | OF_BACKEND
     return (needed - world.can - OF_BACKEND) | ((world.asks | (needed & of_backend)) - backend_can)
@@ -128,8 +128,8 @@ class Promise:
     capabilities: ClassVar[Capabilities] = Capabilities()  # of the backend; what it cannot do is not collected
     # What the backend can beyond the verbs: see `needs`, and "simulated": it waits by nothing but its `World`.
     can: ClassVar[frozenset[str]] = frozenset({"fork"})
-    subjects: ClassVar[frozenset[str]] = SUBJECTS  # which stories are told, by what they are about
-    seeds: ClassVar[Iterable[int]] = range(3)  # each story of the simulated world is told once with each
+    subjects: ClassVar[frozenset[str]] = SUBJECTS  # which stories run, by what they are about
+    seeds: ClassVar[Iterable[int]] = range(3)  # each story of the simulated world runs once with each
 
     def url(self, tmp_path: Path) -> str:
         """Where the store of one story is; `tmp_path` is empty and the story's own."""
@@ -140,7 +140,7 @@ class Promise:
         return open_backend(self.url(tmp_path), world, clock)
 
     def records(self, tmp_path: Path) -> int:
-        """How many records of names the store keeps, used or not; 0 if that cannot be told."""
+        """How many records of names the store keeps, used or not; 0 if that is not known."""
         return 0
 
     @pytest.fixture
@@ -165,13 +165,13 @@ class Promise:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "stage" in metafunc.fixturenames:
-            told: dict[str, tuple[str, dict[str, int]]] = {}  # by the test's id: a failing seed can be run again
+            runs: dict[str, tuple[str, dict[str, int]]] = {}  # by the test's id: a failing seed can be run again
             for world in self.worlds_for(metafunc.function):
                 if WORLDS[world].seeded:
-                    told |= {f"{world}-{seed}": (world, {"seed": seed}) for seed in self.seeds}
+                    runs |= {f"{world}-{seed}": (world, {"seed": seed}) for seed in self.seeds}
                 else:
-                    told[world] = (world, {})
-            metafunc.parametrize("stage", told.values(), ids=told.keys(), indirect=True)
+                    runs[world] = (world, {})
+            metafunc.parametrize("stage", runs.values(), ids=runs.keys(), indirect=True)
         ways: _Ways | None = getattr(metafunc.function, "ways", None)
         if ways is not None:
             fitting = {id: value for id, value in ways.values.items() if {ways.needs.get(id)} - {None} <= self._able()}
@@ -185,14 +185,14 @@ class Promise:
         for name in [name for name in dir(cls) if name.startswith("test_")]:
             story = getattr(cls, name)
             if iscoroutinefunction(story):
-                story = _told(story)
+                story = _as_test(story)
                 setattr(cls, name, story)
             says_where = "url" in vars(cls) or "make_backend" in vars(cls)
             if says_where and story is not None and not cls.worlds_for(story):
                 setattr(cls, name, None)  # not for this backend: pytest must not even see it
 
 
-def _told(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def _as_test(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(story)
     def test(self: Any, stage: Stage, **given: Any) -> None:
         stage.run(story(self, stage, **given))

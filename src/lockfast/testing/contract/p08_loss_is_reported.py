@@ -56,43 +56,43 @@ class _Body:
         return await self._actor.result()
 
 
-class LossIsTold(Promise, about="engine"):
-    # Telling
+class LossIsReported(Promise, about="engine"):
+    # Reporting
 
     @about("store")
     @pytest.mark.parametrize("cause", ["deadline", "broken"])
     async def test_on_lost_is_called_once_with_the_lease(self, stage: Stage, cause: str) -> None:
-        told: list[Any] = []
+        reported: list[Any] = []
         locks = stage.locks()
-        lease = await locks.lock("watch", ttl=30, on_lost=told.append).take()
-        await _lose(stage, locks, "watch", cause, lambda: told)
+        lease = await locks.lock("watch", ttl=30, on_lost=reported.append).take()
+        await _lose(stage, locks, "watch", cause, lambda: reported)
         with pytest.raises(LeaseLost):
             lease.check()
         assert await lease.release() is False
-        assert [lost.claim_id for lost in told] == [lease.claim_id]
-        assert told[0].lost
+        assert [lost.claim_id for lost in reported] == [lease.claim_id]
+        assert reported[0].lost
 
     @about("store")
     async def test_closing_takes_the_lock_from_a_running_body_and_tells_it(self, stage: Stage) -> None:
-        told: list[Any] = []
+        reported: list[Any] = []
         locks, others = stage.locks(), stage.locks()
 
-        body = _Body(stage, locks.lock("watch", ttl=30, on_lost=told.append))
+        body = _Body(stage, locks.lock("watch", ttl=30, on_lost=reported.append))
         await body.begun()
         await locks.close()
-        assert [lost.name for lost in told] == ["watch"], "told before it is closed"
+        assert [lost.name for lost in reported] == ["watch"], "reported before it is closed"
         assert (await others.lock("watch", wait=0).take()).held
         assert await body.end() == "its Locks was closed"
 
-    async def test_closing_under_several_names_is_told_once(self, stage: Stage) -> None:
-        told: list[Any] = []
+    async def test_closing_under_several_names_is_reported_once(self, stage: Stage) -> None:
+        reported: list[Any] = []
         locks = stage.locks()
 
-        body = _Body(stage, locks.all("a", "b", ttl=30, on_lost=told.append))
+        body = _Body(stage, locks.all("a", "b", ttl=30, on_lost=reported.append))
         await body.begun()
         await locks.close()
         assert await body.end() == "its Locks was closed"
-        assert len(told) == 1
+        assert len(reported) == 1
         assert await stage.is_free("a")
         assert await stage.is_free("b")
 
@@ -117,36 +117,36 @@ class LossIsTold(Promise, about="engine"):
         await stage.until(lambda: closed, "the callback to come back")
 
     async def test_on_lost_is_not_called_for_a_release(self, stage: Stage) -> None:
-        told: list[Any] = []
-        async with stage.locks().lock("watch", ttl=30, on_lost=told.append):
+        reported: list[Any] = []
+        async with stage.locks().lock("watch", ttl=30, on_lost=reported.append):
             pass
         stage.clock.advance(100)
         await stage.breathe()
-        assert not told
+        assert not reported
 
-    async def test_a_loss_is_told_at_the_deadline_even_while_a_renewal_hangs(self, stage: Stage) -> None:
-        told: list[float] = []
+    async def test_a_loss_is_reported_at_the_deadline_even_while_a_renewal_hangs(self, stage: Stage) -> None:
+        reported: list[float] = []
         locks = stage.locks()
-        await locks.lock("watch", ttl=30, on_lost=lambda _: told.append(stage.clock.now())).take()
+        await locks.lock("watch", ttl=30, on_lost=lambda _: reported.append(stage.clock.now())).take()
         locks.faults.hang_request("renew", ALWAYS)
         deadline = stage.clock.now() + 30
         await stage.asleep()
         stage.clock.advance(10)
         await stage.until(lambda: locks.faults.hanging == 1)
         await stage.pass_time(19.9)
-        assert not told
+        assert not reported
         stage.clock.advance(0.1)
-        await stage.until(lambda: told, "the loss to be told")
-        assert told == [pytest.approx(deadline)]
+        await stage.until(lambda: reported, "the loss to be reported")
+        assert reported == [pytest.approx(deadline)]
 
     @needs("breaks_alone")
     async def test_an_on_lost_that_fails_does_not_end_the_keeper(
         self, stage: Stage, caplog: pytest.LogCaptureFixture
     ) -> None:
-        told: list[str] = []
+        reported: list[str] = []
 
         def fail(lease: Any) -> None:
-            told.append(lease.name)
+            reported.append(lease.name)
             raise ZeroDivisionError
 
         locks = stage.locks()
@@ -156,23 +156,23 @@ class LossIsTold(Promise, about="engine"):
         await stage.asleep()
         with caplog.at_level(logging.CRITICAL):
             stage.clock.advance(10)
-            await stage.until(lambda: told)
+            await stage.until(lambda: reported)
         await stage.asleep()
         await stage.pass_time(100)
         assert other.held
 
     @needs("cancellation")
     async def test_an_on_lost_that_can_be_awaited_is_awaited(self, stage: Stage) -> None:
-        told: list[str] = []
+        reported: list[str] = []
 
-        async def tell(lease: Any) -> None:
+        async def report(lease: Any) -> None:
             await stage.step()
-            told.append(lease.name)
+            reported.append(lease.name)
 
         locks = stage.locks()
-        await locks.lock("watch", ttl=30, on_lost=tell).take()
-        await _lose(stage, locks, "watch", "broken", lambda: told)
-        assert told == ["watch"]
+        await locks.lock("watch", ttl=30, on_lost=report).take()
+        await _lose(stage, locks, "watch", "broken", lambda: reported)
+        assert reported == ["watch"]
 
     async def test_a_loss_is_an_event_and_a_warning_with_its_facts(
         self, stage: Stage, caplog: pytest.LogCaptureFixture
@@ -236,7 +236,7 @@ class LossIsTold(Promise, about="engine"):
     @needs("cancellation")
     @pytest.mark.parametrize("cause", ["deadline", "broken"])
     async def test_the_async_body_is_cancelled_and_lease_lost_is_raised(self, stage: Stage, cause: str) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
         worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen))
         await stage.until(lambda: seen.inside)
         await _lose(stage, locks, "watch", cause, lambda: seen.cancelled)
@@ -246,7 +246,7 @@ class LossIsTold(Promise, about="engine"):
 
     @needs("cancellation")
     async def test_a_cancellation_from_outside_is_never_swallowed(self, stage: Stage) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
         worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen))
         await stage.until(lambda: seen.inside)
         worker.cancel()  # in the same moment in which the lease is lost
@@ -256,7 +256,7 @@ class LossIsTold(Promise, about="engine"):
 
     @needs("cancellation")
     async def test_a_cancellation_after_the_loss_is_never_swallowed(self, stage: Stage) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
         worker = stage.start(_work(stage, locks.lock("watch", ttl=30), seen, slow_to_stop=True))
         await stage.until(lambda: seen.inside)
         await _lose(stage, locks, "watch", "deadline", lambda: seen.cancelled)
@@ -267,7 +267,7 @@ class LossIsTold(Promise, about="engine"):
     @needs("cancellation")
     async def test_nested_the_outer_loss_ends_both_bodies(self, stage: Stage) -> None:
         outer, inner = stage.locks(), stage.locks()
-        seen = _Seen()
+        seen = _BodyState()
 
         async def work() -> None:
             async with outer.lock("outer", ttl=30):
@@ -283,7 +283,7 @@ class LossIsTold(Promise, about="engine"):
     @needs("cancellation")
     async def test_nested_the_inner_loss_leaves_the_outer_body_running(self, stage: Stage) -> None:
         outer, inner = stage.locks(), stage.locks()
-        seen = _Seen()
+        seen = _BodyState()
 
         async def work() -> bool:
             async with outer.lock("outer", ttl=300) as lease:
@@ -301,7 +301,7 @@ class LossIsTold(Promise, about="engine"):
 
     @needs("cancellation")
     async def test_nested_both_lost_at_once_ends_as_lost(self, stage: Stage) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
 
         async def work() -> None:
             async with locks.lock("outer", ttl=30):
@@ -317,7 +317,7 @@ class LossIsTold(Promise, about="engine"):
 
     @needs("asyncio")
     async def test_a_loss_inside_a_task_group_comes_out_as_lease_lost(self, stage: Stage) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
 
         async def work() -> None:
             async with asyncio.TaskGroup() as group:
@@ -343,7 +343,7 @@ class LossIsTold(Promise, about="engine"):
 
     @needs("cancellation")
     async def test_a_body_that_went_on_past_its_cancellation_still_ends_as_lost(self, stage: Stage) -> None:
-        locks, seen = stage.locks(), _Seen()
+        locks, seen = stage.locks(), _BodyState()
 
         async def stubborn() -> None:
             async with locks.lock("watch", ttl=30):
@@ -395,10 +395,10 @@ class LossIsTold(Promise, about="engine"):
     @about("store")
     @needs("expires")
     async def test_the_store_never_brings_back_what_has_expired(self, stage: Stage) -> None:
-        """Though the client's clock lags: only the store can tell that it is over."""
+        """Though the client's clock lags: only the store knows that it is over."""
         lease = await stage.locks(clock=FakeClock()).lock("watch", ttl=10, renew=False).take()
         stage.clock.advance(10)
-        assert lease.held  # as far as its own clock tells
+        assert lease.held  # as far as its own clock shows
         with pytest.raises(LeaseLost):
             await lease.extend(100)
         assert await stage.is_free("watch")
@@ -413,7 +413,7 @@ class LossIsTold(Promise, about="engine"):
         assert await stage.fences("watch") == [following.fence]
 
 
-class _Seen:
+class _BodyState:
     """What became of a body."""
 
     inside = False
@@ -421,7 +421,7 @@ class _Seen:
     cancelling: int | None = None
 
 
-async def _work(stage: Stage, lock: AwaitedLock, seen: _Seen, *, slow_to_stop: bool = False) -> None:
+async def _work(stage: Stage, lock: AwaitedLock, seen: _BodyState, *, slow_to_stop: bool = False) -> None:
     try:
         async with lock:
             seen.inside = True
@@ -436,8 +436,8 @@ async def _work(stage: Stage, lock: AwaitedLock, seen: _Seen, *, slow_to_stop: b
         seen.cancelling = stage._here().cancelling()
 
 
-async def _lose(stage: Stage, locks: AwaitedLocks, name: str, cause: str, told: Callable[[], object]) -> None:
-    """Let a lease with a ttl of 30 be lost, and wait until that was told."""
+async def _lose(stage: Stage, locks: AwaitedLocks, name: str, cause: str, reported: Callable[[], object]) -> None:
+    """Let a lease with a ttl of 30 be lost, and wait until that is reported."""
     await stage.asleep()
     if cause == "broken":
         await stage.observer.break_lock(name)
@@ -445,4 +445,4 @@ async def _lose(stage: Stage, locks: AwaitedLocks, name: str, cause: str, told: 
     else:
         locks.faults.lose_request("renew", ALWAYS)
         stage.clock.advance(30)
-    await stage.until(told, "the loss to be told")
+    await stage.until(reported, "the loss to be reported")
