@@ -17,7 +17,7 @@ from lockfast.testing.simulation_observations import (
     terms_grow,
     uses_without_permit,
 )
-from lockfast.testing.simulation_record import ElectionWatch, Report, Use
+from lockfast.testing.simulation_record import ElectionWatch, ReceivedChange, Use
 
 RATE = Rate(NANO, 2)  # one a second, two at once after a rest
 
@@ -32,12 +32,12 @@ def observed(time: float, after: int, number: int) -> Step:
     return Step(time, time, "us", "observe", claim, {"after": after}, Observation((Change(number, 0, None),), 5.0), ())
 
 
-def watch(*reports: tuple[float, str | None, int], dies: bool = False) -> ElectionWatch:
+def watch(*received: tuple[float, str | None, int], dies: bool = False) -> ElectionWatch:
     client = Client(Network(Simulation(0)), "us", SOUND, lambda *_: None)
     if dies:
         client.world.crash()
     seen = ElectionWatch(client, "x", "observer")
-    seen.reports = [Report(time, time, Leadership(leader, term)) for time, leader, term in reports]
+    seen.received = [ReceivedChange(time, time, Leadership(leader, term)) for time, leader, term in received]
     return seen
 
 
@@ -85,7 +85,7 @@ def test_an_observer_that_was_silent_for_long_may_have_missed_something_but_not_
 
 def test_a_change_that_comes_late_is_found_unless_a_fault_excuses_it() -> None:
     late = watch(*ALL[:3], (4, "b", 5), (4, None, 5))
-    late.reports[3] = late.reports[3]._replace(asked_at=2)
+    late.received[3] = late.received[3]._replace(asked_at=2)
     assert "2.000s late" in wrong(late)
     assert wrong(late, excused=frozenset({"observer"})) == ""
 

@@ -19,7 +19,7 @@ from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import Client
 from lockfast.testing.simulation_checks import HOP
 from lockfast.testing.simulation_plans import JobPlan
-from lockfast.testing.simulation_record import Belief, ElectionWatch, Record, Reign, Report, Use
+from lockfast.testing.simulation_record import Belief, ElectionWatch, Record, Reign, ReceivedChange, Use
 
 
 class Jobs:
@@ -206,7 +206,7 @@ class Jobs:
                 with suppress(BackendUnavailable):
                     change = await observer.next()
                     assert change is not None, "the observer ended by itself"
-                    watch.reports.append(Report(self._simulation.time, asked_at, change))
+                    watch.received.append(ReceivedChange(self._simulation.time, asked_at, change))
                 if busy:
                     await client.world.pause(self._random.choice((0.0, 0.5, 3.0)) * self._random.random())
         finally:

@@ -66,34 +66,34 @@ class ObservationChecks:
         return any(later - earlier > 0.98 * PRESENCE_S for earlier, later in pairwise(times))
 
     def check(self, watch: ElectionWatch) -> Iterator[str]:
-        reports = [each.leadership for each in watch.reports]
-        yield from self._not_growing(watch, reports)
-        if not reports:
+        received = [each.leadership for each in watch.received]
+        yield from self._not_growing(watch, received)
+        if not received:
             if watch.to_the_end:
                 yield f"{watch.client.world.name} never received who leads {self._key!r}"
         elif not self.silent(watch):
-            yield from self._differing(watch, reports)
-        elif watch.to_the_end and not reports[-1].vacant:
-            yield f"{watch.client.world.name} last received {reports[-1]}, but nobody leads {self._key!r} any more"
+            yield from self._differing(watch, received)
+        elif watch.to_the_end and not received[-1].vacant:
+            yield f"{watch.client.world.name} last received {received[-1]}, but nobody leads {self._key!r} any more"
         yield from self._late(watch)
 
-    def _not_growing(self, watch: ElectionWatch, reports: list[Leadership]) -> Iterator[str]:
-        terms = [each.term for each in reports if not each.vacant]
+    def _not_growing(self, watch: ElectionWatch, received: list[Leadership]) -> Iterator[str]:
+        terms = [each.term for each in received if not each.vacant]
         if terms != sorted(set(terms)):
             yield f"{watch.client.world.name} received terms that do not grow: {terms}"
 
-    def _differing(self, watch: ElectionWatch, reports: list[Leadership]) -> Iterator[str]:
+    def _differing(self, watch: ElectionWatch, received: list[Leadership]) -> Iterator[str]:
         """Each change once and in order: from what was true when it first got an answer, and to the end if it lived."""
         before = sum(term.step < self._first_answered(watch) for term in self._terms)
-        if reports[0].vacant:
+        if received[0].vacant:
             expected = [Leadership(None, 0), *_changes(self._terms[before:])]
         else:
             expected = _changes(self._terms[max(0, before - 1) :])
         if not watch.to_the_end:
-            expected = expected[: len(reports)]
-        if reports != expected:
-            where = next((n for n, (a, b) in enumerate(zip(reports, expected, strict=False)) if a != b), len(expected))
-            heard, was = reports[where : where + 2], expected[where : where + 2]
+            expected = expected[: len(received)]
+        if received != expected:
+            where = next((n for n, (a, b) in enumerate(zip(received, expected, strict=False)) if a != b), len(expected))
+            heard, was = received[where : where + 2], expected[where : where + 2]
             yield f"{watch.client.world.name} received {heard} of {self._key!r}, but what happened was {was}"
 
     def _first_answered(self, watch: ElectionWatch) -> int:
@@ -105,7 +105,7 @@ class ObservationChecks:
 
     def _late(self, watch: ElectionWatch) -> Iterator[str]:
         began = {term.number: term.time for term in self._terms}
-        for time, asked_at, leadership in watch.reports[1:]:
+        for time, asked_at, leadership in watch.received[1:]:
             late = time - max(asked_at, began.get(leadership.term, time))
             if not leadership.vacant and late > HOP and watch.claim_id not in self._excused:
                 yield f"{time:.6f}: {watch.client.world.name} heard of {leadership} {late:.3f}s late without a fault"

@@ -61,7 +61,7 @@ class Reign:
         return Hold(lease.name, self._candidate, lease.fence, self.start, end, EXCLUSIVE, None, lease.claim_id)
 
 
-class Report(NamedTuple):
+class ReceivedChange(NamedTuple):
     """One change as an observer heard of it."""
 
     time: float
@@ -74,7 +74,7 @@ class ElectionWatch:
 
     def __init__(self, client: Client, name: str, claim_id: str) -> None:
         self.client, self.name, self.claim_id = client, name, claim_id
-        self.reports: list[Report] = []
+        self.received: list[ReceivedChange] = []
 
     @property
     def to_the_end(self) -> bool:
@@ -114,6 +114,6 @@ class Record:
             losses=len(self.losses),
             reigns=len(self.reigns),
             permits=len(self.uses),
-            changes_told=sum(len(watch.reports) for watch in self.watches),
-            vacancies_told=sum(reports.leadership.vacant for watch in self.watches for reports in watch.reports),
+            changes_received=sum(len(watch.received) for watch in self.watches),
+            vacancies_received=sum(received.leadership.vacant for watch in self.watches for received in watch.received),
         )
