@@ -15,10 +15,10 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
-from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
-from lockfast.backends.postgres_advisory import holds as postgres_advisory_holds
-from lockfast.backends.postgres_advisory import statements as postgres_advisory_sql
-from lockfast.backends.postgres_advisory.io import watch as postgres_advisory_watch
+from lockfast.backends.postgres_advisory import acquiring as acquiring_module
+from lockfast.backends.postgres_advisory import holds as holds_module
+from lockfast.backends.postgres_advisory import statements as statements_module
+from lockfast.backends.postgres_advisory.io import watch as watch_module
 from lockfast.backends.postgres_advisory.keys import Key, halves, is_tag_of, key_of, second_of, whole
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
@@ -52,7 +52,7 @@ def psql(plain: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def _ask(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
+def _fetch(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
     """The first field of the first row."""
     row = connection.execute(sql.encode(), values or None).fetchone()
     return row[0] if row else None
@@ -69,7 +69,7 @@ def test_the_number_of_a_name_is_fixed_and_sql_computes_the_same(
     psql: psycopg.Connection, name: str, number: int
 ) -> None:
     sql = "SELECT ('x' || left(encode(sha256(convert_to(%s, 'UTF8')), 'hex'), 16))::bit(64)::bigint"
-    assert key_of(name).number == _ask(psql, sql, name) == number
+    assert key_of(name).number == _fetch(psql, sql, name) == number
 
 
 def test_what_pg_locks_shows_of_a_number_leads_back_to_it() -> None:
@@ -84,11 +84,11 @@ def test_somebody_with_nothing_but_sql_is_excluded_and_excludes(url: str, psql: 
     number = key_of("order:42").number
     with lockfast.connect(url) as locks:
         with locks.lock("order:42"):
-            assert _ask(psql, "SELECT pg_try_advisory_lock(%s)", number) is False
-        assert _ask(psql, "SELECT pg_try_advisory_lock(%s)", number) is True
+            assert _fetch(psql, "SELECT pg_try_advisory_lock(%s)", number) is False
+        assert _fetch(psql, "SELECT pg_try_advisory_lock(%s)", number) is True
         with pytest.raises(AcquireTimeout, match="somebody"):
             _enter(locks, "order:42")
-        assert _ask(psql, "SELECT pg_advisory_unlock(%s)", number) is True
+        assert _fetch(psql, "SELECT pg_advisory_unlock(%s)", number) is True
         assert locks.lock("order:42", wait=0).acquire() is not None
 
 
@@ -101,7 +101,7 @@ def test_two_names_that_meet_on_one_number_are_refused_in_one_process(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meet = {"one": Key(7, 7 << 24 | 1), "other": Key(7, 7 << 24 | 2)}
-    for module in (postgres_advisory_asking, postgres_advisory_holds):
+    for module in (acquiring_module, holds_module):
         monkeypatch.setattr(module, "key_of", meet.__getitem__)
     with lockfast.connect(url) as locks, lockfast.connect(url) as second, locks.lock("one"):
         with pytest.raises(Unsupported, match="'other' has the same 64-bit number as 'one'"):
@@ -116,11 +116,11 @@ def test_two_names_that_meet_on_one_number_are_refused_between_processes(
     url: str, psql: psycopg.Connection, wait: float
 ) -> None:
     key = key_of("order:42")
-    _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 5)", key.number, key.tag + 1)
+    _fetch(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 5)", key.number, key.tag + 1)
     with lockfast.connect(url) as locks:
         with pytest.raises(Unsupported, match="another lock, held by 'somebody'"):
             locks.lock("order:42", wait=wait).acquire()
-        _ask(psql, "SELECT pg_advisory_unlock_all()")
+        _fetch(psql, "SELECT pg_advisory_unlock_all()")
         assert locks.lock("order:42", wait=0).acquire() is not None
 
 
@@ -131,14 +131,14 @@ def test_many_locks_share_one_connection(url: str, psql: psycopg.Connection) -> 
     with lockfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
         for number in range(100):
             held.enter_context(locks.lock(f"lock-{number}"))
-        assert _ask(psql, _CONNECTIONS) == 1
+        assert _fetch(psql, _CONNECTIONS) == 1
 
 
 def test_many_readers_of_one_name_share_two_connections(url: str, psql: psycopg.Connection) -> None:
     with lockfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
         for _ in range(20):
             held.enter_context(locks.rwlock("page").read())
-        assert _ask(psql, _CONNECTIONS) == 2
+        assert _fetch(psql, _CONNECTIONS) == 2
         assert locks.rwlock("page").write().acquire(blocking=False) is None
 
 
@@ -164,13 +164,13 @@ def test_waiters_take_no_more_connections_than_they_may_and_all_are_served(url: 
                 thread.start()
             until(lambda: len(locks._logic.engine.waiting) == 5)
             until(lambda: locks.inspect("gate").waiters == 2)
-            assert _ask(psql, _CONNECTIONS) == 3
+            assert _fetch(psql, _CONNECTIONS) == 3
             threads[5].start()
             until(lambda: locks.inspect("door").waiters == 1)  # the first for its lock is beside those
-            assert _ask(psql, _CONNECTIONS) == 4
+            assert _fetch(psql, _CONNECTIONS) == 4
         join(*threads)
         assert sorted(served) == [0, 1, 2, 3, 4, 5]
-        assert _ask(psql, _CONNECTIONS) <= 6  # two may have held what they waited for
+        assert _fetch(psql, _CONNECTIONS) <= 6  # two may have held what they waited for
 
 
 def _pass(locks: Locks, name: str, served: list[int], number: int) -> None:
@@ -225,7 +225,7 @@ def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psyc
             waiter = threading.Thread(target=_pass, args=(locks, "gate", served, 1))
             waiter.start()
             for _ in range(3):
-                until(lambda: _ask(psql, cancel) == 1)
+                until(lambda: _fetch(psql, cancel) == 1)
             until(lambda: other.inspect("gate").waiters == 1)
             assert not served
         join(waiter)
@@ -236,13 +236,13 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when lock_timeout strikes in the moment of the grant: the error says no, and the session holds it."""
-    broken = postgres_advisory_sql.PREPARE.replace(
-        "PREPARE hf_lock_exclusive(int8, int4) AS ",
-        "PREPARE hf_lock_exclusive(int8, int4) AS SELECT 1 / length(pg_advisory_lock($1)::text), $2;"
+    broken = statements_module.PREPARE.replace(
+        "PREPARE lf_lock_exclusive(int8, int4) AS ",
+        "PREPARE lf_lock_exclusive(int8, int4) AS SELECT 1 / length(pg_advisory_lock($1)::text), $2;"
         "PREPARE unused(int8, int4) AS ",
     )
-    assert broken != postgres_advisory_sql.PREPARE
-    monkeypatch.setattr(postgres_advisory_asking, "PREPARE", broken)
+    assert broken != statements_module.PREPARE
+    monkeypatch.setattr(acquiring_module, "PREPARE", broken)
     with lockfast.connect(url) as unlucky, lockfast.connect(url) as other:
         lease = other.lock("gate").acquire()
         assert lease is not None
@@ -262,8 +262,8 @@ def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on systems without POLLRDHUP."""
-    monkeypatch.setattr(postgres_advisory_watch, "_LOOK", 20)
-    monkeypatch.setattr(postgres_advisory_watch, "_ENDED", select.POLLERR)
+    monkeypatch.setattr(watch_module, "_POLL_MS", 20)
+    monkeypatch.setattr(watch_module, "_END_EVENTS", select.POLLERR)
     served: list[int] = []
     with lockfast.connect(url, holder="me") as locks, lockfast.connect(url, holder="other") as other:
         with other.lock("gate"):

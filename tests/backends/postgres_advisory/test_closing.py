@@ -14,9 +14,9 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast import BackendUnavailable, LockError, Locks
-from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
-from lockfast.backends.postgres_advisory.io import asyncio_ as postgres_advisory_asyncio
-from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
+from lockfast.backends.postgres_advisory import acquiring as acquiring_module
+from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
+from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.postgres_advisory.io.session import dial
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
@@ -98,7 +98,7 @@ def test_threads_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str
 
 
 def test_a_thread_at_a_server_that_is_silent_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_advisory_asking, "SOON", 3600.0)  # it is woken by nothing else
+    monkeypatch.setattr(acquiring_module, "FIRST_POLL_S", 3600.0)  # it is woken by nothing else
     with PostgresServer() as server:
         url = server.url.replace("postgresql:", "postgresql+advisory:")
         locks, other = lockfast.connect(url), lockfast.connect(url)
@@ -131,7 +131,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
     me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowDial(dial)
-    monkeypatch.setattr(postgres_advisory, "dial", slow)
+    monkeypatch.setattr(blocking_module, "dial", slow)
     locks = lockfast.connect(me)
     waiters = Waiters(locks, WAITERS)
     assert slow.dialled.wait(LIMIT)
@@ -145,7 +145,7 @@ def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
     me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowDial(dial)
-    monkeypatch.setattr(postgres_advisory_asyncio, "dial", slow)
+    monkeypatch.setattr(asyncio_module, "dial", slow)
 
     async def story() -> None:
         locks = lockfast.aio.connect(me)

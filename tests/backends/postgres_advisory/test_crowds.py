@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
+from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.wakeups.turns import in_turn
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
@@ -69,7 +69,7 @@ def test_a_thread_that_renews_or_releases_goes_before_those_who_look(
         look = partial(locks.inspect, "a")
         crowd = [threading.Thread(target=work, args=("looks", look)) for _ in range(CROWD)]
         keeper = threading.Thread(target=work, args=("keeps", keep))
-        monkeypatch.setattr(postgres_advisory, "in_turn", counted)
+        monkeypatch.setattr(blocking_module, "in_turn", counted)
         with backend._sessions.ready.turn:
             for thread in crowd:
                 thread.start()

@@ -15,8 +15,8 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable, Locks
-from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
-from lockfast.backends.postgres_advisory import statements as postgres_advisory_sql
+from lockfast.backends.postgres_advisory import acquiring as acquiring_module
+from lockfast.backends.postgres_advisory import statements as statements_module
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.waiting import until
 
@@ -40,14 +40,14 @@ def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Somebody whose tries and unlocks can be made to fail, after they have done everything: see `_fail`."""
     with other.lock("warm"):
         pass  # its statements are prepared
-    prepare = postgres_advisory_sql.PREPARE
-    for name in (b"hf_try_exclusive", b"hf_try_shared", b"hf_free_shared", b"hf_lock_exclusive"):
-        _, sql = postgres_advisory_sql.STATEMENTS[name]
+    prepare = statements_module.PREPARE
+    for name in (b"lf_try_exclusive", b"lf_try_shared", b"lf_free_shared", b"lf_lock_exclusive"):
+        _, sql = statements_module.STATEMENTS[name]
         fails = "current_setting('my.fails', true) = 'on'"
         prepare = prepare.replace(
             f" AS {sql};", f" AS SELECT a, 1 / CASE WHEN {fails} THEN 0 ELSE 1 END FROM ({sql}) AS done(a, b);"
         )
-    monkeypatch.setattr(postgres_advisory_asking, "PREPARE", prepare)
+    monkeypatch.setattr(acquiring_module, "PREPARE", prepare)
     with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
         with locks.lock("warm"):
             pass

@@ -67,7 +67,7 @@ def _elsewhere(work: Callable[[], object]) -> None:
 
 def _given_out(backend: Any) -> list[object]:
     gc.collect()  # frames of what was cut short may keep some
-    return list(backend._sessions._given)
+    return list(backend._sessions._dedicated)
 
 
 def _cycle(locks: Locks) -> None:

@@ -19,7 +19,7 @@ import lockfast
 import lockfast.aio
 from lockfast import LeaseLost
 from lockfast._model import Claim, Grant, Renewal, Terms
-from lockfast.backends.postgres_advisory.io.watch import Watch
+from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import advisory
 from tests.servers.proxy import Proxy
@@ -70,7 +70,7 @@ class InAsyncio:
 
 @pytest.fixture(params=[InThreads, InAsyncio])
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InThreads | InAsyncio:
-    monkeypatch.setattr(Watch, "_look_at", lambda self, ended: None)  # the thread that watches is late
+    monkeypatch.setattr(SessionWatch, "_read_ended", lambda self, ended: None)  # the thread that watches is late
     made: InThreads | InAsyncio = request.param()
     return made
 
@@ -140,7 +140,7 @@ def test_a_session_that_ends_before_the_server_has_read_the_release_is_a_loss(
     world: InThreads | InAsyncio, through: str, proxy: Proxy
 ) -> None:
     told: list[Any] = []
-    answer = world.release(through, lambda: _once(proxy.lose(b"hf_free"), proxy.cut), told.append)
+    answer = world.release(through, lambda: _once(proxy.lose(b"lf_free"), proxy.cut), told.append)
     _is_lost(answer, told, "its session ended before the release was answered")
 
 
@@ -148,14 +148,14 @@ def test_a_release_that_was_done_and_not_answered_before_its_session_ended_is_no
     world: InThreads | InAsyncio, through: str, proxy: Proxy, psql: psycopg.Connection
 ) -> None:
     told: list[Any] = []
-    answer = world.release(through, lambda: proxy.cut_instead_of_reply(b"hf_free"), told.append)
+    answer = world.release(through, lambda: proxy.cut_instead_of_reply(b"lf_free"), told.append)
     _is_lost(answer, told, "its session ended before the release was answered")
     until(lambda: psql.execute(_HELD).fetchone() == (0,))
 
 
 def test_a_release_that_is_answered_late_is_a_release(world: InThreads | InAsyncio, through: str, proxy: Proxy) -> None:
     told: list[Any] = []
-    released, lease = world.release(through, lambda: _once(proxy.keep_back(b"hf_free"), proxy.let_pass), told.append)
+    released, lease = world.release(through, lambda: _once(proxy.keep_back(b"lf_free"), proxy.let_pass), told.append)
     assert released is True
     assert not lease.lost
     assert not told

@@ -45,7 +45,7 @@ def psql(plain: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
-def _ask(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
+def _fetch(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
     """The first field of the first row."""
     row = connection.execute(sql.encode(), values or None).fetchone()
     return row[0] if row else None
@@ -56,8 +56,8 @@ def _ask(connection: psycopg.Connection, sql: str, *values: Any) -> Any:
 
 def test_a_holder_elsewhere_is_shown_as_the_server_knows_it(url: str, psql: psycopg.Connection) -> None:
     key = key_of("order:42")
-    _ask(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 2000000000)", key.number, key.tag)
-    _ask(psql, "SELECT pg_advisory_lock_shared(%s, 2000000007)", key.tag ^ 1)  # of another lock, later
+    _fetch(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 2000000000)", key.number, key.tag)
+    _fetch(psql, "SELECT pg_advisory_lock_shared(%s, 2000000007)", key.tag ^ 1)  # of another lock, later
     with lockfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert (holder.holder, holder.acquired_at) == ("somebody", 2000000000)
@@ -77,7 +77,7 @@ def test_no_hold_is_shown_as_older_than_its_connection(url: str, psql: psycopg.C
     """The server keeps the second of the grant, without what follows the point."""
     key = key_of("order:42")
     began = "(SELECT floor(extract(epoch FROM backend_start))::int FROM pg_stat_activity WHERE pid = pg_backend_pid())"
-    _ask(psql, f"SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, {began})", key.number, key.tag)
+    _fetch(psql, f"SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, {began})", key.number, key.tag)
     with lockfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert holder.session is not None
@@ -97,8 +97,8 @@ def test_a_lock_of_a_transaction_is_shown_with_its_state_and_one_without_a_tag_s
     url: str, psql: psycopg.Connection
 ) -> None:
     with lockfast.connect(url) as locks, psql.transaction():
-        began = _ask(psql, "SELECT extract(epoch FROM now())::float8")
-        _ask(psql, "SELECT pg_advisory_xact_lock(%s)", key_of("order:42").number)
+        began = _fetch(psql, "SELECT extract(epoch FROM now())::float8")
+        _fetch(psql, "SELECT pg_advisory_xact_lock(%s)", key_of("order:42").number)
         (holder,) = locks.inspect("order:42").holders
         assert holder.session is not None
         assert holder.session["state"] == "idle in transaction"
@@ -110,7 +110,7 @@ def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
 ) -> None:
     """Client, state and times of another role's connections are for members of pg_read_all_stats."""
     guest = _guest(psql)
-    _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
+    _fetch(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
     with lockfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         (holder,) = locks.inspect("order:42").holders
         assert holder.holder == "somebody"
@@ -126,12 +126,12 @@ def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_hold
     with lockfast.connect(url, holder="worker-7") as locks:
         assert locks.list() == []
         with locks.lock("order:42"):
-            assert _ask(psql, names) == ["worker-7"]
+            assert _fetch(psql, names) == ["worker-7"]
 
 
 def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, psql: psycopg.Connection) -> None:
     guest = _guest(psql)
-    _ask(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
+    _fetch(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
     with lockfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         with pytest.raises(LockError, match="'order:42' could not be broken"):
             locks.break_lock("order:42")
@@ -139,7 +139,7 @@ def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, ps
 
 
 def test_a_number_whose_name_nobody_here_knows_is_listed_by_its_number(url: str, psql: psycopg.Connection) -> None:
-    _ask(psql, "SELECT pg_advisory_lock_shared(-12345)")
+    _fetch(psql, "SELECT pg_advisory_lock_shared(-12345)")
     with lockfast.connect(url) as locks:
         (info,) = locks.list()
         assert info.name == "key -12345"
@@ -154,7 +154,7 @@ def test_those_who_wait_are_listed_in_order(url: str, plain: str) -> None:
         threads = []
         for want, name in enumerate(("first", "second"), 1):
             connection = stack.enter_context(psycopg.connect(plain, application_name=name, autocommit=True))
-            thread = threading.Thread(target=_ask, args=(connection, "SELECT pg_advisory_lock(%s)", number))
+            thread = threading.Thread(target=_fetch, args=(connection, "SELECT pg_advisory_lock(%s)", number))
             thread.start()
             threads.append(thread)
             until(lambda want=want: locks.inspect("gate").waiters == want)  # type: ignore[misc]
@@ -177,7 +177,7 @@ def _run(url: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def _pid_of(psql: psycopg.Connection, name: str) -> int:
     ours = "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
-    return int(_ask(psql, f"{ours} AND application_name = %s", name))
+    return int(_fetch(psql, f"{ours} AND application_name = %s", name))
 
 
 def _guest(psql: psycopg.Connection) -> str:

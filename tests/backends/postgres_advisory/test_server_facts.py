@@ -26,7 +26,7 @@ def _connect(server: PostgresServer) -> closing[psycopg.Connection]:
     return closing(psycopg.connect(server.url, autocommit=True))
 
 
-def _ask(connection: psycopg.Connection, sql: str) -> object:
+def _fetch(connection: psycopg.Connection, sql: str) -> object:
     row = connection.execute(sql.encode()).fetchone()
     return row[0] if row else None
 
@@ -34,20 +34,20 @@ def _ask(connection: psycopg.Connection, sql: str) -> object:
 def test_a_session_is_granted_again_what_it_holds(server: PostgresServer) -> None:
     """So one session must never be asked twice for one number."""
     with _connect(server) as one, _connect(server) as other:
-        assert _ask(one, "SELECT pg_try_advisory_lock(1)") is True
-        assert _ask(one, "SELECT pg_try_advisory_lock(1)") is True
-        assert _ask(other, "SELECT pg_try_advisory_lock(1)") is False
+        assert _fetch(one, "SELECT pg_try_advisory_lock(1)") is True
+        assert _fetch(one, "SELECT pg_try_advisory_lock(1)") is True
+        assert _fetch(other, "SELECT pg_try_advisory_lock(1)") is False
 
 
 def test_a_session_that_shares_passes_a_writer_that_waits_and_another_does_not(server: PostgresServer) -> None:
     """So a second reader in one session is let in only if another session would be."""
     with _connect(server) as one, _connect(server) as other, _connect(server) as writer:
-        assert _ask(one, "SELECT pg_try_advisory_lock_shared(1)") is True
+        assert _fetch(one, "SELECT pg_try_advisory_lock_shared(1)") is True
         writer.pgconn.send_query(b"SELECT pg_advisory_lock(1)")
-        until(lambda: _ask(one, "SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
-        assert _ask(other, "SELECT pg_try_advisory_lock_shared(1)") is False
-        assert _ask(one, "SELECT pg_try_advisory_lock_shared(1)") is True
-        _ask(one, "SELECT pg_advisory_unlock_all()")
+        until(lambda: _fetch(one, "SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+        assert _fetch(other, "SELECT pg_try_advisory_lock_shared(1)") is False
+        assert _fetch(one, "SELECT pg_try_advisory_lock_shared(1)") is True
+        _fetch(one, "SELECT pg_advisory_unlock_all()")
 
 
 def test_a_lock_taken_before_an_error_of_its_own_statement_stays(server: PostgresServer) -> None:
@@ -55,7 +55,7 @@ def test_a_lock_taken_before_an_error_of_its_own_statement_stays(server: Postgre
     with _connect(server) as one, _connect(server) as other:
         with pytest.raises(psycopg.errors.DivisionByZero):
             one.execute("SELECT 1 / length(pg_advisory_lock(1)::text)")
-        assert _ask(other, "SELECT pg_try_advisory_lock(1)") is False
+        assert _fetch(other, "SELECT pg_try_advisory_lock(1)") is False
 
 
 def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_crash(server: PostgresServer) -> None:
@@ -64,15 +64,17 @@ def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_c
     """
     with _connect(server) as before, _connect(server) as writer:
         emit = "SELECT max(pg_logical_emit_message(false, 'lockfast', 'x'))::text FROM generate_series(1, {})"
-        place = _ask(before, emit.format(1000))
+        place = _fetch(before, emit.format(1000))
         writer.execute("BEGIN")
-        number = int(str(_ask(writer, "SELECT pg_current_xact_id()::text")))
-        clock = _ask(before, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
+        number = int(str(_fetch(writer, "SELECT pg_current_xact_id()::text")))
+        clock = _fetch(before, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8")
         server.restart()
     with _connect(server) as after:
-        assert _ask(after, f"SELECT '{_ask(after, emit.format(1))}'::pg_lsn < '{place}'") is True
-        assert int(str(_ask(after, "SELECT pg_current_xact_id()::text"))) <= number
-        assert int(str(_ask(after, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8"))) > int(str(clock))
+        assert _fetch(after, f"SELECT '{_fetch(after, emit.format(1))}'::pg_lsn < '{place}'") is True
+        assert int(str(_fetch(after, "SELECT pg_current_xact_id()::text"))) <= number
+        assert int(str(_fetch(after, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::int8"))) > int(
+            str(clock)
+        )
 
 
 def test_the_numbers_that_a_client_and_its_session_know_are_one_where_nobody_stands_between(
@@ -80,4 +82,4 @@ def test_the_numbers_that_a_client_and_its_session_know_are_one_where_nobody_sta
 ) -> None:
     """So a pooler is noticed: it gives out numbers of its own."""
     with _connect(server) as connection:
-        assert _ask(connection, "SELECT pg_backend_pid()") == connection.info.backend_pid
+        assert _fetch(connection, "SELECT pg_backend_pid()") == connection.info.backend_pid

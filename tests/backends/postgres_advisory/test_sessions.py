@@ -16,9 +16,9 @@ import lockfast
 import lockfast.aio
 from lockfast import Lease, Locks
 from lockfast.backends.postgres_advisory.holds import Fences, fences_of
-from lockfast.backends.postgres_advisory.io import asyncio_ as postgres_advisory_asyncio
-from lockfast.backends.postgres_advisory.io import blocking as postgres_advisory
-from lockfast.backends.postgres_advisory.io.watch import Watch
+from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
+from lockfast.backends.postgres_advisory.io import blocking as blocking_module
+from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from lockfast.backends.postgres_advisory.keys import key_of
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
@@ -108,9 +108,9 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, go_on, looked = threading.Event(), threading.Event(), threading.Event()
-    usual = Watch._look_at
+    usual = SessionWatch._read_ended
 
-    def late(self: Watch, ended: Any) -> None:
+    def late(self: SessionWatch, ended: Any) -> None:
         if ended:
             told.set()
             assert go_on.wait(LIMIT)
@@ -118,7 +118,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
         if ended:
             looked.set()
 
-    monkeypatch.setattr(Watch, "_look_at", late)
+    monkeypatch.setattr(SessionWatch, "_read_ended", late)
     with lockfast.connect(f"{url}?application_name=me") as locks:
         sessions: Any = locks._logic.engine.backend._sessions  # type: ignore[attr-defined]
         with locks.lock("warm"):
@@ -137,7 +137,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
 def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_advisory, "IDLE", 0.2)
+    monkeypatch.setattr(blocking_module, "MAX_IDLE_S", 0.2)
     with lockfast.connect(f"{url}?application_name=me") as locks, lockfast.connect(url) as other:
         lease = _wait_for(locks, other, "gate")
         assert _count(psql, _OURS) == 2
@@ -150,7 +150,7 @@ def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
 def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_advisory_asyncio, "IDLE", 0.2)
+    monkeypatch.setattr(asyncio_module, "MAX_IDLE_S", 0.2)
 
     async def story() -> None:
         async with lockfast.aio.connect(f"{url}?application_name=me") as locks, lockfast.aio.connect(url) as other:
@@ -187,8 +187,8 @@ def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_who
         with other.lock("another"):
             waiter = threading.Thread(target=lambda: taken.append(locks.lock("another").acquire()))
             waiter.start()
-            looks: Any = locks._logic.engine.backend
-            until(lambda: any(hold.looks > 1 for hold in looks._holds.of(key_of("another").number)))
+            backend: Any = locks._logic.engine.backend
+            until(lambda: any(hold.polls > 1 for hold in backend._holds.of(key_of("another").number)))
             assert _count(psql, _IN_LINE) == 0
             held.pop().release()
             until(lambda: _count(psql, _IN_LINE) == 1)

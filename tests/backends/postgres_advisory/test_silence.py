@@ -22,9 +22,9 @@ import pytest
 import lockfast
 from lockfast import Locks
 from lockfast._time import boot_now
-from lockfast.backends.postgres_advisory.backend import LONGEST
-from lockfast.backends.postgres_advisory.io import session as postgres_advisory_line
-from lockfast.backends.postgres_advisory.io.session import KEPT, Statement, keeping, kept_for
+from lockfast.backends.postgres_advisory.backend import MAX_TTL_S
+from lockfast.backends.postgres_advisory.io import session as session_module
+from lockfast.backends.postgres_advisory.io.session import KEPT_S, PendingStatement, keeping, kept_for
 from lockfast.backends.postgres_advisory.keys import key_of
 from lockfast.testing.contract import Promise, on_the_real_clock
 from lockfast.testing.stage import Stage
@@ -40,7 +40,7 @@ def _session(locks: Any, *, of_its_only_claim: bool = False) -> Any:
     if not of_its_only_claim:
         return backend._sessions.ready
     (hold,) = backend._holds.by_id.values()
-    return hold.line
+    return hold.session
 
 
 def _settings(session: Any) -> dict[str, int]:
@@ -52,14 +52,14 @@ def _settings(session: Any) -> dict[str, int]:
 
 
 def test_a_session_is_kept_for_longer_than_any_ttl_is_believed_in() -> None:
-    for ttl in (0.01, 1, 30, 100, 120, 121, 600, 86400, LONGEST):
+    for ttl in (0.01, 1, 30, 100, 120, 121, 600, 86400, MAX_TTL_S):
         settings = keeping(kept_for(ttl))
         probes = settings["tcp_keepalives_interval"] * settings["tcp_keepalives_count"]
         assert settings["tcp_user_timeout"] >= ttl * 1020
         assert settings["tcp_keepalives_idle"] + probes >= ttl * 1.02
         assert settings["tcp_keepalives_interval"] <= 32767  # more than that a kernel does not take
         assert settings["tcp_user_timeout"] < 2**31
-    assert kept_for(30) == KEPT == 120
+    assert kept_for(30) == KEPT_S == 120
 
 
 class TestSessionsOfTheSilent(Promise):
@@ -73,7 +73,7 @@ class TestSessionsOfTheSilent(Promise):
     async def test_a_long_ttl_is_outlasted_from_before_the_grant(self, stage: Stage) -> None:
         locks = stage.locks()
         async with locks.lock("short", ttl=30):
-            assert _settings(_session(locks)) == keeping(KEPT)
+            assert _settings(_session(locks)) == keeping(KEPT_S)
         async with locks.lock("long", ttl=600):
             assert _settings(_session(locks)) == keeping(kept_for(600))
         async with locks.lock("short", ttl=200):  # the other may still be held by somebody
@@ -101,23 +101,23 @@ class TestSessionsOfTheSilent(Promise):
         """The server counts from when it last heard of the session: that may be the moment when the wait began."""
         asked: list[bytes] = []
         for number in range(2):
-            monkeypatch.setattr(postgres_advisory_line, "SLACK", 0 if number else 10)
-            monkeypatch.setattr(postgres_advisory_line, "KEPT", 60 if number else 120)
+            monkeypatch.setattr(session_module, "SLACK_S", 0 if number else 10)
+            monkeypatch.setattr(session_module, "KEPT_S", 60 if number else 120)
             first, second = stage.locks(), stage.locks()
             lease = await first.lock(f"a{number}", ttl=30).take()
             waiter = stage.start(second.lock(f"a{number}", ttl=59).take())
             await stage.queue(f"a{number}", 1)
-            line = _session(second, of_its_only_claim=True)
-            monkeypatch.setattr(line, "begin", partial(_begin, line.begin, asked))
-            line.flight.sent_at -= 20  # so long it has waited
+            session = _session(second, of_its_only_claim=True)
+            monkeypatch.setattr(session, "send", partial(_send, session.send, asked))
+            session.in_flight.sent_at -= 20  # so long it has waited
             await lease.release()
             await waiter.result()
-            assert asked == [b"hf_ping"] * number
+            assert asked == [b"lf_ping"] * number
 
 
-def _begin(begin: Callable[[Statement], None], asked: list[bytes], statement: Statement) -> None:
+def _send(send: Callable[[PendingStatement], None], asked: list[bytes], statement: PendingStatement) -> None:
     asked.append(statement.name)
-    begin(statement)
+    send(statement)
 
 
 @pytest.mark.slow
@@ -125,9 +125,10 @@ def _begin(begin: Callable[[Statement], None], asked: list[bytes], statement: St
 def test_a_holder_that_hears_nothing_stops_believing_before_the_server_grants_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"KEPT": 2, "SLACK": 1, "_IDLE": 1, "_PROBES": 1}.items():  # as small as kernels take them
-        monkeypatch.setattr(postgres_advisory_line, name, value)
-    monkeypatch.setitem(postgres_advisory_line._OF_CLIENT, "keepalives", "0")
+    smallest = {"KEPT_S": 2, "SLACK_S": 1, "_KEEPALIVE_IDLE_S": 1, "_KEEPALIVE_PROBES": 1}  # that kernels take
+    for name, value in smallest.items():
+        monkeypatch.setattr(session_module, name, value)
+    monkeypatch.setitem(session_module._OF_CLIENT, "keepalives", "0")
     plain = advisory().url(tmp_path)
     with psycopg.connect(plain, autocommit=True) as other, lockfast.connect(plain, advisory=True) as locks:
         lease = locks.lock("a", ttl=5, renew=False).acquire()
@@ -158,9 +159,9 @@ def _deafen(number: int) -> None:
 
 def test_a_ttl_that_no_kernel_can_outlast_is_refused() -> None:
     with lockfast.connect("postgresql+advisory://127.0.0.1:1/nowhere") as locks:
-        _makes(locks, LONGEST)
+        _makes(locks, MAX_TTL_S)
         with pytest.raises(ValueError, match="ttl"):
-            _makes(locks, LONGEST + 1)
+            _makes(locks, MAX_TTL_S + 1)
 
 
 def _makes(locks: Locks, ttl: float) -> None:

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from lockfast import AcquireTimeout, BackendUnavailable, Unsupported
-from lockfast.backends.postgres_advisory import acquiring as postgres_advisory_asking
-from lockfast.backends.postgres_advisory import holds as postgres_advisory_holds
-from lockfast.backends.postgres_advisory import in_transaction as postgres_advisory_transaction
-from lockfast.backends.postgres_advisory.in_transaction import _means_another, _Seen
+from lockfast.backends.postgres_advisory import acquiring as acquiring_module
+from lockfast.backends.postgres_advisory import holds as holds_module
+from lockfast.backends.postgres_advisory import in_transaction as in_transaction_module
+from lockfast.backends.postgres_advisory.in_transaction import _HeldLock, _is_other_name
 from lockfast.backends.postgres_advisory.keys import Key, key_of
 from tests.backends.postgres_advisory.transactions import WORLDS, Side, entered, settled, side, tell
 from tests.servers.postgres import PostgresServer
@@ -129,7 +129,7 @@ MEET = {"one": Key(7, 7 << 24 | 1), "other": Key(7, 7 << 24 | 2)}
 
 @pytest.fixture
 def meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (postgres_advisory_asking, postgres_advisory_holds, postgres_advisory_transaction):
+    for module in (acquiring_module, holds_module, in_transaction_module):
         monkeypatch.setattr(module, "key_of", lambda name: MEET.get(name) or key_of(name))
 
 
@@ -199,14 +199,14 @@ def test_locks_that_others_make_of_two_numbers_are_not_taken_for_another_name(
 
 def test_a_holder_whose_tag_is_not_there_yet_is_not_taken_for_another_name() -> None:
     key = Key(7, 7 << 24 | 1)
-    number, another = _Seen(1, 0, 7, 1, "x"), _Seen(1, 0, 256 + 7, 1, "x")
-    ours, tag = _Seen(1, 7 << 24 | 1, 5, 2, "x"), _Seen(1, 7 << 24 | 2, 5, 2, "x")
-    assert _means_another(key, [number, tag])
-    assert not _means_another(key, [number, ours])
-    assert not _means_another(key, [number])  # somebody's own statement, without lockfast
-    assert not _means_another(key, [number, another, tag])  # the tag is that of the other number
-    assert _means_another(key, [number, another, tag, tag._replace(high=7 << 24 | 3)])
-    assert not _means_another(key, [number, another, tag, ours])
+    number, another = _HeldLock(1, 0, 7, 1, "x"), _HeldLock(1, 0, 256 + 7, 1, "x")
+    ours, tag = _HeldLock(1, 7 << 24 | 1, 5, 2, "x"), _HeldLock(1, 7 << 24 | 2, 5, 2, "x")
+    assert _is_other_name(key, [number, tag])
+    assert not _is_other_name(key, [number, ours])
+    assert not _is_other_name(key, [number])  # somebody's own statement, without lockfast
+    assert not _is_other_name(key, [number, another, tag])  # the tag is that of the other number
+    assert _is_other_name(key, [number, another, tag, tag._replace(high=7 << 24 | 3)])
+    assert not _is_other_name(key, [number, another, tag, ours])
 
 
 # The transaction, and how a wait ends
@@ -253,7 +253,7 @@ async def _goes_on(here: Side, connection: Any, watcher: psycopg.Connection) -> 
     await here.end(connection)
 
 
-async def _begin(here: Side) -> Any:
+async def _send(here: Side) -> Any:
     connection = await here.connect()
     for sql in ("SET lock_timeout = '77s'", "CREATE TEMP TABLE mine AS SELECT 1 AS x"):
         await here.ask(connection, sql)
@@ -267,7 +267,7 @@ def test_a_wait_lasts_as_long_as_it_was_told_however_many_names(
     async def story() -> None:
         async with side(world, plain) as here, entered(here.locks.lock("z")):
             for names in (["z"], ["a", "b", "z"]):
-                connection = await _begin(here)
+                connection = await _send(here)
                 with pytest.raises(AcquireTimeout) as missed:
                     await here.take(connection, *names, wait=0.2)
                 assert missed.value.waited >= 0.2
@@ -281,7 +281,7 @@ def test_a_time_limit_of_the_users_own_is_told_as_such(plain: str, world: str, w
     async def story() -> None:
         async with side(world, plain) as here, entered(here.locks.lock("z")):
             for names in (["z"], ["a", "z"]):
-                connection = await _begin(here)
+                connection = await _send(here)
                 await here.ask(connection, "SET statement_timeout = '700ms'")  # nothing but the wait takes as long
                 with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
                     await here.take(connection, *names)
@@ -297,7 +297,7 @@ def test_an_interrupted_wait_leaves_nothing_and_the_transaction_goes_on(
 ) -> None:
     async def story() -> None:
         async with side("blocking", plain) as here, entered(here.locks.lock("z")):
-            connection = await _begin(here)
+            connection = await _send(here)
             thread = threading.Thread(target=interrupt, args=(threading.get_ident(),))
             thread.start()
             with pytest.raises(KeyboardInterrupt):
@@ -327,7 +327,7 @@ def test_a_cancelled_wait_leaves_nothing_and_the_transaction_goes_on(
 ) -> None:
     async def story() -> None:
         async with side("awaited", plain) as here, entered(here.locks.lock("z")):
-            connection = await _begin(here)
+            connection = await _send(here)
             task = asyncio.ensure_future(here.take(connection, *names))
             await until_async(lambda: _waits(watcher), "it to wait")
             task.cancel()

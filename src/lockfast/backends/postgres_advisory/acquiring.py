@@ -19,33 +19,33 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import unavailable
-from lockfast.backends.postgres_advisory.holds import Hold, Holds, fences_of, refuse_twins
+from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds, fences_of, refuse_hash_collision
 from lockfast.backends.postgres_advisory.io.blocking import open_sessions
 from lockfast.backends.postgres_advisory.io.session import (
-    RATES,
-    Cancelled,
-    Line,
+    RATE_MARGIN,
+    AdvisorySession,
     Params,
+    PendingStatement,
     Rows,
-    Statement,
+    StatementCancelled,
     keeping,
     kept_for,
     short,
 )
 from lockfast.backends.postgres_advisory.keys import Key, halves, is_tag_of, key_of
-from lockfast.backends.postgres_advisory.statements import PREPARE, Seen, read
+from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
 from lockfast.errors import BackendUnavailable
 
-SOON: Final = 0.1  # seconds after which a waiter looks who is in its way
-OUTSIDE: Final = 0.25  # seconds between the looks of one that has no session to wait in
-PROMPT: Final = 1.0  # seconds in which whoever is next has heard of it, on a busy machine too
-AT_ONCE: Final = 0.001  # seconds in which a lock that nobody else wants is granted
+FIRST_POLL_S: Final = 0.1  # seconds after which a waiter looks who is in its way
+UNQUEUED_POLL_S: Final = 0.25  # seconds between the looks of one that has no session to wait in
+NOTICED_WITHIN_S: Final = 1.0  # seconds in which whoever is next has heard of it, on a busy machine too
+UNCONTENDED_WITHIN_S: Final = 0.001  # seconds in which a lock that nobody else wants is granted
 MAX_CONTENDED: Final = 4096  # names
 
-_living: weakref.WeakSet[Asking] = weakref.WeakSet()  # of this process
+_living: weakref.WeakSet[Acquiring] = weakref.WeakSet()  # of this process
 
 
-class Asking:
+class Acquiring:
     def __init__(self, endpoint: PostgresEndpoint, world: World, clock: Clock | None) -> None:
         self._endpoint = endpoint
         self._world = world
@@ -53,11 +53,11 @@ class Asking:
         self._contended = BoundedSet[int](
             MAX_CONTENDED
         )  # numbers that others lately wanted too: a try would be in vain
-        told: weakref.WeakMethod[Callable[[Line], None]] = weakref.WeakMethod(self._ended)
-        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_tell_end, told))
+        told: weakref.WeakMethod[Callable[[AdvisorySession], None]] = weakref.WeakMethod(self._ended)
+        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_report_end, told))
         _living.add(self)
 
-    def _ended(self, line: Line) -> None:
+    def _ended(self, session: AdvisorySession) -> None:
         raise NotImplementedError
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
@@ -65,25 +65,25 @@ class Asking:
         hold = None
         if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._contended:
             hold = self._holds.enter_alone(claim, key, ready)  # the quick one
-            if hold is not None and await self._try_in(ready, b"hf_try_exclusive", hold, within):
+            if hold is not None and await self._try_in(ready, b"lf_try_exclusive", hold, within):
                 hold.answered = True
                 return hold.grant
         until = boot_now() + within
         answer = await self._acquire(claim, hold, enqueue, until)
         if isinstance(answer, Grant):
-            await self._be_sure(claim, until)
+            await self._confirm(claim, until)
         return answer
 
-    async def _acquire(self, claim: Claim, tried: Hold | None, enqueue: bool, until: float) -> Grant | Busy:
+    async def _acquire(self, claim: Claim, tried: AdvisoryHold | None, enqueue: bool, until: float) -> Grant | Busy:
         """Where others want it too, or it was asked for before."""
         self._sessions.holder = claim.terms.holder
         main = await self._sessions.main(max(0.01, until - boot_now()))
         if not main.named:
-            await self._ask(main, b"hf_name", (short(claim.terms.holder).encode(),), until)
+            await self._execute(main, b"lf_name", (short(claim.terms.holder).encode(),), until)
             main.named = True
         await self._keep(main, claim.terms.ttl, until)
         hold = self._holds.by_id.get(claim.id)
-        if hold is not None and hold.state == "held" and hold.answered and not await self._is_kept(hold, until):
+        if hold is not None and hold.state == "held" and hold.answered and not await self._still_held(hold, until):
             return await self._acquire(claim, None, enqueue, until)
         if hold is None:
             hold = self._holds.enter(claim)
@@ -94,229 +94,231 @@ class Asking:
                 await self._share(hold, until)
             return hold.grant
         if hold.state == "new":
-            in_vain = enqueue and not hold.looks and hold.key.number in self._contended
+            in_vain = enqueue and not hold.polls and hold.key.number in self._contended
             if not (in_vain or hold is tried) and await self._try(hold, main, until):
-                self._come_in(hold)
+                self._leave_unqueued(hold)
                 return hold.grant
             if not enqueue:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
-            await self._stand_in_line(hold, until)
-            untried = in_vain or hold.key in self._holds.ghosts
-            if untried and hold.line is not None and self._known_holder(hold) is None:
-                await self._sessions.briefly(hold.line, min(PROMPT, until - boot_now()))
+            await self._enqueue(hold, until)
+            untried = in_vain or hold.key in self._holds.uncertain
+            if untried and hold.session is not None and self._known_holder(hold) is None:
+                await self._sessions.wait_answered(hold.session, min(NOTICED_WITHIN_S, until - boot_now()))
                 if hold.fence:
                     return hold.grant
         return await self._busy(hold, main, until)
 
-    async def _keep(self, line: Line, ttl: float, until: float, *, urgent: bool = False) -> None:
+    async def _keep(self, session: AdvisorySession, ttl: float, until: float, *, urgent: bool = False) -> None:
         """See to it that the server keeps the session for longer than a holder believes without a word from it."""
-        if ttl > line.longest_ttl:
+        if ttl > session.longest_ttl:
             settings = keeping(seconds := kept_for(ttl))
             params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
-            await self._ask(line, b"hf_keep", params, until, urgent=urgent)
-            line.keeps(max(seconds, line.kept))
+            await self._execute(session, b"lf_keep", params, until, urgent=urgent)
+            session.keeps(max(seconds, session.kept))
 
-    async def _be_sure(self, claim: Claim, until: float) -> None:
+    async def _confirm(self, claim: Claim, until: float) -> None:
         """Its holder believes from now on. After a long wait the server may not have heard from us for as long."""
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             raise unavailable(self._endpoint.name, "ended the session")
-        line = hold.line
-        if boot_now() - line.proven_at > line.kept - claim.terms.ttl * RATES:
-            await self._ask(line, b"hf_ping", (), until)
+        session = hold.session
+        if boot_now() - session.proven_at > session.kept - claim.terms.ttl * RATE_MARGIN:
+            await self._execute(session, b"lf_ping", (), until)
         hold.renewed(claim.terms.ttl)
         hold.answered = True
 
-    async def _is_kept(self, hold: Hold, until: float) -> bool:
+    async def _still_held(self, hold: AdvisoryHold, until: float) -> bool:
         """Whether the session that holds it is there. The server may have ended it, and nobody has read that yet."""
-        line = hold.line
+        session = hold.session
         try:
-            await self._ask(line, b"hf_ping", (), until)
+            await self._execute(session, b"lf_ping", (), until)
         except BackendUnavailable:
-            if line.alive:
+            if session.alive:
                 raise
             return False
         return True
 
-    async def _settle(self, hold: Hold, main: Line, until: float) -> None:
+    async def _settle(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> None:
         """It was asked for before: find out what came of that."""
         if hold.state == "waits":
-            self._sessions.peek(hold.line)
+            self._sessions.poll_once(hold.session)
         if hold.state == "asked" or hold.freeing:
-            await self._ask(hold.line or main, b"hf_ping", (), until)  # whatever was sent before is answered first
+            await self._execute(
+                hold.session or main, b"lf_ping", (), until
+            )  # whatever was sent before is answered first
         if hold.state == "in_doubt" and hold.in_main:
             await self._undo(hold, until)
         elif hold.state == "in_doubt":
-            await self._settle_by_looking(hold, until)
+            await self._settle_by_inspection(hold, until)
 
-    async def _undo(self, hold: Hold, until: float) -> None:
+    async def _undo(self, hold: AdvisoryHold, until: float) -> None:
         """A try ended in an error: whatever it left in the main session is let go of."""
-        if not self._holds.haunts(hold):
-            await self._clear(hold.key, hold.line, until)
-        hold.go_back()
+        if not self._holds.mark_uncertain(hold):
+            await self._clear(hold.key, hold.session, until)
+        hold.reset()
 
-    async def _clear(self, key: Key, line: Line, until: float) -> None:
+    async def _clear(self, key: Key, session: AdvisorySession, until: float) -> None:
         """All that the session has of it, as often as that may be. Nobody of ours is there."""
-        while (await self._ask(line, b"hf_undo", key, until))[0][0] == b"t":
+        while (await self._execute(session, b"lf_undo", key, until))[0][0] == b"t":
             pass
 
-    async def _lay_ghost(self, key: Key, until: float) -> None:
+    async def _settle_uncertain(self, key: Key, until: float) -> None:
         """As soon as nobody of ours shares it in the main session, that must not either."""
-        line = left = self._holds.call_ghost(key)
-        if line is None:
+        session = left = self._holds.take_uncertain(key)
+        if session is None:
             return
         try:
-            await self._clear(key, line, until)
+            await self._clear(key, session, until)
             left = None
         finally:
-            self._holds.leave_ghost(key, left if line.alive else None)
+            self._holds.put_uncertain(key, left if session.alive else None)
 
-    async def _settle_by_looking(self, hold: Hold, until: float) -> None:
+    async def _settle_by_inspection(self, hold: AdvisoryHold, until: float) -> None:
         """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
-        line = hold.line
-        seen = read(await self._ask(line, b"hf_look", halves(hold.key.number), until))
-        if any(one.pid == line.pid and one.granted for one in seen):
-            rows = await self._ask(line, b"hf_tag", hold.key, until)
-            self._hold_there(hold, rows)
+        session = hold.session
+        seen = read(await self._execute(session, b"lf_look", halves(hold.key.number), until))
+        if any(one.pid == session.pid and one.granted for one in seen):
+            rows = await self._execute(session, b"lf_tag", hold.key, until)
+            self._granted_there(hold, rows)
         else:
-            hold.state, hold.line = "new", None
-            self._give_back(line)
+            hold.state, hold.session = "new", None
+            self._give_back(session)
 
-    async def _try(self, hold: Hold, main: Line, until: float) -> bool:
-        if hold.key in self._holds.ghosts:
-            await self._lay_ghost(hold.key, until)
+    async def _try(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> bool:
+        if hold.key in self._holds.uncertain:
+            await self._settle_uncertain(hold.key, until)
         if hold.mode != EXCLUSIVE and self._holds.may_share(hold) and not await self._probe(hold, until):
             return False
         if not self._holds.into_main(hold, main):
             return False
-        name = b"hf_try_exclusive" if hold.mode == EXCLUSIVE else b"hf_try_shared"
+        name = b"lf_try_exclusive" if hold.mode == EXCLUSIVE else b"lf_try_shared"
         return await self._try_in(main, name, hold, max(0.01, until - boot_now()))
 
-    async def _try_in(self, main: Line, name: bytes, hold: Hold, within: float) -> bool:
-        statement = Statement(name, hold.key, hold.tried)
+    async def _try_in(self, main: AdvisorySession, name: bytes, hold: AdvisoryHold, within: float) -> bool:
+        statement = PendingStatement(name, hold.key, hold.on_try_answered)
         try:
-            await self._sessions.ask(main, statement, within)
+            await self._sessions.execute(main, statement, within)
         finally:
             if not statement.sent_at:
-                hold.go_back()
+                hold.reset()
         return hold.state == "held"
 
-    async def _probe(self, hold: Hold, until: float) -> bool:
+    async def _probe(self, hold: AdvisoryHold, until: float) -> bool:
         """Whether a session that does not share the number yet would be let in: then nobody waits who came before."""
-        line = await self._sessions.waiter(max(0.01, until - boot_now()))
-        if line is None:
+        session = await self._sessions.dedicated(max(0.01, until - boot_now()))
+        if session is None:
             return False
         try:
-            rows = await self._ask(line, b"hf_probe", hold.key[:1], until)
+            rows = await self._execute(session, b"lf_probe", hold.key[:1], until)
         except BaseException:
-            self._sessions.drop(line)  # what it was asked may still come
+            self._sessions.drop(session)  # what it was asked may still come
             raise
         finally:
-            self._give_back(line)
+            self._give_back(session)
         return rows[0][0] == b"t"
 
-    async def _stand_in_line(self, hold: Hold, until: float) -> None:
+    async def _enqueue(self, hold: AdvisoryHold, until: float) -> None:
         """In a session of its own, or outside if all are taken."""
         if hold.signal is None:
             hold.signal = self._world.signal()
-        alone = not self._has_company(hold)
+        alone = not self._has_queued_sibling(hold)
         if not self._holds.is_next(hold, alone=alone):
             return
         try:
-            line = await self._sessions.waiter(max(0.01, until - boot_now()), beside=alone)
+            session = await self._sessions.dedicated(max(0.01, until - boot_now()), beside=alone)
         except BackendUnavailable as error:
             if not error.transient:
                 raise
-            line = None  # no room there, or not in time; the main session has answered that it is taken
-        if line is None:
+            session = None  # no room there, or not in time; the main session has answered that it is taken
+        if session is None:
             return
         try:
-            await self._keep(line, hold.claim.terms.ttl, until)
+            await self._keep(session, hold.claim.terms.ttl, until)
         except BaseException:
-            self._sessions.drop(line)
-            self._give_back(line)
+            self._sessions.drop(session)
+            self._give_back(session)
             raise
-        hold.state, hold.line = "waits", line
-        name = b"hf_lock_exclusive" if hold.mode == EXCLUSIVE else b"hf_lock_shared"
-        statement = Statement(name, hold.key, partial(self._came, hold))
-        self._sessions.send(line, statement)
-        self._come_in(hold)  # not before: the next one must come after it at the server too
+        hold.state, hold.session = "waits", session
+        name = b"lf_lock_exclusive" if hold.mode == EXCLUSIVE else b"lf_lock_shared"
+        statement = PendingStatement(name, hold.key, partial(self._on_wait_answered, hold))
+        self._sessions.send(session, statement)
+        self._leave_unqueued(hold)  # not before: the next one must come after it at the server too
 
-    def _come_in(self, hold: Hold) -> None:
+    def _leave_unqueued(self, hold: AdvisoryHold) -> None:
         """Whoever is next outside may look: there may be a session for that one too."""
-        if self._holds.outside.pop(hold.claim.id, None) is not None:
-            self._wake_outside()
+        if self._holds.unqueued.pop(hold.claim.id, None) is not None:
+            self._wake_unqueued()
 
-    def _came(self, hold: Hold, statement: Statement) -> None:
+    def _on_wait_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
         """The wait is over."""
         if hold.state != "waits":
             return
         if statement.error is None:
-            self._hold_there(hold, statement.answer)
-            self._contended.keep(hold.key.number, boot_now() - statement.sent_at > AT_ONCE)
+            self._granted_there(hold, statement.answer)
+            self._contended.keep(hold.key.number, boot_now() - statement.sent_at > UNCONTENDED_WITHIN_S)
         else:
             hold.state = "in_doubt"
         hold.wake()
 
-    def _hold_there(self, hold: Hold, rows: Rows) -> None:
+    def _granted_there(self, hold: AdvisoryHold, rows: Rows) -> None:
         """In the session in which it was waited for; one more may wait now."""
-        hold.come(rows[0][0] or b"0")
-        self._sessions.has_come(hold.line)
-        self._wake_outside()
+        hold.granted(rows[0][0] or b"0")
+        self._sessions.mark_holding(hold.session)
+        self._wake_unqueued()
 
-    async def _busy(self, hold: Hold, main: Line, until: float) -> Grant | Busy:
+    async def _busy(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> Grant | Busy:
         self._contended.add(hold.key.number)
-        hold.looks += 1
-        if hold.state == "ended" or hold.looks > 1:
-            seen = read(await self._ask(main, b"hf_look", halves(hold.key.number), until))
+        hold.polls += 1
+        if hold.state == "ended" or hold.polls > 1:
+            seen = read(await self._execute(main, b"lf_look", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
-            holder = self._in_the_way(hold, seen)
+            holder = self._blocker(hold, seen)
             ahead = self._ahead(hold, seen)
-            if hold.state == "new" and not self._has_company(hold):
-                return Busy(ahead, OUTSIDE, holder)
+            if hold.state == "new" and not self._has_queued_sibling(hold):
+                return Busy(ahead, UNQUEUED_POLL_S, holder)
             return Busy(ahead, poll_after(max(1, ahead)), holder)
-        others = (other for backend in self._near() for other in backend._holds.of(hold.key.number))
+        others = (other for backend in self._same_server() for other in backend._holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
-        return Busy(ahead, SOON, self._known_holder(hold))
+        return Busy(ahead, FIRST_POLL_S, self._known_holder(hold))
 
-    async def _is_granted(self, hold: Hold, seen: Sequence[Seen], until: float) -> bool:
+    async def _is_granted(self, hold: AdvisoryHold, seen: Sequence[PgLock], until: float) -> bool:
         """If nobody is in its way, the request or its answer is on the way: wait for that."""
-        line = hold.line
-        holders = [one for one in seen if one.granted and line is not None and one.pid != line.pid]
-        if line is not None and not any(hold.mode == EXCLUSIVE or not one.shared for one in holders):
-            await self._sessions.briefly(line, min(PROMPT, until - boot_now()))
+        session = hold.session
+        holders = [one for one in seen if one.granted and session is not None and one.pid != session.pid]
+        if session is not None and not any(hold.mode == EXCLUSIVE or not one.shared for one in holders):
+            await self._sessions.wait_answered(session, min(NOTICED_WITHIN_S, until - boot_now()))
         return hold.fence > 0
 
-    def _known_holder(self, hold: Hold) -> str | None:
+    def _known_holder(self, hold: AdvisoryHold) -> str | None:
         """Who is in the way, if it is one of this process."""
-        for backend in self._near():
+        for backend in self._same_server():
             for other in backend._holds.of(hold.key.number):
                 if other.state == "held" and EXCLUSIVE in (hold.mode, other.mode):
                     return other.claim.terms.holder
         return None
 
-    def _ahead(self, hold: Hold, seen: Sequence[Seen]) -> int:
+    def _ahead(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> int:
         """How many stand in the server's queue before it."""
         queue = [one.pid for one in seen if not one.granted]
-        pid = hold.line.pid if hold.line is not None else 0
+        pid = hold.session.pid if hold.session is not None else 0
         return queue.index(pid) if pid in queue else len(queue)
 
-    def _has_company(self, hold: Hold) -> bool:
+    def _has_queued_sibling(self, hold: AdvisoryHold) -> bool:
         """Somebody of ours stands in line for it, and wakes whoever is next outside."""
         return any(other.state == "waits" for other in self._holds.of(hold.key.number))
 
-    def _in_the_way(self, hold: Hold, seen: Sequence[Seen]) -> str | None:
+    def _blocker(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> str | None:
         """Who holds it. Raises Unsupported if that is another name with the same number; the claim waits on, then."""
         for one in seen:
             if one.granted:
-                here = [other for other in self._here(one.pid, one.number) if other.state == "held"]
+                here = [other for other in self._in_this_process(one.pid, one.number) if other.state == "held"]
                 if here and here[0].claim.terms.key == hold.claim.terms.key:
                     return here[0].claim.terms.holder
                 tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
                 if tags and hold.key.tag not in tags:
-                    refuse_twins(hold.claim.terms.name, f"another lock, held by {one.application!r}")
+                    refuse_hash_collision(hold.claim.terms.name, f"another lock, held by {one.application!r}")
                 return one.application or f"pid {one.pid}"
         return None
 
@@ -324,99 +326,101 @@ class Asking:
         hold = self._holds.by_id.get(claim.id)
         if hold is None or hold.state in ("held", "in_doubt"):
             return True
-        line, signal = hold.line, hold.signal
+        session, signal = hold.session, hold.signal
         assert signal is not None  # whoever waits has been told to stand in line
-        if hold.state == "waits" and line is not None:
-            return await self._sessions.hear(line, signal, seconds)
+        if hold.state == "waits" and session is not None:
+            return await self._sessions.wait_or_signal(session, signal, seconds)
         return await signal.wait(seconds)
 
-    async def _share(self, hold: Hold, until: float) -> None:
+    async def _share(self, hold: AdvisoryHold, until: float) -> None:
         """Held alone until now. In one statement, so that nobody comes in between."""
 
-        def shared(statement: Statement) -> None:
+        def shared(statement: PendingStatement) -> None:
             hold.freeing = False
             if statement.error is None:
                 hold.mode = SHARED
 
         hold.freeing = True
-        statement = Statement(b"hf_share", hold.key[:1], shared)
+        statement = PendingStatement(b"lf_share", hold.key[:1], shared)
         try:
-            await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
+            await self._sessions.execute(hold.session, statement, max(0.01, until - boot_now()))
         finally:
             if not statement.sent_at:
                 hold.freeing = False
 
-    def _give_back(self, line: Line) -> None:
-        self._sessions.give_back(line)
-        self._wake_outside()
+    def _give_back(self, session: AdvisorySession) -> None:
+        self._sessions.give_back(session)
+        self._wake_unqueued()
 
-    def _wake_outside(self) -> None:
-        if self._holds.outside:
+    def _wake_unqueued(self) -> None:
+        if self._holds.unqueued:
             with self._holds.mutex:
-                first = next(iter(self._holds.outside.values()), None)
+                first = next(iter(self._holds.unqueued.values()), None)
             if first is not None:
                 first.wake()
 
-    async def _leave_the_line(self, hold: Hold, until: float) -> None:
+    async def _dequeue(self, hold: AdvisoryHold, until: float) -> None:
         """Out of the server's queue; should it be granted meanwhile, it is let go of."""
-        line = hold.line
+        session = hold.session
         try:
             self._holds.leave(hold)
             main = await self._sessions.main(max(0.01, until - boot_now()))
-            await self._cancel(line, main, until)
-            await self._free_all(line, until)
+            await self._cancel(session, main, until)
+            await self._free_all(session, until)
         except BaseException as error:
-            self._sessions.drop(line)  # the server lets go of all that it held, or stood in line for
+            self._sessions.drop(session)  # the server lets go of all that it held, or stood in line for
             if not isinstance(error, BackendUnavailable):
                 raise
         finally:
-            self._give_back(line)
+            self._give_back(session)
 
-    async def _cancel(self, line: Line, main: Line, until: float) -> None:
+    async def _cancel(self, session: AdvisorySession, main: AdvisorySession, until: float) -> None:
         """Again and again: one that comes before the statement has begun at the server is ignored there."""
-        pause = AT_ONCE
-        while line.flight is not None and line.alive:
+        pause = UNCONTENDED_WITHIN_S
+        while session.in_flight is not None and session.alive:
             if boot_now() >= until:
                 raise unavailable(self._endpoint.name, "does not cancel in time")
-            await self._ask(main, b"hf_cancel", (line.pid,), until)
-            await self._sessions.briefly(line, pause)
+            await self._execute(main, b"lf_cancel", (session.pid,), until)
+            await self._sessions.wait_answered(session, pause)
             pause *= 2
 
-    async def _free_all(self, line: Line, until: float) -> None:
+    async def _free_all(self, session: AdvisorySession, until: float) -> None:
         for _ in range(3):
             try:
-                await self._ask(line, b"hf_free_all", (), until)
+                await self._execute(session, b"lf_free_all", (), until)
                 return
-            except Cancelled:  # the cancellation came late, and hit this
+            except StatementCancelled:  # the cancellation came late, and hit this
                 continue
         raise unavailable(self._endpoint.name, "cancels everything")
 
     # What this process knows
 
-    def has_in(self, pid: int, number: int) -> builtins.list[Hold]:
+    def holds_in(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
         """What this `Locks` has of a number in that session."""
-        return [one for one in self._holds.of(number) if one.line is not None and one.line.pid == pid]
+        return [one for one in self._holds.of(number) if one.session is not None and one.session.pid == pid]
 
-    def _here(self, pid: int, number: int) -> builtins.list[Hold]:
+    def _in_this_process(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
         """What this process has of it."""
-        return [hold for backend in self._near() for hold in backend.has_in(pid, number)]
+        return [hold for backend in self._same_server() for hold in backend.holds_in(pid, number)]
 
-    def _near(self) -> builtins.list[Asking]:
+    def _same_server(self) -> builtins.list[Acquiring]:
         return [backend for backend in list(_living) if backend._endpoint.name == self._endpoint.name]
 
-    async def _ask(self, line: Line, name: bytes, params: Params, until: float, *, urgent: bool = False) -> Rows:
-        statement = Statement(name, params)
+    async def _execute(
+        self, session: AdvisorySession, name: bytes, params: Params, until: float, *, urgent: bool = False
+    ) -> Rows:
+        statement = PendingStatement(name, params)
         statement.urgent = urgent
-        return await self._sessions.ask(line, statement, max(0.01, until - boot_now()))
+        return await self._sessions.execute(session, statement, max(0.01, until - boot_now()))
 
 
-def _is_usual(terms: Terms, main: Line) -> bool:
+def _is_usual(terms: Terms, main: AdvisorySession) -> bool:
     """Whether there is nothing to settle before it is asked for in the main session."""
     return terms.mode == EXCLUSIVE and main.named and terms.ttl <= main.longest_ttl
 
 
-def _tell_end(ended: weakref.WeakMethod[Callable[[Line], None]], line: Line) -> None:
+def _report_end(ended: weakref.WeakMethod[Callable[[AdvisorySession], None]], session: AdvisorySession) -> None:
     """The driver's threads keep nothing alive."""
     method = ended()
     if method is not None:
-        method(line)
+        method(session)

@@ -28,22 +28,22 @@ from lockfast._worlds import Clock, World
 from lockfast.backends.optional import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
-from lockfast.backends.postgres_advisory.acquiring import Asking
-from lockfast.backends.postgres_advisory.holds import Hold, Holds
-from lockfast.backends.postgres_advisory.in_transaction import Home, Taken, take
+from lockfast.backends.postgres_advisory.acquiring import Acquiring
+from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
+from lockfast.backends.postgres_advisory.in_transaction import DatabaseIdentity, Taken, take
 from lockfast.backends.postgres_advisory.inspection import info_of, nameless
-from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
 from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of
-from lockfast.backends.postgres_advisory.statements import Seen, read
+from lockfast.backends.postgres_advisory.statements import PgLock, read
 from lockfast.errors import BackendUnavailable, LockError
 
-LONGEST: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
+MAX_TTL_S: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
 
 
-class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
+class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     capabilities = Capabilities(
-        max_ttl=LONGEST,
+        max_ttl=MAX_TTL_S,
         metadata=False,
         observe=False,
         limiter=False,
@@ -57,7 +57,7 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
     def __init__(self, endpoint: PostgresEndpoint, world: World, clock: Clock | None) -> None:
         super().__init__(endpoint, world, clock)
         self._closed = False
-        self._home = Home(endpoint, blocking=world.blocking)
+        self._identity = DatabaseIdentity(endpoint, blocking=world.blocking)
         # Told of what has ended with its session: claims' ids and fences, and why.
         self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
 
@@ -67,17 +67,17 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
         until = boot_now() + within
         holds = [self._held(renewal) for renewal in batch]
         heard: dict[int, bool | BackendUnavailable] = {}
-        longest: dict[Line, float] = {}
+        longest: dict[AdvisorySession, float] = {}
         for hold, renewal in zip(holds, batch, strict=True):
             if hold is not None:
-                longest[hold.line] = max(renewal.ttl, longest.get(hold.line, 0.0))
-        for line, ttl in longest.items():
+                longest[hold.session] = max(renewal.ttl, longest.get(hold.session, 0.0))
+        for session, ttl in longest.items():
             try:
-                await self._keep(line, ttl, until, urgent=True)
-                heard[id(line)] = bool(await self._ask(line, b"hf_ping", (), until, urgent=True))
+                await self._keep(session, ttl, until, urgent=True)
+                heard[id(session)] = bool(await self._execute(session, b"lf_ping", (), until, urgent=True))
             except BackendUnavailable as error:
-                heard[id(line)] = error if line.alive else False
-        answers = [heard.get(id(hold.line), False) if hold is not None else False for hold in holds]
+                heard[id(session)] = error if session.alive else False
+        answers = [heard.get(id(hold.session), False) if hold is not None else False for hold in holds]
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if errors and len(errors) == len(answers):
             raise errors[0]
@@ -86,7 +86,7 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
                 hold.renewed(renewal.ttl)
         return [None if isinstance(answer, BackendUnavailable) else answer for answer in answers]
 
-    def _held(self, renewal: Renewal) -> Hold | None:
+    def _held(self, renewal: Renewal) -> AdvisoryHold | None:
         hold = self._holds.by_id.get(renewal.claim.id)
         return hold if hold is not None and hold.state == "held" and hold.fence == renewal.fence else None
 
@@ -96,17 +96,17 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
             return False
         until = boot_now() + within
         if hold.freeing:
-            await self._settle(hold, hold.line, until)
+            await self._settle(hold, hold.session, until)
         if hold.state != "held":
             if hold.state == "ended":  # whoever ended it was interrupted
                 self._holds.leave(hold)
             return False
-        name = b"hf_free_exclusive" if hold.mode == EXCLUSIVE else b"hf_free_shared"
+        name = b"lf_free_exclusive" if hold.mode == EXCLUSIVE else b"lf_free_shared"
         hold.freeing = True
-        hold.unlock = statement = Statement(name, hold.words, partial(self._freed, hold))
+        hold.unlock = statement = PendingStatement(name, hold.unlock_params, partial(self._freed, hold))
         statement.urgent = True
         try:
-            rows = await self._sessions.ask(hold.line, statement, max(0.01, until - boot_now()))
+            rows = await self._sessions.execute(hold.session, statement, max(0.01, until - boot_now()))
         except BackendUnavailable:
             if statement.sent_at or self._holds.by_id.get(claim.id) is hold:
                 raise
@@ -114,19 +114,19 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
         finally:
             if not statement.sent_at:
                 hold.freeing, hold.unlock = False, None
-        if hold.key in self._holds.ghosts:
+        if hold.key in self._holds.uncertain:
             with suppress(BackendUnavailable):  # whoever asks for it next tries again
-                await self._lay_ghost(hold.key, until)
+                await self._settle_uncertain(hold.key, until)
         return rows[0][0] == b"t"
 
-    def _freed(self, hold: Hold, statement: Statement) -> None:
+    def _freed(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
         hold.freeing, hold.unlock = False, None
         if statement.error is None and hold.state == "held":
-            line, in_main = hold.line, hold.in_main
+            session, in_main = hold.session, hold.in_main
             self._holds.leave(hold)
             if not in_main:
-                self._give_back(line)
-        elif hold.state == "held" and hold.in_main and hold.line.alive and self._holds.haunts(hold):
+                self._give_back(session)
+        elif hold.state == "held" and hold.in_main and hold.session.alive and self._holds.mark_uncertain(hold):
             self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
@@ -135,39 +135,39 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
             return
         until = boot_now() + within
         if hold.state == "asked" or hold.freeing or (hold.state == "in_doubt" and hold.in_main):
-            await self._settle(hold, hold.line, until)
+            await self._settle(hold, hold.session, until)
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
         elif hold.state in ("waits", "in_doubt"):
-            await self._leave_the_line(hold, until)
+            await self._dequeue(hold, until)
         if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
             self._holds.leave(hold)
 
     # The end of a session
 
-    def _ended(self, line: Line) -> None:
+    def _ended(self, session: AdvisorySession) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
-        lost: builtins.list[Hold] = []
-        self._holds.session_is_gone(line)
-        for hold in self._holds.in_line(line):
+        lost: builtins.list[AdvisoryHold] = []
+        self._holds.session_is_gone(session)
+        for hold in self._holds.in_session(session):
             in_main = hold.in_main
             if hold.state == "held":
                 self._holds.leave(hold)
-                if not (hold.unlock_sent and line.cut_short):  # we ended the session, after its holder let go
+                if not (hold.unlock_sent and session.interrupted):  # we ended the session, after its holder let go
                     lost.append(hold)
             else:
-                hold.go_back()
+                hold.reset()
                 hold.wake()
             hold.freeing = False
             if not in_main:
-                self._give_back(line)
-        self._tell_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
+                self._give_back(session)
+        self._report_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
         # Nothing at the server tells whether the unlock was done before the session ended: a loss cannot be ruled out.
-        self._tell_loss(
+        self._report_loss(
             [hold for hold in lost if hold.unlock_sent], "its session ended before the release was answered"
         )
 
-    def _tell_loss(self, lost: Sequence[Hold], reason: str) -> None:
+    def _report_loss(self, lost: Sequence[AdvisoryHold], reason: str) -> None:
         if lost and self.on_loss is not None and not self._closed:
             self.on_loss([(hold.claim.id, hold.fence) for hold in lost], reason)
 
@@ -175,29 +175,29 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         number = key_of(key).number
-        rows = await self._look(b"hf_look", halves(number), boot_now() + within)
-        return info_of(key, read(rows), self._here)
+        rows = await self._look(b"lf_look", halves(number), boot_now() + within)
+        return info_of(key, read(rows), self._in_this_process)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        found: dict[int, builtins.list[Seen]] = {}
-        for one in read(await self._look(b"hf_list", (), boot_now() + within)):
+        found: dict[int, builtins.list[PgLock]] = {}
+        for one in read(await self._look(b"lf_list", (), boot_now() + within)):
             found.setdefault(one.number, []).append(one)
         known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
         other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
         named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
-        return [info_of(name, seen, self._here) for name, seen in named]
+        return [info_of(name, seen, self._in_this_process) for name, seen in named]
 
     async def _look(self, name: bytes, params: Sequence[int], until: float) -> Rows:
         main = await self._sessions.main(max(0.01, until - boot_now()))
-        return await self._ask(main, name, params, until)
+        return await self._execute(main, name, params, until)
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
         """Ours are unlocked. Another session can only be ended as a whole, with all that it holds."""
         number, until = key_of(key).number, boot_now() + within
-        seen = read(await self._look(b"hf_look", halves(number), until))
-        before = info_of(key, seen, self._here)
+        seen = read(await self._look(b"lf_look", halves(number), until))
+        before = info_of(key, seen, self._in_this_process)
         for pid in {one.pid for one in seen if one.granted}:
-            mine = [hold for hold in self.has_in(pid, number) if hold.state == "held"]
+            mine = [hold for hold in self.holds_in(pid, number) if hold.state == "held"]
             for hold in mine:
                 await self.release(hold.claim, linger=0.0, within=max(0.01, until - boot_now()))
             if not mine:
@@ -208,8 +208,8 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
 
     async def _terminate(self, pid: int, key: str, until: float) -> None:
         try:
-            rows = await self._look(b"hf_terminate", (pid,), until)
-            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"hf_list", (), until)))
+            rows = await self._look(b"lf_terminate", (pid,), until)
+            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"lf_list", (), until)))
         except BackendUnavailable as error:
             raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
         if not ended:
@@ -217,7 +217,7 @@ class PostgresAdvisoryBackend(Asking, WithoutValues, WithoutChanges):
 
     async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
         """On the user's own connection, until that commits or rolls back; see `user_connection`."""
-        taken = await take(transaction_on(connection, blocking=self._world.blocking), self._home, names, wait)
+        taken = await take(transaction_on(connection, blocking=self._world.blocking), self._identity, names, wait)
         return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from lockfast._model import EXCLUSIVE, Claim, Grant
 from lockfast._reentry import Mutex, section
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
-from lockfast.backends.postgres_advisory.io.session import Statement
+from lockfast.backends.postgres_advisory.io.session import PendingStatement
 from lockfast.backends.postgres_advisory.keys import Key, key_of, second_of
 from lockfast.errors import Unsupported
 
@@ -47,7 +47,7 @@ def fences_of(endpoint: str) -> Fences:
     return _fences.setdefault(endpoint, Fences())
 
 
-class Hold:
+class AdvisoryHold:
     """One claim, from the first asking to its end."""
 
     __slots__ = (
@@ -60,10 +60,10 @@ class Hold:
         "granted_at",
         "in_main",
         "key",
-        "line",
-        "looks",
         "mode",
+        "polls",
         "read",
+        "session",
         "signal",
         "state",
         "unlock",
@@ -76,17 +76,17 @@ class Hold:
         self.mode = claim.terms.mode
         self.signal: Signal | None = None  # there is one for whoever waits
         self.state: State = "new"
-        self.line: Any = None  # the session that it is asked for, waited for or held in
+        self.session: Any = None  # the session that it is asked for, waited for or held in
         self.in_main = False  # that is the main one
         self.fence = self.read = 0  # `read` is what the server said
         self.granted_at = 0.0
         self.believed_until = 0.0  # by its holder, unless renewed, on the holder's own clock
         self.freeing = False  # an unlock was sent, and its answer is not known
-        self.unlock: Statement | None = None  # there is one while a release is under way
-        self.looks = 0  # how often a waiter has looked up
+        self.unlock: PendingStatement | None = None  # there is one while a release is under way
+        self.polls = 0  # how often a waiter has looked up
         self.answered = False  # an acquire has returned its grant: the next one is a repetition
 
-    def come(self, answer: bytes) -> None:
+    def granted(self, answer: bytes) -> None:
         """It is granted."""
         self.state = "held"
         self.read = int(answer)
@@ -94,18 +94,18 @@ class Hold:
         self.granted_at = self.read / 1e6
         self.renewed(self.claim.terms.ttl)
 
-    def tried(self, statement: Statement) -> None:
+    def on_try_answered(self, statement: PendingStatement) -> None:
         """What came of asking for it in the main session."""
         if statement.error is None and (answer := statement.answer[0][0]) is not None:
-            self.come(answer)
+            self.granted(answer)
         elif self.state == "asked" and statement.error is None:
-            self.go_back()
+            self.reset()
         elif self.state == "asked":  # what it did before the error stays done
             self.state = "in_doubt"
 
-    def go_back(self) -> None:
+    def reset(self) -> None:
         """It belongs to no session any more, and does not hold."""
-        self.state, self.line, self.in_main = "new", None, False
+        self.state, self.session, self.in_main = "new", None, False
 
     def wake(self) -> None:
         """If anybody waits for it, let them look up."""
@@ -130,7 +130,7 @@ class Hold:
         return Grant(self.fence, self.granted_at)
 
     @property
-    def words(self) -> tuple[int, int, int]:
+    def unlock_params(self) -> tuple[int, int, int]:
         """To unlock it."""
         return (*self.key, second_of(self.read))
 
@@ -141,41 +141,41 @@ class Holds:
     def __init__(self, fences: Fences) -> None:
         self.fences = fences
         self.mutex = threading.Lock()  # for single steps
-        self.by_id: dict[str, Hold] = {}
-        self.outside: dict[str, Hold] = {}  # those who wait and have no session to wait in, in order
-        self._by_number: dict[int, dict[str, Hold]] = {}
+        self.by_id: dict[str, AdvisoryHold] = {}
+        self.unqueued: dict[str, AdvisoryHold] = {}  # those who wait and have no session to wait in, in order
+        self._by_number: dict[int, dict[str, AdvisoryHold]] = {}
         # What the main session may share once more than we know of, because of an error; None while that is put right.
-        self.ghosts: dict[Key, Any] = {}
+        self.uncertain: dict[Key, Any] = {}
 
-    def enter_alone(self, claim: Claim, key: Key, line: Any) -> Hold | None:
+    def enter_alone(self, claim: Claim, key: Key, session: Any) -> AdvisoryHold | None:
         """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
         with self.mutex:
-            if key.number in self._by_number or key in self.ghosts:
+            if key.number in self._by_number or key in self.uncertain:
                 return None
-            hold = self.by_id[claim.id] = Hold(claim, key, self.fences)
+            hold = self.by_id[claim.id] = AdvisoryHold(claim, key, self.fences)
             self._by_number[key.number] = {claim.id: hold}
-        hold.state, hold.line, hold.in_main = "asked", line, True
+        hold.state, hold.session, hold.in_main = "asked", session, True
         return hold
 
-    def enter(self, claim: Claim) -> Hold:
+    def enter(self, claim: Claim) -> AdvisoryHold:
         """Raises Unsupported if another name, in use here, has the same number."""
-        hold = Hold(claim, key_of(claim.terms.key), self.fences)
+        hold = AdvisoryHold(claim, key_of(claim.terms.key), self.fences)
         with self.mutex:
             others = self._by_number.setdefault(hold.key.number, {})
             for other in others.values():
                 if other.claim.terms.key != claim.terms.key:
-                    refuse_twins(claim.terms.name, repr(other.claim.terms.name))
+                    refuse_hash_collision(claim.terms.name, repr(other.claim.terms.name))
                 break
             others[claim.id] = self.by_id[claim.id] = hold
         return hold
 
-    def leave(self, hold: Hold) -> None:
+    def leave(self, hold: AdvisoryHold) -> None:
         """Can be repeated: it is known by its id until the last, so whoever was interrupted here is found again."""
         id, number = hold.claim.id, hold.key.number
         with self.mutex:
             hold.state = "ended"
             hold.in_main = False
-            self.outside.pop(id, None)
+            self.unqueued.pop(id, None)
             others = self._by_number.get(number)
             if others is not None:
                 others.pop(id, None)
@@ -184,70 +184,70 @@ class Holds:
             self.by_id.pop(id, None)
         hold.wake()
 
-    def of(self, number: int) -> list[Hold]:
+    def of(self, number: int) -> list[AdvisoryHold]:
         with self.mutex:
             return list(self._by_number.get(number, {}).values())
 
-    def in_line(self, line: Any) -> list[Hold]:
+    def in_session(self, session: Any) -> list[AdvisoryHold]:
         """What belongs to that session."""
         with self.mutex:
-            return [hold for hold in self.by_id.values() if hold.line is line]
+            return [hold for hold in self.by_id.values() if hold.session is session]
 
-    def is_next(self, hold: Hold, *, alone: bool) -> bool:
+    def is_next(self, hold: AdvisoryHold, *, alone: bool) -> bool:
         """Whether it is the first that waits for a session to wait in; `alone`: the first for that number."""
         number = hold.key.number
         with self.mutex:
-            self.outside.setdefault(hold.claim.id, hold)
-            return next(one for one in self.outside.values() if not alone or one.key.number == number) is hold
+            self.unqueued.setdefault(hold.claim.id, hold)
+            return next(one for one in self.unqueued.values() if not alone or one.key.number == number) is hold
 
     # The main session
 
-    def may_share(self, hold: Hold) -> bool:
+    def may_share(self, hold: AdvisoryHold) -> bool:
         """Whether the main session may share the number already, and so be granted it past whoever waits."""
         return any(other.in_main for other in self.of(hold.key.number))
 
-    def into_main(self, hold: Hold, line: Any) -> bool:
+    def into_main(self, hold: AdvisoryHold, session: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""
         with self.mutex:
             there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
             if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
                 return False
-            if hold.key in self.ghosts or any(other.state == "in_doubt" for other in there):
+            if hold.key in self.uncertain or any(other.state == "in_doubt" for other in there):
                 return False  # until it is known how often the session shares it
-            hold.state, hold.line, hold.in_main = "asked", line, True
+            hold.state, hold.session, hold.in_main = "asked", session, True
             return True
 
-    def haunts(self, hold: Hold) -> bool:
+    def mark_uncertain(self, hold: AdvisoryHold) -> bool:
         """Whether others share it in the main session, and nobody can tell if it does; it counts as a ghost then."""
         with self.mutex:
             others = [other for other in self._by_number.get(hold.key.number, {}).values() if other is not hold]
             shared = any(other.in_main for other in others)
             if shared:
-                self.ghosts[hold.key] = hold.line
+                self.uncertain[hold.key] = hold.session
             return shared
 
-    def call_ghost(self, key: Key) -> Any:
+    def take_uncertain(self, key: Key) -> Any:
         """The session in which it can be laid now, because nobody of ours is there: by whoever called it, alone."""
         with self.mutex:
-            line = self.ghosts.get(key)
-            if line is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
+            session = self.uncertain.get(key)
+            if session is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
                 return None
-            self.ghosts[key] = None
-            return line
+            self.uncertain[key] = None
+            return session
 
-    def leave_ghost(self, key: Key, line: Any) -> None:
+    def put_uncertain(self, key: Key, session: Any) -> None:
         """It is laid, or is still in that session."""
         with self.mutex:
-            self.ghosts.pop(key, None)
-            if line is not None:
-                self.ghosts[key] = line
+            self.uncertain.pop(key, None)
+            if session is not None:
+                self.uncertain[key] = session
 
-    def session_is_gone(self, line: Any) -> None:
+    def session_is_gone(self, session: Any) -> None:
         with self.mutex:
-            self.ghosts = {key: there for key, there in self.ghosts.items() if there is not line}
+            self.uncertain = {key: there for key, there in self.uncertain.items() if there is not session}
 
 
-def refuse_twins(name: str, other: str) -> None:
+def refuse_hash_collision(name: str, other: str) -> None:
     raise Unsupported(
         f"lock {name!r} has the same 64-bit number as {other}, which is in use: PostgreSQL could not tell them apart; "
         "one of them needs another name, or postgresql:// (the lock table)",

@@ -3,9 +3,9 @@
 Decides: the statements; that a wait which fails leaves the transaction as it was; who is refused. Whatever is taken
 after a savepoint goes when it is rolled back to, granted in the last moment or not.
 
-A statement takes a lock only where the locks of this `Locks` are: each tells the server which server and database are
-meant, as one number (`Home`). And only if the transaction does not have the number by another name: it remembers what
-it took in a setting of its own, which ends with it, and goes back with its savepoints, as the locks do.
+A statement takes a lock only in the server and database of this `Locks`: it compares them as one number, see
+`DatabaseIdentity`. It takes none if the transaction holds the number under another name: the transaction remembers what
+it took in a setting that ends with it, and that is rolled back with its savepoints, as the locks are.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import ask_once
 from lockfast.backends.postgres.io.wire import unavailable
-from lockfast.backends.postgres_advisory.holds import refuse_twins
+from lockfast.backends.postgres_advisory.holds import refuse_hash_collision
 from lockfast.backends.postgres_advisory.io.user_connection import (
-    Transaction,
+    UserTransaction,
     has_no_transaction,
     is_timeout,
     no_transaction,
 )
 from lockfast.backends.postgres_advisory.keys import Key, key_of, whole
 
-_ELSEWHERE, _TWIN, _TAKEN = -2, -1, 0  # what is said in place of a fence
-_HOME: Final = (
+_OTHER_DATABASE, _COLLISION, _TAKEN = -2, -1, 0  # what is said in place of a fence
+_IDENTITY: Final = (
     "hashtextextended(current_database(), CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint))"
 )
 _CLOCK: Final = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
-_HAS: Final = "coalesce(current_setting('lockfast.has', true), '')"
+_REMEMBERED: Final = "coalesce(current_setting('lockfast.has', true), '')"
 _TAG: Final = "pg_advisory_xact_lock_shared({tag}, CAST(mod(CASE WHEN f > 0 THEN f END / 1000000, 2147483648) AS int))"
 _TAKE: Final = f"""SELECT f, now(), current_setting('lock_timeout'), {_TAG},
-CASE WHEN f > 0 AND strpos({_HAS}, '/{{number}}={{tag}}/') = 0
-     THEN set_config('lockfast.has', {_HAS} || '/{{number}}={{tag}}/', true) END
+CASE WHEN f > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
+     THEN set_config('lockfast.has', {_REMEMBERED} || '/{{number}}={{tag}}/', true) END
 FROM (SELECT CASE
-    WHEN {_HOME} <> {{home}} THEN {_ELSEWHERE}
-    WHEN strpos({_HAS}, '/{{number}}=') > 0 AND strpos({_HAS}, '/{{number}}={{tag}}/') = 0 THEN {_TWIN}
+    WHEN {_IDENTITY} <> {{identity}} THEN {_OTHER_DATABASE}
+    WHEN strpos({_REMEMBERED}, '/{{number}}=') > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
+    THEN {_COLLISION}
     {{steps}} THEN {_TAKEN}
     ELSE {_CLOCK} END AS f OFFSET 0) AS taken"""
 _TRY: Final = "WHEN NOT pg_try_advisory_xact_lock({number})"
@@ -64,7 +65,7 @@ class Taken(NamedTuple):
     holder: str | None = None  # who has that
 
 
-class Home:
+class DatabaseIdentity:
     """The server and database that the locks of one `Locks` are in, as a number. It is another after a restart."""
 
     def __init__(self, endpoint: PostgresEndpoint, *, blocking: bool) -> None:
@@ -72,32 +73,34 @@ class Home:
         self._blocking = blocking
         self.number: int | None = None
 
-    async def ask(self, within: float) -> int:
+    async def fetch(self, within: float) -> int:
         """Raises BackendUnavailable."""
-        sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_HOME} END"
+        sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_IDENTITY} END"
         self.number = int(await ask_once(self._endpoint, sql, within, blocking=self._blocking)) or None
         if self.number is None:
             raise unavailable(self._endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
         return self.number
 
-    def elsewhere(self) -> ValueError:
+    def other_database(self) -> ValueError:
         return ValueError(
             f"in_transaction() was given a connection to another server or database than {self._endpoint.name}: a lock "
             "there would exclude nobody here. Nothing was taken"
         )
 
 
-async def take(transaction: Transaction, home: Home, names: Mapping[str, str], wait: float | None) -> Taken:
+async def take(
+    transaction: UserTransaction, identity: DatabaseIdentity, names: Mapping[str, str], wait: float | None
+) -> Taken:
     """All of the keys, in the order in which they are given, or none; `names` says what each is called."""
     _must_differ(names)
     until = None if wait is None else boot_now() + wait
     await transaction.must_last()
-    taking = _Taking(transaction, home, names, until)
+    taking = _Taking(transaction, identity, names, until)
     try:
         if len(names) > 1:
             return await taking.all_of(list(names))
         (key,) = names
-        taken = await taking.tried(key)
+        taken = await taking.try_one(key)
         return taken if taken.missing is None or wait == 0 else await taking.all_of([key], taken)
     except Exception as error:
         if has_no_transaction(error):
@@ -110,38 +113,40 @@ def _must_differ(names: Mapping[str, str]) -> None:
     for key, name in names.items():
         other = numbers.setdefault(key_of(key).number, name)
         if other != name:
-            refuse_twins(name, repr(other))
+            refuse_hash_collision(name, repr(other))
 
 
 class _Taking:
     """One call, on one transaction."""
 
-    def __init__(self, transaction: Transaction, home: Home, names: Mapping[str, str], until: float | None) -> None:
-        self._ask = transaction.ask
+    def __init__(
+        self, transaction: UserTransaction, identity: DatabaseIdentity, names: Mapping[str, str], until: float | None
+    ) -> None:
+        self._fetch = transaction.fetch
         self._unsure = transaction.unsure
-        self._home = home
+        self._identity = identity
         self._names = names
         self._until = until
         self._before = "0"  # the user's own lock_timeout
 
-    async def tried(self, key: str) -> Taken:
+    async def try_one(self, key: str) -> Taken:
         """Without waiting."""
         fence, began, self._before = await self._take(key, _TRY)
         if fence == _TAKEN:
             return await self._missed(key)
         if self._unsure:
-            ((now,),) = await self._ask("SELECT now()")
+            ((now,),) = await self._fetch("SELECT now()")
             if now != began:
                 raise no_transaction()
         return Taken(fence)
 
     async def all_of(self, keys: list[str], first: Taken | None = None) -> Taken:
         """`first` is what came of trying the first of them."""
-        await self._ask("SAVEPOINT lockfast")
+        await self._fetch("SAVEPOINT lockfast")
         key = ""
         try:
             for key in keys:
-                taken, first = first or await self.tried(key), None
+                taken, first = first or await self.try_one(key), None
                 if taken.missing is not None:
                     if self._until is not None and boot_now() >= self._until:
                         await self._go_back()
@@ -153,7 +158,7 @@ class _Taking:
             if not is_timeout(error):
                 raise
         else:
-            await self._ask("RELEASE SAVEPOINT lockfast")
+            await self._fetch("RELEASE SAVEPOINT lockfast")
             return taken
         return await self._missed(key)
 
@@ -164,25 +169,27 @@ class _Taking:
         return Taken(fence)
 
     async def _go_back(self) -> None:
-        await self._ask("ROLLBACK TO SAVEPOINT lockfast")  # settings go back too
-        await self._ask("RELEASE SAVEPOINT lockfast")
+        await self._fetch("ROLLBACK TO SAVEPOINT lockfast")  # settings go back too
+        await self._fetch("RELEASE SAVEPOINT lockfast")
 
     async def _take(self, key: str, steps: str) -> tuple[int, Any, str]:
         """The fence, when the transaction began, and the lock_timeout. Raises if it must not be taken here."""
         number, tag = key_of(key)
         steps = steps.format(number=number)
-        known = self._home.number
-        home = await self._home.ask(self._patience()) if known is None else known
+        known = self._identity.number
+        identity = await self._identity.fetch(self._patience()) if known is None else known
         while True:
-            ((said, began, before, *_),) = await self._ask(_TAKE.format(home=home, number=number, tag=tag, steps=steps))
-            fence = int(said)
-            if fence == _TWIN:
-                refuse_twins(self._names[key], "another lock of this transaction")
-            if fence != _ELSEWHERE:
+            ((answer, began, before, *_),) = await self._fetch(
+                _TAKE.format(identity=identity, number=number, tag=tag, steps=steps)
+            )
+            fence = int(answer)
+            if fence == _COLLISION:
+                refuse_hash_collision(self._names[key], "another lock of this transaction")
+            if fence != _OTHER_DATABASE:
                 return fence, began, before
             if known is None:
-                raise self._home.elsewhere()
-            known, home = None, await self._home.ask(self._patience())  # ours may have been restarted
+                raise self._identity.other_database()
+            known, identity = None, await self._identity.fetch(self._patience())  # ours may have been restarted
 
     def _patience(self) -> float:
         return _QUICK if self._until is None else min(_QUICK, max(_DIAL, self._until - boot_now()))
@@ -190,16 +197,16 @@ class _Taking:
     async def _missed(self, key: str) -> Taken:
         """Who has it. Raises Unsupported if that is another name with the same number."""
         number = key_of(key).number
-        rows = await self._ask(_LOOK.format(byte=number & 255))
-        seen = [_Seen(int(pid), int(high), int(low), int(kind), name) for pid, high, low, kind, name in rows]
+        rows = await self._fetch(_LOOK.format(byte=number & 255))
+        seen = [_HeldLock(int(pid), int(high), int(low), int(kind), name) for pid, high, low, kind, name in rows]
         holders = [one for one in seen if one.kind == 1 and whole(one.high, one.low) == number]
         for one in holders:
-            if _means_another(key_of(key), [other for other in seen if other.pid == one.pid]):
-                refuse_twins(self._names[key], f"another lock, held by {one.name!r}")
+            if _is_other_name(key_of(key), [other for other in seen if other.pid == one.pid]):
+                refuse_hash_collision(self._names[key], f"another lock, held by {one.name!r}")
         return Taken(0, key, holders[0].name if holders else None)
 
 
-class _Seen(NamedTuple):
+class _HeldLock(NamedTuple):
     """An advisory lock that a session has."""
 
     pid: int
@@ -213,7 +220,7 @@ class _Seen(NamedTuple):
         return self.application or f"pid {self.pid}"
 
 
-def _means_another(key: Key, seen: list[_Seen]) -> bool:
+def _is_other_name(key: Key, seen: list[_HeldLock]) -> bool:
     """Whether a session that holds the number has tags for all of that kind, and ours is not among them.
 
     If it has fewer, it may have been granted one a moment ago and its tag not yet; then nothing can be said.

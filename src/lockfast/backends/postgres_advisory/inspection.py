@@ -13,14 +13,14 @@ from math import inf
 
 from lockfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
 from lockfast._records import NAMESPACE_SEPARATOR
-from lockfast.backends.postgres_advisory.holds import Hold
+from lockfast.backends.postgres_advisory.holds import AdvisoryHold
 from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of
-from lockfast.backends.postgres_advisory.statements import Seen
+from lockfast.backends.postgres_advisory.statements import PgLock
 
-Ours = Callable[[int, int], Sequence[Hold]]  # from pid and number to what this process has there
+Ours = Callable[[int, int], Sequence[AdvisoryHold]]  # from pid and number to what this process has there
 
 
-def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
+def info_of(name: str, seen: Iterable[PgLock], ours: Ours) -> LockInfo:
     holders: list[HolderInfo] = []
     queue: list[str] = []
     for one in seen:
@@ -35,7 +35,7 @@ def info_of(name: str, seen: Iterable[Seen], ours: Ours) -> LockInfo:
     return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
 
 
-def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
+def _of_ours(hold: AdvisoryHold, one: PgLock) -> HolderInfo:
     terms = hold.claim.terms
     return HolderInfo(
         holder=terms.holder,
@@ -48,7 +48,7 @@ def _of_ours(hold: Hold, one: Seen) -> HolderInfo:
     )
 
 
-def _of_other(name: str, one: Seen) -> HolderInfo:
+def _of_other(name: str, one: PgLock) -> HolderInfo:
     tag = key_of(name).tag
     since = [second for other, second in one.tags if other == tag]
     since = since or [second for other, second in one.tags if is_tag_of(other, one.number)]
@@ -63,7 +63,7 @@ def _of_other(name: str, one: Seen) -> HolderInfo:
     )
 
 
-def _called(one: Seen) -> str:
+def _called(one: PgLock) -> str:
     return one.application or f"pid {one.pid}"
 
 

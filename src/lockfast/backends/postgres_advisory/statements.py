@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from lockfast.backends.postgres_advisory.io.session import Rows
 from lockfast.backends.postgres_advisory.keys import whole
 
-_MINT: Final = 1751543142  # "hfmf" as a number: one lock for each tag, held while a sharer reads the clock
+_MINT: Final = 1818652006  # "lfmf" as a number: one lock for each tag, held while a sharer reads the clock
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
 _SECOND: Final = "(f / 1000000 % 2147483648)::int4"
@@ -51,30 +51,30 @@ def _at_least(setting: str, param: str) -> str:
 
 
 STATEMENTS: Final = {
-    b"hf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
-    b"hf_try_shared": ("int8, int4", _granted("pg_try_advisory_lock_shared($1)", _ONE_AT_A_TIME)),
-    b"hf_lock_exclusive": ("int8, int4", _granted("pg_advisory_lock($1) IS NULL", "0", _CLOCK)),
-    b"hf_lock_shared": ("int8, int4", _granted("pg_advisory_lock_shared($1) IS NULL", "0", _ONE_AT_A_TIME)),
-    b"hf_free_exclusive": ("int8, int4, int4", "SELECT pg_advisory_unlock($1), pg_advisory_unlock_shared($2, $3)"),
-    b"hf_free_shared": ("int8, int4, int4", "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)"),
-    b"hf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
-    b"hf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
-    b"hf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
-    b"hf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
-    b"hf_undo": (
+    b"lf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
+    b"lf_try_shared": ("int8, int4", _granted("pg_try_advisory_lock_shared($1)", _ONE_AT_A_TIME)),
+    b"lf_lock_exclusive": ("int8, int4", _granted("pg_advisory_lock($1) IS NULL", "0", _CLOCK)),
+    b"lf_lock_shared": ("int8, int4", _granted("pg_advisory_lock_shared($1) IS NULL", "0", _ONE_AT_A_TIME)),
+    b"lf_free_exclusive": ("int8, int4, int4", "SELECT pg_advisory_unlock($1), pg_advisory_unlock_shared($2, $3)"),
+    b"lf_free_shared": ("int8, int4, int4", "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)"),
+    b"lf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
+    b"lf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
+    b"lf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
+    b"lf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
+    b"lf_undo": (
         "int8, int4",
         f"SELECT CASE WHEN pg_advisory_unlock($1) THEN true ELSE pg_advisory_unlock_shared($1) END, {_UNTAG}",
     ),
-    b"hf_ping": ("", "SELECT 1"),
-    b"hf_keep": (
+    b"lf_ping": ("", "SELECT 1"),
+    b"lf_keep": (
         "int4, int4",
         f"SELECT {_at_least('tcp_user_timeout', '$1')}, {_at_least('tcp_keepalives_interval', '$2')}",
     ),
-    b"hf_name": ("text", "SELECT set_config('application_name', $1, false)"),
-    b"hf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
-    b"hf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
-    b"hf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
-    b"hf_list": ("", _LOOK + _IN_ORDER),
+    b"lf_name": ("text", "SELECT set_config('application_name', $1, false)"),
+    b"lf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
+    b"lf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
+    b"lf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
+    b"lf_list": ("", _LOOK + _IN_ORDER),
 }
 
 
@@ -85,7 +85,7 @@ def _prepare(name: bytes, types: str, sql: str) -> str:
 PREPARE: Final = "\n".join(_prepare(name, *statement) for name, statement in STATEMENTS.items())
 
 
-class Seen(NamedTuple):
+class PgLock(NamedTuple):
     """One session's part in one lock, as the server shows it."""
 
     pid: int
@@ -112,7 +112,7 @@ class Seen(NamedTuple):
         }
 
 
-def read(rows: Rows) -> list[Seen]:
+def read(rows: Rows) -> list[PgLock]:
     """Holders first, then those who wait, in order; each with the tags of its session."""
     tags: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
@@ -122,9 +122,9 @@ def read(rows: Rows) -> list[Seen]:
     return [_seen(row, tuple(tags.get(int(row[0] or 0), ()))) for row in rows if row[3] == b"1"]
 
 
-def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> Seen:
+def _seen(row: list[bytes | None], tags: tuple[tuple[int, int], ...]) -> PgLock:
     text = [(value or b"").decode(errors="replace") for value in row]
-    return Seen(
+    return PgLock(
         pid=int(text[0]),
         number=whole(int(text[1]), int(text[2])),
         shared=text[4] == "ShareLock",

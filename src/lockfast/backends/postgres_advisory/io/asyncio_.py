@@ -10,81 +10,80 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
 from lockfast._worlds.asyncio_ import end_tasks, in_executor
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.blocking import IDLE, MOST
-from lockfast.backends.postgres_advisory.io.session import Dialled, Line, Rows, Statement, dial
-from lockfast.backends.postgres_advisory.io.watch import OnBroken
+from lockfast.backends.postgres_advisory.io.blocking import MAX_IDLE_S, SESSIONS_PER_WAITING
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled, Done, PendingStatement, Rows, dial
+from lockfast.backends.postgres_advisory.io.watch import OnEnd
 from lockfast.backends.wakeups.single_flight import SingleFlight
 from lockfast.errors import BackendUnavailable
 
 
-class _Line(Line):
-    def __init__(self, dialled: Dialled, name: str, loop: asyncio.AbstractEventLoop, on_broken: OnBroken) -> None:
+class AsyncioAdvisorySession(AdvisorySession):
+    def __init__(self, dialled: Dialled, name: str, loop: asyncio.AbstractEventLoop, on_end: OnEnd) -> None:
         super().__init__(dialled, name)
         self.loop = loop
-        self._on_broken = on_broken
-        self._unsent: deque[Statement] = deque()
-        self._urgent: deque[Statement] = deque()
+        self._on_end = on_end
+        self._unsent: deque[PendingStatement] = deque()
+        self._urgent: deque[PendingStatement] = deque()
         loop.add_reader(self.socket, self._readable)
 
-    def put(self, statement: Statement) -> None:
+    def submit(self, statement: PendingStatement) -> None:
         """Send it as soon as its turn has come; never on a session whose end has arrived here."""
-        if self.flight is not None or self._unsent or self._urgent:
+        if self.in_flight is not None or self._unsent or self._urgent:
             (self._urgent if statement.urgent else self._unsent).append(statement)
             return
-        self.heed()  # the loop may not have had its turn since the server ended the session
+        self.read_ready()  # the loop may not have had its turn since the server ended the session
         if self.alive:
-            self.begin(statement)
+            self.send(statement)
         else:
             statement.finish(self._unsent_error())
 
-    def withdraw(self, statement: Statement) -> None:
+    def withdraw(self, statement: PendingStatement) -> None:
         """Nobody waits for it any more; if it was not sent, it never is."""
         unsent = self._urgent if statement.urgent else self._unsent
         if statement in unsent:
             unsent.remove(statement)
 
     def _readable(self) -> None:
-        if self.heed() and self.alive and self.flight is None:
+        if self.read_ready() and self.alive and self.in_flight is None:
             unsent = self._urgent or self._unsent
             if unsent:
-                self.begin(unsent.popleft())
+                self.send(unsent.popleft())
 
-    def let_go(self) -> None:
+    def _disconnect(self) -> None:
         if not self.loop.is_closed():
             self.loop.remove_reader(self.socket)
-        super().let_go()
+        super()._disconnect()
         unsent = [*self._urgent, *self._unsent]
         self._urgent, self._unsent = deque(), deque()
         for statement in unsent:
             statement.finish(self._unsent_error())
-        self._on_broken(self)
+        self._on_end(self)
 
     def _unsent_error(self) -> BackendUnavailable:
         return unavailable(self.name, "ended the session before this was sent")
 
 
 class AsyncioSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, on_broken: OnBroken) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, on_end: OnEnd) -> None:
         self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
-        self._on_broken = on_broken
+        self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self._main: _Line | None = None
-        self._dialling = SingleFlight[_Line]("lockfast-dial")
-        self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
-        self._idle: list[_Line] = []
-        self._given = 0  # sessions of `waiter` that are in use or being opened
+        self._main: AsyncioAdvisorySession | None = None
+        self._dialling = SingleFlight[AsyncioAdvisorySession]("lockfast-dial")
+        self._opened: weakref.WeakSet[AsyncioAdvisorySession] = weakref.WeakSet()
+        self._idle: list[AsyncioAdvisorySession] = []
+        self._dedicated = 0  # sessions of `dedicated` that are in use or being opened
         self._holding = 0  # those of them that hold what was waited for
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
@@ -95,12 +94,12 @@ class AsyncioSessions:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
             self._loop = loop
-            for line in list(self._lines):  # of a loop that is closed: nobody reads them any more
-                line.broken(ConnectionAbortedError("its event loop is closed"))
+            for session in list(self._opened):  # of a loop that is closed: nobody reads them any more
+                session.end(ConnectionAbortedError("its event loop is closed"))
             self._reset()
         return loop
 
-    async def _dial(self, within: float) -> _Line:
+    async def _dial(self, within: float) -> AsyncioAdvisorySession:
         if self._closed:
             raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         loop = self._belong_here()
@@ -108,129 +107,129 @@ class AsyncioSessions:
         try:
             dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
         except asyncio.CancelledError:
-            dialling.add_done_callback(_hang_up)
+            dialling.add_done_callback(_close_late)
             raise
         if self._closed:
             dialled.pgconn.finish()
             raise BackendUnavailable.closed(self.endpoint.name, transient=False)
-        line = _Line(dialled, self.endpoint.name, loop, self._broke)
-        self._lines.add(line)
-        return line
+        session = AsyncioAdvisorySession(dialled, self.endpoint.name, loop, self._ended_there)
+        self._opened.add(session)
+        return session
 
-    def _broke(self, line: Line) -> None:
-        if line in self._idle:
-            self._idle.remove(line)
-        self._on_broken(line)
+    def _ended_there(self, session: AdvisorySession) -> None:
+        if session in self._idle:
+            self._idle.remove(session)
+        self._on_end(session)
 
     @property
-    def ready(self) -> Line | None:
-        line = self._main
-        return line if line is not None and line.alive and line.loop is asyncio.get_running_loop() else None
+    def ready(self) -> AdvisorySession | None:
+        session = self._main
+        return session if session is not None and session.alive and session.loop is asyncio.get_running_loop() else None
 
-    async def main(self, within: float) -> Line:
-        if (line := self.ready) is not None:
-            return line
+    async def main(self, within: float) -> AdvisorySession:
+        if (session := self.ready) is not None:
+            return session
         self._belong_here()
         return await self._dialling.run(self._dial_main, within, lambda _: no_connection(self.endpoint))
 
-    async def _dial_main(self, within: float) -> _Line:
+    async def _dial_main(self, within: float) -> AsyncioAdvisorySession:
         self._main = await self._dial(within)
         return self._main
 
-    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+    async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
         self._belong_here()
         waiting = self.endpoint.waiting
-        waits = self._given - self._holding
-        if self._given >= waiting * MOST or (waits >= waiting and not beside):
+        waits = self._dedicated - self._holding
+        if self._dedicated >= waiting * SESSIONS_PER_WAITING or (waits >= waiting and not beside):
             return None
-        self._given += 1
+        self._dedicated += 1
         if self._idle:
             return self._idle.pop()
         try:
             return await self._dial(within)
         except BaseException:
-            self._given -= 1
+            self._dedicated -= 1
             raise
 
-    def has_come(self, line: Line) -> None:
-        self._holding += not line.holds
-        line.holds = True
+    def mark_holding(self, session: AdvisorySession) -> None:
+        self._holding += not session.holds
+        session.holds = True
 
-    def give_back(self, line: Line) -> bool:
-        assert isinstance(line, _Line)
-        line.idle_since = boot_now()
-        self._given -= 1
-        self._holding -= line.holds
-        line.holds = False
-        keep = line.alive and not self._closed
+    def give_back(self, session: AdvisorySession) -> bool:
+        assert isinstance(session, AsyncioAdvisorySession)
+        session.idle_since = boot_now()
+        self._dedicated -= 1
+        self._holding -= session.holds
+        session.holds = False
+        keep = session.alive and not self._closed
         if keep:
-            self._idle.append(line)
+            self._idle.append(session)
             if self._timer is None:
-                self._timer = line.loop.call_later(IDLE, self._tidy)
+                self._timer = session.loop.call_later(MAX_IDLE_S, self._close_idle_sessions)
         else:
-            line.broken(ConnectionAbortedError("let go of"))
+            session.end(ConnectionAbortedError("let go of"))
         return keep
 
-    def _tidy(self) -> None:
+    def _close_idle_sessions(self) -> None:
         self._timer = None
         now = boot_now()
-        for line in [line for line in self._idle if now - line.idle_since >= IDLE]:
-            line.broken(ConnectionAbortedError("let go of"))
+        for session in [session for session in self._idle if now - session.idle_since >= MAX_IDLE_S]:
+            session.end(ConnectionAbortedError("let go of"))
         if self._idle:
-            oldest = min(self._idle, key=lambda line: line.idle_since)
-            self._timer = oldest.loop.call_later(oldest.idle_since + IDLE - now, self._tidy)
+            oldest = min(self._idle, key=lambda session: session.idle_since)
+            self._timer = oldest.loop.call_later(oldest.idle_since + MAX_IDLE_S - now, self._close_idle_sessions)
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
-        assert isinstance(line, _Line)
+    async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
+        assert isinstance(session, AsyncioAdvisorySession)
         self._belong_here()
-        if not line.alive:
+        if not session.alive:
             raise unavailable(self.endpoint.name, "ended the session")
-        answered: asyncio.Future[None] = line.loop.create_future()
+        answered: asyncio.Future[None] = session.loop.create_future()
         statement.done = _and_then(statement.done, answered)
-        line.put(statement)
-        timer = line.loop.call_later(within, _give_up, answered)
+        session.submit(statement)
+        timer = session.loop.call_later(within, _give_up, answered)
         try:
             await answered
         finally:
             timer.cancel()
             if not statement.finished:
-                line.withdraw(statement)
+                session.withdraw(statement)
         if not statement.finished:
             raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()
 
-    def send(self, line: Line, statement: Statement) -> None:
-        assert isinstance(line, _Line)
-        line.put(statement)
+    def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
+        assert isinstance(session, AsyncioAdvisorySession)
+        session.submit(statement)
 
-    async def briefly(self, line: Line, seconds: float) -> None:
-        flight = line.flight
-        if flight is not None:
+    async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
+        in_flight = session.in_flight
+        if in_flight is not None:
             answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            flight.done = _and_then(flight.done, answered)
+            in_flight.done = _and_then(in_flight.done, answered)
             timer = answered.get_loop().call_later(seconds, _give_up, answered)
             try:
                 await answered
             finally:
                 timer.cancel()
 
-    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+    async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
         """The loop reads; whoever hears of the answer sets the signal."""
         return await signal.wait(seconds)
 
-    def peek(self, line: Line) -> None:
+    def poll_once(self, session: AdvisorySession) -> None:
         """The loop has read it, or will; but whoever asks now should not have to wait for a turn of the loop."""
-        if line.alive and line.flight is not None:
-            line.heed()
+        if session.alive and session.in_flight is not None:
+            session.read_ready()
 
-    def drop(self, line: Line) -> None:
-        line.broken(ConnectionAbortedError("let go of"))
+    def drop(self, session: AdvisorySession) -> None:
+        session.end(ConnectionAbortedError("let go of"))
 
     async def close(self) -> None:
         self._closed = True
         await end_tasks([self._dialling.task])
-        for line in list(self._lines):
-            line.broken(ConnectionAbortedError("let go of"))
+        for session in list(self._opened):
+            session.end(ConnectionAbortedError("let go of"))
         self._main = None
         self._idle = []
         if self._timer is not None:
@@ -238,14 +237,14 @@ class AsyncioSessions:
 
     def after_fork(self) -> None:
         """The sessions are the parent's; `wire` has closed our copies of their sockets."""
-        for line in list(self._lines):
-            line.alive = False
+        for session in list(self._opened):
+            session.alive = False
         self._loop = None
         self._reset()
 
 
-def _and_then(first: Callable[[Statement], None] | None, answered: asyncio.Future[None]) -> Callable[[Statement], None]:
-    def done(statement: Statement) -> None:
+def _and_then(first: Done | None, answered: asyncio.Future[None]) -> Done:
+    def done(statement: PendingStatement) -> None:
         if first is not None:
             first(statement)
         if not answered.done():
@@ -259,6 +258,6 @@ def _give_up(answered: asyncio.Future[None]) -> None:
         answered.set_result(None)
 
 
-def _hang_up(dialling: asyncio.Future[Dialled]) -> None:
+def _close_late(dialling: asyncio.Future[Dialled]) -> None:
     if not dialling.cancelled() and dialling.exception() is None:
         dialling.result().pgconn.finish()

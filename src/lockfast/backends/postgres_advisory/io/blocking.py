@@ -20,15 +20,15 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock, Signal, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.session import Line, Rows, Statement, dial
-from lockfast.backends.postgres_advisory.io.watch import OnBroken, Watch, WatchedLine
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
+from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, WatchedSession
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
 # Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
 # its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
-MOST: Final = 4
-IDLE: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
+SESSIONS_PER_WAITING: Final = 4
+MAX_IDLE_S: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
 
 
 class Sessions(Protocol):
@@ -38,47 +38,47 @@ class Sessions(Protocol):
     holder: str  # what new sessions are called, for operators
 
     @property
-    def ready(self) -> Line | None:
+    def ready(self) -> AdvisorySession | None:
         """The main session, if there is one."""
         ...
 
-    async def main(self, within: float) -> Line:
+    async def main(self, within: float) -> AdvisorySession:
         """The session for everything that does not wait. Raises BackendUnavailable."""
         ...
 
-    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+    async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
         """A session that nobody else uses; None if as many wait as may. `beside` those there may be more, see MOST."""
         ...
 
-    def has_come(self, line: Line) -> None:
+    def mark_holding(self, session: AdvisorySession) -> None:
         """What was waited for in that session is held there: it does not count as one that waits any more."""
         ...
 
-    def give_back(self, line: Line) -> bool:
+    def give_back(self, session: AdvisorySession) -> bool:
         """It holds nothing any more, and nothing is under way. False if it was thrown away."""
         ...
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
+    async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
         """Raises BackendUnavailable if no answer comes in time; the statement stays under way then."""
         ...
 
-    def send(self, line: Line, statement: Statement) -> None:
-        """Without waiting for the answer; only on a session of `waiter`."""
+    def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
+        """Without waiting for the answer; only on a session of `dedicated`."""
         ...
 
-    async def briefly(self, line: Line, seconds: float) -> None:
+    async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
         """Until the statement under way is answered, or so many real seconds have passed."""
         ...
 
-    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+    async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
         """True once the statement under way is answered, or the signal set; False after `seconds`."""
         ...
 
-    def drop(self, line: Line) -> None:
+    def drop(self, session: AdvisorySession) -> None:
         """End a session; the server ends whatever it held or waited for."""
         ...
 
-    def peek(self, line: Line) -> None:
+    def poll_once(self, session: AdvisorySession) -> None:
         """Take what has arrived, without waiting for more."""
         ...
 
@@ -86,255 +86,255 @@ class Sessions(Protocol):
     def after_fork(self) -> None: ...
 
 
-class _Promise:
+class _Opening:
     """Of a session that is being opened."""
 
     holds = False
 
 
 class BlockingSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, on_broken: OnBroken) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, on_end: OnEnd) -> None:
         self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
         self._clock = clock
-        self._on_broken = on_broken
+        self._on_end = on_end
         self._reset()
 
     def _reset(self) -> None:
         self._mutex = threading.Lock()
         self._opening = threading.RLock()
-        self._main: WatchedLine | None = None
-        self._lines: weakref.WeakSet[WatchedLine] = weakref.WeakSet()
-        self._idle: list[WatchedLine] = []
-        # Sessions of `waiter` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
-        self._given: weakref.WeakSet[WatchedLine | _Promise] = weakref.WeakSet()
+        self._main: WatchedSession | None = None
+        self._opened: weakref.WeakSet[WatchedSession] = weakref.WeakSet()
+        self._idle: list[WatchedSession] = []
+        # Sessions of `dedicated` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
+        self._dedicated: weakref.WeakSet[WatchedSession | _Opening] = weakref.WeakSet()
         self._closed = False
-        self._watch: Watch | None = None
+        self._watch: SessionWatch | None = None
 
-    def _dial(self, within: float) -> WatchedLine:
+    def _dial(self, within: float) -> WatchedSession:
         self._must_be_open()
         dialled = dial(self.endpoint, self.holder, self._prepare, within)
         with self._mutex:
             if self._watch is None:
-                self._watch = Watch(IDLE / 3, weakref.WeakMethod(self._tidy))
+                self._watch = SessionWatch(MAX_IDLE_S / 3, weakref.WeakMethod(self._close_idle_sessions))
                 weakref.finalize(self, self._watch.close)
         try:
-            line = WatchedLine(dialled, self.endpoint.name, self._watch, self._broke)
+            session = WatchedSession(dialled, self.endpoint.name, self._watch, self._ended_there)
         except NoThread:
             dialled.pgconn.finish()
             raise
         with self._mutex:
-            self._lines.add(line)
+            self._opened.add(session)
             closed = self._closed
         if closed:  # meanwhile
-            _end(line)
+            _end(session)
             self._watch.close()  # it may have been made after the close
             self._must_be_open()
-        return line
+        return session
 
     def _must_be_open(self) -> None:
         if self._closed:
             raise BackendUnavailable.closed(self.endpoint.name, transient=False)
 
-    def _broke(self, line: Line) -> None:
+    def _ended_there(self, session: AdvisorySession) -> None:
         with self._mutex:
-            if line in self._idle:
-                self._idle.remove(line)
-        self._on_broken(line)
+            if session in self._idle:
+                self._idle.remove(session)
+        self._on_end(session)
 
     @property
-    def ready(self) -> Line | None:
-        line = self._main
-        return line if line is not None and line.alive else None
+    def ready(self) -> AdvisorySession | None:
+        session = self._main
+        return session if session is not None and session.alive else None
 
-    async def main(self, within: float) -> Line:
-        if (line := self.ready) is not None:
-            return line
+    async def main(self, within: float) -> AdvisorySession:
+        if (session := self.ready) is not None:
+            return session
         found = in_turn(self._opening, within, partial(self._open_main, boot_now() + within))
         if found is None:
             raise no_connection(self.endpoint)
         return found
 
-    def _open_main(self, until: float) -> Line:
+    def _open_main(self, until: float) -> AdvisorySession:
         if self._main is None or not self._main.alive:
             self._main = self._dial(max(0.01, until - boot_now()))
         return self._main
 
-    async def waiter(self, within: float, *, beside: bool = False) -> Line | None:
+    async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
         waiting = self.endpoint.waiting
-        promise = _Promise()  # gone when this ends, whatever happens
+        promise = _Opening()  # gone when this ends, whatever happens
         with self._mutex:
-            given = list(self._given)
+            given = list(self._dedicated)
             waits = sum(not one.holds for one in given)
-            if len(given) >= waiting * MOST or (waits >= waiting and not beside):
+            if len(given) >= waiting * SESSIONS_PER_WAITING or (waits >= waiting and not beside):
                 return None
             if self._idle:
-                line = self._idle.pop()
-                self._given.add(line)
-                return line
-            self._given.add(promise)
-        line = self._dial(within)
+                session = self._idle.pop()
+                self._dedicated.add(session)
+                return session
+            self._dedicated.add(promise)
+        session = self._dial(within)
         with self._mutex:
-            self._given.add(line)
-            self._given.discard(promise)
-        return line
+            self._dedicated.add(session)
+            self._dedicated.discard(promise)
+        return session
 
-    def has_come(self, line: Line) -> None:
-        line.holds = True
+    def mark_holding(self, session: AdvisorySession) -> None:
+        session.holds = True
 
-    def give_back(self, line: Line) -> bool:
-        assert isinstance(line, WatchedLine)
-        line.idle_since = boot_now()
+    def give_back(self, session: AdvisorySession) -> bool:
+        assert isinstance(session, WatchedSession)
+        session.idle_since = boot_now()
         with self._mutex:
-            self._given.discard(line)
-            line.holds = False
-            keep = line.alive and not self._closed
+            self._dedicated.discard(session)
+            session.holds = False
+            keep = session.alive and not self._closed
             if keep:
-                self._idle.append(line)
+                self._idle.append(session)
         if not keep:
-            _end(line)
+            _end(session)
         return keep
 
-    def _tidy(self) -> None:
+    def _close_idle_sessions(self) -> None:
         """Now and then, by the thread that watches."""
         now = boot_now()
         with self._mutex:
-            old = [line for line in self._idle if now - line.idle_since > IDLE]
-            self._idle = [line for line in self._idle if line not in old]
-        for line in old:
-            _end(line)
+            old = [session for session in self._idle if now - session.idle_since > MAX_IDLE_S]
+            self._idle = [session for session in self._idle if session not in old]
+        for session in old:
+            _end(session)
 
-    async def ask(self, line: Line, statement: Statement, within: float) -> Rows:
-        assert isinstance(line, WatchedLine)
+    async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
+        assert isinstance(session, WatchedSession)
         until = boot_now() + within
-        first, ask = (line.turn, self._ask) if statement.urgent else (line.crowd, self._ask_in_turn)
-        if not in_turn(first, within, partial(ask, line, statement, until)):
+        first, execute = (session.turn, self._execute) if statement.urgent else (session.crowd, self._execute_in_turn)
+        if not in_turn(first, within, partial(execute, session, statement, until)):
             raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()
 
-    def _ask_in_turn(self, line: WatchedLine, statement: Statement, until: float) -> bool:
-        work = partial(self._ask, line, statement, until)
-        return bool(in_turn(line.turn, max(0.01, until - boot_now()), work))
+    def _execute_in_turn(self, session: WatchedSession, statement: PendingStatement, until: float) -> bool:
+        work = partial(self._execute, session, statement, until)
+        return bool(in_turn(session.turn, max(0.01, until - boot_now()), work))
 
-    def _ask(self, line: WatchedLine, statement: Statement, until: float) -> bool:
-        if line.flight is not None:
-            self._finish(line, until)
-        elif line.alive:
-            line.heed()  # the thread that watches may not have noticed yet that the server ended the session
-        if not line.alive:
+    def _execute(self, session: WatchedSession, statement: PendingStatement, until: float) -> bool:
+        if session.in_flight is not None:
+            self._finish(session, until)
+        elif session.alive:
+            session.read_ready()  # the thread that watches may not have noticed yet that the server ended the session
+        if not session.alive:
             raise unavailable(self.endpoint.name, "ended the session")
-        line.begin(statement)
-        if line.flight is not None:
-            self._finish(line, until)
+        session.send(statement)
+        if session.in_flight is not None:
+            self._finish(session, until)
         return True
 
-    def _finish(self, line: WatchedLine, until: float) -> None:
-        while line.flight is not None and line.alive:
-            if not line.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+    def _finish(self, session: WatchedSession, until: float) -> None:
+        while session.in_flight is not None and session.alive:
+            if not session.poll.poll(max(0.0, (until - boot_now()) * 1000)):
                 raise unavailable(self.endpoint.name, "did not answer in time")
-            line.heed()
+            session.read_ready()
 
-    def send(self, line: Line, statement: Statement) -> None:
-        assert isinstance(line, WatchedLine)
-        with line.turn:
-            line.begin(statement)
+    def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
+        assert isinstance(session, WatchedSession)
+        with session.turn:
+            session.send(statement)
 
-    async def briefly(self, line: Line, seconds: float) -> None:
-        self._hear(line, seconds)
+    async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
+        self._wait(session, seconds)
 
-    async def hear(self, line: Line, signal: Signal, seconds: float) -> bool:
+    async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
         if self._clock is not None:
-            self.peek(line)
-            return self._hear_by(self._clock, line, seconds)
-        return self._hear(line, seconds)
+            self.poll_once(session)
+            return self._wait_by(self._clock, session, seconds)
+        return self._wait(session, seconds)
 
-    def _hear(self, line: Line, seconds: float) -> bool:
-        assert isinstance(line, WatchedLine)
+    def _wait(self, session: AdvisorySession, seconds: float) -> bool:
+        assert isinstance(session, WatchedSession)
         until = boot_now() + seconds
-        flight = line.flight
+        in_flight = session.in_flight
         poll = select.poll()  # of our own: whoever closes hears the same answer
-        poll.register(line.socket, select.POLLIN)
-        while flight is not None and line.alive and line.flight is flight:
+        poll.register(session.socket, select.POLLIN)
+        while in_flight is not None and session.alive and session.in_flight is in_flight:
             with outside():
                 ready = poll.poll(max(0.0, (until - boot_now()) * 1000))
             if not ready:
                 return False
-            with line.turn:
-                self._heed(line, flight)
+            with session.turn:
+                self._read_ready(session, in_flight)
         return True
 
-    def _hear_by(self, clock: Clock, line: Line, seconds: float) -> bool:
+    def _wait_by(self, clock: Clock, session: AdvisorySession, seconds: float) -> bool:
         """A test moves the clock: it rings a bell beside the session."""
-        assert isinstance(line, WatchedLine)
+        assert isinstance(session, WatchedSession)
         bell, hand = socket.socketpair()
         poll = select.poll()
         poll.register(bell, select.POLLIN)
-        poll.register(line.socket, select.POLLIN)
-        cancel = clock.alarm(clock.deadline(seconds), lambda: _ring(hand))
+        poll.register(session.socket, select.POLLIN)
+        cancel = clock.alarm(clock.deadline(seconds), lambda: _wake(hand))
         try:
-            while (flight := line.flight) is not None and line.alive:
+            while (in_flight := session.in_flight) is not None and session.alive:
                 with outside():
                     ready = [number for number, _ in poll.poll()]
                 if bell.fileno() in ready:
                     return False
-                with line.turn:
-                    self._heed(line, flight)
+                with session.turn:
+                    self._read_ready(session, in_flight)
             return True
         finally:
             cancel()
             bell.close()
             hand.close()
 
-    def _heed(self, line: WatchedLine, flight: Statement) -> None:
+    def _read_ready(self, session: WatchedSession, in_flight: PendingStatement) -> None:
         """Unless another thread was faster."""
-        if line.alive and line.flight is flight:
-            line.heed()
+        if session.alive and session.in_flight is in_flight:
+            session.read_ready()
 
-    def peek(self, line: Line) -> None:
-        assert isinstance(line, WatchedLine)
-        with line.turn:
-            if line.alive and line.flight is not None and line.poll.poll(0):
-                line.heed()
+    def poll_once(self, session: AdvisorySession) -> None:
+        assert isinstance(session, WatchedSession)
+        with session.turn:
+            if session.alive and session.in_flight is not None and session.poll.poll(0):
+                session.read_ready()
 
-    def drop(self, line: Line) -> None:
-        assert isinstance(line, WatchedLine)
-        _end(line)
+    def drop(self, session: AdvisorySession) -> None:
+        assert isinstance(session, WatchedSession)
+        _end(session)
 
     async def close(self) -> None:
         with self._mutex:
             self._closed = True
-            lines = list(self._lines)
+            sessions = list(self._opened)
             self._idle, self._main = [], None
             watch = self._watch
-        for line in lines:
-            _end(line)
+        for session in sessions:
+            _end(session)
         if watch is not None:
             watch.close()
 
     def after_fork(self) -> None:
         """The sessions are the parent's; `wire` has closed our copies of their sockets."""
-        for line in list(self._lines):
-            line.alive = False
+        for session in list(self._opened):
+            session.alive = False
         self._reset()
 
 
-def _ring(hand: socket.socket) -> None:
+def _wake(hand: socket.socket) -> None:
     with suppress(OSError):
         hand.send(b"!")
 
 
-def _end(line: WatchedLine) -> None:
-    with line.turn:
-        line.broken(ConnectionAbortedError("let go of"))
+def _end(session: WatchedSession) -> None:
+    with session.turn:
+        session.end(ConnectionAbortedError("let go of"))
 
 
 def open_sessions(
-    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, on_broken: OnBroken
+    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, on_end: OnEnd
 ) -> Sessions:
     """The driver for that world. Nothing is opened yet."""
     if world.blocking:
-        return BlockingSessions(endpoint, prepare, clock, on_broken)
+        return BlockingSessions(endpoint, prepare, clock, on_end)
     from lockfast.backends.postgres_advisory.io.asyncio_ import AsyncioSessions
 
-    return AsyncioSessions(endpoint, prepare, on_broken)
+    return AsyncioSessions(endpoint, prepare, on_end)

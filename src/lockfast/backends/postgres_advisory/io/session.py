@@ -3,8 +3,8 @@
 Decides: what a session is set up with, who is refused, and what the server's errors mean.
 Leaves to the two drivers: how to wait for the socket. Leaves to the backend: what the statements say.
 
-A statement whose answer is late stays under way: the session may hold locks, so it is not thrown away. Whoever uses
-the session next hears that answer first, and `Statement.done` is called with it, whether anybody still waits or not.
+A statement whose answer is late stays in flight: the session may hold locks, so it is not closed. The next caller that
+uses the session reads that answer first. `PendingStatement.done` is called with it, whether or not a caller waits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from lockfast.backends.postgres.io.wire import Broken, complaint, connect, no_co
 from lockfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
-KEPT = 120  # seconds for which the server keeps a session whose client's host is silent; more if a ttl needs it
-SLACK = 10  # seconds more than a ttl, so that the wait for a lock can be so long and needs no proof after it
-RATES: Final = 1.02  # how far the server's timers may differ from our clock, and more
-_IDLE = _PROBES = 60  # seconds before the server asks whether the host is there, and how often it asks
+KEPT_S = 120  # seconds for which the server keeps a session whose client's host is silent; more if a ttl needs it
+SLACK_S = 10  # seconds more than a ttl, so that the wait for a lock can be so long and needs no proof after it
+RATE_MARGIN: Final = 1.02  # how far the server's timers may differ from our clock, and more
+_KEEPALIVE_IDLE_S = 60  # before the server probes a silent client
+_KEEPALIVE_PROBES = 60  # how often it does
 _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
@@ -39,7 +40,7 @@ SELECT pg_backend_pid(), pg_is_in_recovery();
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
 _LAST: Final = (b"FATAL", b"PANIC")  # errors after which the server ends the session
-_CUT_SHORT: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
+_INTERRUPTED: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
 Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
 
@@ -49,25 +50,28 @@ def kept_for(ttl: float) -> int:
 
     The holder counts from before its last request, the server from when it heard that; only their rates can differ.
     """
-    return max(KEPT, ceil(ttl * RATES + SLACK))
+    return max(KEPT_S, ceil(ttl * RATE_MARGIN + SLACK_S))
 
 
 def keeping(seconds: int) -> dict[str, int]:
     """The settings that make the server keep a silent session for so long, and no longer."""
     return {
         "tcp_user_timeout": seconds * 1000,  # where there is such a thing it decides, also if an answer is on its way
-        "tcp_keepalives_idle": _IDLE,
-        "tcp_keepalives_interval": ceil((seconds - _IDLE) / _PROBES),
-        "tcp_keepalives_count": _PROBES,
+        "tcp_keepalives_idle": _KEEPALIVE_IDLE_S,
+        "tcp_keepalives_interval": ceil((seconds - _KEEPALIVE_IDLE_S) / _KEEPALIVE_PROBES),
+        "tcp_keepalives_count": _KEEPALIVE_PROBES,
     }
 
 
-class Statement:
+Done = Callable[["PendingStatement"], None]
+
+
+class PendingStatement:
     """Something asked of a session, and what came of it."""
 
     __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
 
-    def __init__(self, name: bytes, params: Params = (), done: Callable[[Statement], None] | None = None) -> None:
+    def __init__(self, name: bytes, params: Params = (), done: Done | None = None) -> None:
         self.name = name
         self.params = params
         self.done = done  # called once, when it is known what came of it
@@ -89,11 +93,11 @@ class Statement:
         return self.answer
 
 
-class Cancelled(BackendUnavailable):
+class StatementCancelled(BackendUnavailable):
     """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
 
 
-class _Farewell:
+class _NoticeHandler:
     """Hears what the server says while nothing is under way; libpq passes even its last error on as a notice.
 
     Not a method of the session: libpq would keep that alive.
@@ -112,7 +116,7 @@ class Dialled(NamedTuple):
     pid: int  # the server's own number for the session; by way of a pooler libpq knows only an invented one
 
 
-class Line:
+class AdvisorySession:
     """A session."""
 
     def __init__(self, dialled: Dialled, name: str) -> None:
@@ -121,96 +125,96 @@ class Line:
         self.socket = pgconn.socket
         self.pid = dialled.pid
         self.alive = True
-        self.cut_short = False  # an interrupt ended it here, and not the server
-        self.flight: Statement | None = None
+        self.interrupted = False  # an interrupt ended it here, and not the server
+        self.in_flight: PendingStatement | None = None
         self.idle_since = 0.0
         self.holds = False  # what was waited for there; changed by `Sessions` alone
-        self.keeps(KEPT)
+        self.keeps(KEPT_S)
         self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
         self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
         pgconn.nonblocking = 1
-        self._farewell = pgconn.notice_handler = _Farewell()
+        self._notices = pgconn.notice_handler = _NoticeHandler()
 
     def keeps(self, seconds: int) -> None:
         """For so long the server keeps it, should it hear nothing."""
         self.kept = seconds
-        self.longest_ttl = (seconds - SLACK) / RATES
+        self.longest_ttl = (seconds - SLACK_S) / RATE_MARGIN
 
-    def begin(self, statement: Statement) -> None:
+    def send(self, statement: PendingStatement) -> None:
         """Send it. Whatever was asked before has been answered."""
         try:
-            self.flight = statement
+            self.in_flight = statement
             statement.sent_at = boot_now()
             params = [value if isinstance(value, bytes) else b"%d" % value for value in statement.params]
             self.pgconn.send_query_prepared(statement.name, params)
         except Exception as error:
-            self.broken(error)
+            self.end(error)
         except BaseException:
-            self.broken(_CUT_SHORT)  # nobody knows whether it was sent
+            self.end(_INTERRUPTED)  # nobody knows whether it was sent
             raise
 
-    def heed(self) -> bool:
+    def read_ready(self) -> bool:
         """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement.
 
         An interrupt ends the session: what it cut short may be an answer, and nobody would hear that again.
         """
         try:
-            return self._heed()
+            return self._read_ready()
         except Exception:  # of somebody who was told
             raise
         except BaseException:
-            self.broken(_CUT_SHORT)
+            self.end(_INTERRUPTED)
             raise
 
-    def _heed(self) -> bool:
-        pgconn, flight = self.pgconn, self.flight
+    def _read_ready(self) -> bool:
+        pgconn, in_flight = self.pgconn, self.in_flight
         try:
             pgconn.consume_input()
-            if flight is None:
+            if in_flight is None:
                 pgconn.is_busy()  # parses what nobody asked for: notices, and the server's farewell
-                if self._farewell.error:
-                    raise ConnectionAbortedError(self._farewell.error)
+                if self._notices.error:
+                    raise ConnectionAbortedError(self._notices.error)
                 return True
             while not pgconn.is_busy():
                 result = pgconn.get_result()
                 if result is None:
                     break
-                self._take(flight, result)
+                self._take(in_flight, result)
             else:
                 pgconn.flush()  # a part of it may not have been sent
                 return False
         except Exception as error:
-            self.broken(error)
+            self.end(error)
             return True
-        self.flight = None
-        self.proven_at = flight.sent_at
-        flight.finish(flight.error)
+        self.in_flight = None
+        self.proven_at = in_flight.sent_at
+        in_flight.finish(in_flight.error)
         return True
 
-    def _take(self, flight: Statement, result: Any) -> None:
+    def _take(self, in_flight: PendingStatement, result: Any) -> None:
         status = result.status
         if status == _ROWS:
             value, fields = result.get_value, range(result.nfields)
-            flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
+            in_flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
         elif status == _ERROR and _is_last(result):  # its socket may stay open for a while, but it holds nothing
             raise ConnectionAbortedError(complaint(result)[1])
         elif status == _ERROR:
-            flight.error = refusal(self.name, result)
+            in_flight.error = refusal(self.name, result)
 
-    def broken(self, error: BaseException) -> None:
+    def end(self, error: BaseException) -> None:
         """The session is over, and with it everything that it held."""
         if self.alive:
             self.alive = False
-            self.cut_short = error is _CUT_SHORT
+            self.interrupted = error is _INTERRUPTED
             said = _first_line(self.pgconn.error_message) or str(error)
             try:
-                self.let_go()
+                self._disconnect()
             finally:  # whoever is told of the end may raise
-                flight, self.flight = self.flight, None
-                if flight is not None:
-                    flight.finish(unavailable(self.name, f"ended the session: {said}"))
+                in_flight, self.in_flight = self.in_flight, None
+                if in_flight is not None:
+                    in_flight.finish(unavailable(self.name, f"ended the session: {said}"))
 
-    def let_go(self) -> None:
+    def _disconnect(self) -> None:
         """Overridden: stop watching the socket, and close it."""
         self.pgconn.finish()
 
@@ -236,7 +240,7 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float)
     """Raises Late, Broken, BackendUnavailable or Unsupported."""
     pgconn = run(connect(params), until)
     try:
-        settings = {**_SETTINGS, **keeping(KEPT)}
+        settings = {**_SETTINGS, **keeping(KEPT_S)}
         names = ", ".join(f"'{name}'" for name in settings)
         cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
         sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
@@ -246,14 +250,14 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise refusal(endpoint.name, result)
         dialled = Dialled(pgconn, int(result.get_value(0, 0)))
-        _must_be_ours(dialled, endpoint, result.get_value(0, 1))
+        _must_hold_locks(dialled, endpoint, result.get_value(0, 1))
     except BaseException:
         pgconn.finish()
         raise
     return dialled
 
 
-def _must_be_ours(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes | None) -> None:
+def _must_hold_locks(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes | None) -> None:
     if replica == b"t":
         raise unavailable(endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
     if dialled.pid != dialled.pgconn.backend_pid and endpoint.pooler != "session":
@@ -267,7 +271,7 @@ def _must_be_ours(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes |
 def refusal(name: str, result: Any) -> BackendUnavailable:
     state, said = complaint(result)
     if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
-        return Cancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
+        return StatementCancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
     return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))

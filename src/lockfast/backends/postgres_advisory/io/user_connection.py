@@ -22,7 +22,7 @@ _AT_ONCE = {"stream_results": False, "yield_per": None}  # given with the statem
 Row = tuple[Any, ...]
 
 
-class Transaction:
+class UserTransaction:
     """Whatever is run here is part of the transaction that the user has open, or begins one."""
 
     awaited = False
@@ -34,20 +34,20 @@ class Transaction:
     async def must_last(self) -> None:
         """Raises Unsupported where each statement is a transaction of its own: a lock would be gone at once."""
 
-    async def ask(self, sql: str) -> list[Row]:
+    async def fetch(self, sql: str) -> list[Row]:
         """All rows. Raises what the client raises."""
-        return [tuple(map(_plain, row)) for row in await self.run(sql)]
+        return [tuple(map(_plain, row)) for row in await self._run(sql)]
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         raise NotImplementedError
 
 
-def transaction_on(connection: object, *, blocking: bool) -> Transaction:
+def transaction_on(connection: object, *, blocking: bool) -> UserTransaction:
     """Raises ValueError if it is nothing of that kind, or of the other world."""
     kind = type(connection)
     modules = [base.__module__ for base in kind.__mro__]
     libraries = {module.partition(".")[0] for module in modules}
-    found: Transaction
+    found: UserTransaction
     if isinstance(connection, psycopg.AsyncConnection):
         found = _AwaitedPsycopg(connection)
     elif isinstance(connection, psycopg.Connection):
@@ -68,7 +68,7 @@ def transaction_on(connection: object, *, blocking: bool) -> Transaction:
     return found
 
 
-class _Psycopg(Transaction):
+class _Psycopg(UserTransaction):
     async def must_last(self) -> None:
         connection = self._connection
         if connection.autocommit:
@@ -77,20 +77,20 @@ class _Psycopg(Transaction):
                     pass  # the end of an inner one waits for all that is under way, which may be a BEGIN
             _must_be_open(connection)
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         connection = self._connection
         if _in_pipeline(connection):
             with connection.pipeline():  # an error is over at the end of an inner one, and the next statement is heard
-                return self._run(sql)
-        return self._run(sql)
+                return self._run_now(sql)
+        return self._run_now(sql)
 
-    def _run(self, sql: str) -> list[Row]:
+    def _run_now(self, sql: str) -> list[Row]:
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(sql.encode(), prepare=False)
             return cursor.fetchall() if _has_rows(sql) else []
 
 
-class _AwaitedPsycopg(Transaction):
+class _AwaitedPsycopg(UserTransaction):
     awaited = True
 
     async def must_last(self) -> None:
@@ -101,7 +101,7 @@ class _AwaitedPsycopg(Transaction):
                     pass
             _must_be_open(connection)
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         connection = self._connection
         async with AsyncExitStack() as stack:
             if _in_pipeline(connection):
@@ -120,17 +120,17 @@ def _must_be_open(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[
         raise no_transaction()
 
 
-class _Sqlalchemy(Transaction):
+class _Sqlalchemy(UserTransaction):
     unsure = True
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         return _rows(self._connection.execute(_text(sql), execution_options=_AT_ONCE))
 
 
-class _AwaitedSqlalchemy(Transaction):
+class _AwaitedSqlalchemy(UserTransaction):
     awaited = unsure = True
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         return _rows(await self._connection.execute(_text(sql), execution_options=_AT_ONCE))
 
 
@@ -144,7 +144,7 @@ def _rows(result: Any) -> list[Row]:
     return list(result.fetchall()) if result.returns_rows else []
 
 
-class _Django(Transaction):
+class _Django(UserTransaction):
     def __init__(self, connection: Any) -> None:
         super().__init__(connection)
         if connection.vendor != "postgresql":
@@ -156,7 +156,7 @@ class _Django(Transaction):
         if self._connection.get_autocommit():  # which is off in atomic()
             raise no_transaction()
 
-    async def run(self, sql: str) -> list[Row]:
+    async def _run(self, sql: str) -> list[Row]:
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
             return list(cursor.fetchall()) if _has_rows(sql) else []

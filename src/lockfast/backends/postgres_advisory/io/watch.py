@@ -16,38 +16,38 @@ from math import ceil
 from typing import Final
 
 from lockfast._reentry import outside, start_thread
-from lockfast.backends.postgres_advisory.io.session import Dialled, Line
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled
 
-_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_LOOK: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
-OnBroken = Callable[[Line], None]
+_END_EVENTS: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+_POLL_MS: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
+OnEnd = Callable[[AdvisorySession], None]
 
 
-class WatchedLine(Line):
-    def __init__(self, dialled: Dialled, name: str, watch: Watch, on_broken: OnBroken) -> None:
+class WatchedSession(AdvisorySession):
+    def __init__(self, dialled: Dialled, name: str, watch: SessionWatch, on_end: OnEnd) -> None:
         super().__init__(dialled, name)
         self.turn = threading.RLock()  # whoever has it reads and writes
         self.crowd = threading.RLock()  # one at a time of those who are not urgent waits for the turn
         self._watch = watch
-        self._on_broken = on_broken
+        self._on_end = on_end
         self.poll = select.poll()
         self.poll.register(self.socket, select.POLLIN)
         watch.add(self)
 
-    def take_last_words(self) -> None:
-        while self.alive and not self.heed():
+    def drain(self) -> None:
+        while self.alive and not self.read_ready():
             pass  # the answer is there, or the end is: nothing more comes
         if self.alive:
-            self.broken(ConnectionResetError("end of stream"))
+            self.end(ConnectionResetError("end of stream"))
 
-    def let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._watch.remove(self)
         copy = self._copy()
-        super().let_go()
+        super()._disconnect()
         if copy is not None:
             with suppress(OSError), copy:
                 copy.shutdown(socket.SHUT_RDWR)  # for a thread that sleeps at it: to close it would wake nobody
-        self._on_broken(self)
+        self._on_end(self)
 
     def _copy(self) -> socket.socket | None:
         """The socket, unless libpq has closed it: then its number may be another's by now."""
@@ -56,79 +56,80 @@ class WatchedLine(Line):
         return None
 
 
-class Watch:
+class SessionWatch:
     """Sleeps at all sessions until one of them ends. The thread knows no more than this, so it keeps nothing alive."""
 
-    def __init__(self, pause: float, tidy: weakref.WeakMethod[Callable[[], None]]) -> None:
-        self._bell, self._hand = socket.socketpair()
-        self._lines: dict[int, weakref.ref[WatchedLine]] = {}
+    def __init__(self, pause: float, close_idle: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._watched: dict[int, weakref.ref[WatchedSession]] = {}
         self._closed = False
         self._started = False
         self._mutex = threading.Lock()
-        self._pause = ceil(pause * 1000)  # milliseconds after which `tidy` is called, while there is more than one
-        self._tidy = tidy
+        self._pause_ms = ceil(pause * 1000)  # until `close_idle` is called, while there is more than one session
+        self._close_idle_sessions = close_idle
 
-    def add(self, line: WatchedLine) -> None:
+    def add(self, session: WatchedSession) -> None:
         """Raises NoThread."""
         with self._mutex:
             if not self._started:
                 start_thread("lockfast-watch", self._run)
                 self._started = True  # not before: an interrupt may come in between, and better two watch than none
-            self._lines[line.socket] = weakref.ref(line)
-        self._ring()
+            self._watched[session.socket] = weakref.ref(session)
+        self._wake()
 
-    def remove(self, line: WatchedLine) -> None:
+    def remove(self, session: WatchedSession) -> None:
         """Its socket is about to be closed."""
         with self._mutex:
-            known = self._lines.get(line.socket)
-            if known is not None and known() in (line, None):  # the number may be another's by now
-                del self._lines[line.socket]
-        self._ring()
+            known = self._watched.get(session.socket)
+            if known is not None and known() in (session, None):  # the number may be another's by now
+                del self._watched[session.socket]
+        self._wake()
 
     def _forget_the_dead(self) -> None:
         """One that an interrupt kept from its owner was closed by nobody."""
         with self._mutex:
-            self._lines = {number: known for number, known in self._lines.items() if known() is not None}
+            self._watched = {number: known for number, known in self._watched.items() if known() is not None}
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         with suppress(OSError):
-            self._hand.send(b"!")
+            self._wake_writer.send(b"!")
 
     def _run(self) -> None:
         while not self._closed:
             poll = select.poll()
-            poll.register(self._bell, select.POLLIN)
+            poll.register(self._wake_reader, select.POLLIN)
             with self._mutex:
-                lines = dict(self._lines)  # the number of one that has ended may soon be another's
-            for number in lines:
-                poll.register(number, _ENDED)
-            pause = None if len(lines) < 2 else self._pause
+                sessions = dict(self._watched)  # the number of one that has ended may soon be another's
+            for number in sessions:
+                poll.register(number, _END_EVENTS)
+            pause = None if len(sessions) < 2 else self._pause_ms
             with outside():
-                told = [number for number, _ in poll.poll(_LOOK or pause)]
-            self._look_at([lines[number] for number in (told if _LOOK is None else lines) if number in lines])
-            if pause is not None and (tidy := self._tidy()) is not None:
-                tidy()
-            tidy = None  # it would keep the sessions alive
+                ready = [number for number, _ in poll.poll(_POLL_MS or pause)]
+            ended = ready if _POLL_MS is None else sessions
+            self._read_ended([sessions[number] for number in ended if number in sessions])
+            if pause is not None and (close_idle := self._close_idle_sessions()) is not None:
+                close_idle()
+            close_idle = None  # it would keep the sessions alive
             with suppress(BlockingIOError):
-                self._bell.recv(4096, socket.MSG_DONTWAIT)
-        self._bell.close()
-        self._hand.close()
+                self._wake_reader.recv(4096, socket.MSG_DONTWAIT)
+        self._wake_reader.close()
+        self._wake_writer.close()
 
-    def _look_at(self, ended: Iterable[weakref.ref[WatchedLine]]) -> None:
+    def _read_ended(self, ended: Iterable[weakref.ref[WatchedSession]]) -> None:
         for known in ended:
-            line = known()
-            if line is None:
+            session = known()
+            if session is None:
                 self._forget_the_dead()
                 continue
-            with line.turn:
-                if line.alive and _LOOK is not None:
-                    line.heed()
-                elif line.alive:
-                    line.take_last_words()
+            with session.turn:
+                if session.alive and _POLL_MS is not None:
+                    session.read_ready()
+                elif session.alive:
+                    session.drain()
 
     def close(self) -> None:
         self._closed = True
-        self._ring()
+        self._wake()
         if not self._started:
-            self._bell.close()
-            self._hand.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
