@@ -134,11 +134,16 @@ def test_many_locks_share_one_connection(url: str, psql: psycopg.Connection) -> 
         assert _fetch(psql, _CONNECTIONS) == 1
 
 
-def test_many_readers_of_one_name_share_two_connections(url: str, psql: psycopg.Connection) -> None:
+def test_readers_of_many_names_share_one_connection_and_those_of_one_name_have_one_each(
+    url: str, psql: psycopg.Connection
+) -> None:
     with lockfast.connect(f"{url}?application_name=me") as locks, ExitStack() as held:
+        for number in range(20):
+            held.enter_context(locks.rwlock(f"page-{number}").read())
+        assert _fetch(psql, _CONNECTIONS) == 1
         for _ in range(20):
             held.enter_context(locks.rwlock("page").read())
-        assert _fetch(psql, _CONNECTIONS) == 2
+        assert _fetch(psql, _CONNECTIONS) == 20
         assert locks.rwlock("page").write().acquire(blocking=False) is None
 
 

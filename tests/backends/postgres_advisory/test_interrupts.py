@@ -101,7 +101,25 @@ def test_interrupted_at_any_instruction_of_a_cycle_the_session_serves_others(
     with lockfast.connect(f"{url}?application_name=me", patience=2) as locks:
         _cycle(locks)
         points = _sweep(locks, psql, lambda: _cycle(locks), 1)
+        backend: Any = locks._logic.engine.backend
+        assert not backend._holds.by_id
         assert len({point.partition(":")[0] for point in points}) > 10
+
+
+def test_interrupted_at_any_instruction_of_a_reader_beside_another_nothing_stays_and_the_other_reads_on(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with lockfast.connect(f"{url}?application_name=me", patience=2) as locks:
+        _cycle(locks)
+
+        def read() -> None:
+            with locks.rwlock("page").read() as first, locks.rwlock("page").read() as second:
+                assert first.fence < second.fence
+
+        _sweep(locks, psql, read, 3)
+        backend: Any = locks._logic.engine.backend
+        assert not backend._holds.by_id
+        until(lambda: not _given_out(backend))
 
 
 def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_taken(

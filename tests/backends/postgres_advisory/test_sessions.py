@@ -15,6 +15,7 @@ import pytest
 import lockfast
 import lockfast.aio
 from lockfast import Lease, Locks
+from lockfast.backends.postgres_advisory import acquiring
 from lockfast.backends.postgres_advisory.holds import Fences, fences_of
 from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
@@ -214,6 +215,80 @@ def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql
             for lease in leases:
                 assert lease is not None
                 await lease.release()
+
+    asyncio.run(story())
+
+
+# How many readers of one name there may be
+
+
+def _read(locks: Locks) -> Lease:
+    lease = locks.rwlock("page").read().acquire()
+    assert lease is not None
+    return lease
+
+
+def test_a_reader_that_finds_no_session_left_waits_for_the_next_and_takes_no_more_than_there_may_be(
+    url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquiring, "UNQUEUED_POLL_S", 3600.0)  # it is woken, and does not poll
+    with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks:
+        backend: Any = locks._logic.engine.backend
+        for leaves in (0, 3):  # the one in the main session, and one in a session of its own
+            held = [_read(locks) for _ in range(5)]
+            assert _count(psql, _OURS) == 5
+            assert locks.rwlock("page").read().acquire(blocking=False) is None
+            taken: list[Lease] = []
+            reader = threading.Thread(target=lambda taken=taken: taken.append(_read(locks)))
+            reader.start()
+            until(lambda: any(hold.polls > 1 for hold in backend._holds.of(key_of("page").number)))
+            assert _count(psql, _OURS) == 5
+            held.pop(leaves).release()
+            join(reader)
+            for lease in [*held, *taken]:
+                assert lease.release()
+
+
+def test_a_writer_that_waits_for_a_session_is_passed_by_no_reader_that_comes_later(
+    url: str, psql: psycopg.Connection
+) -> None:
+    with lockfast.connect(f"{url}?waiting=1") as locks:
+        held = [_read(locks) for _ in range(5)]
+        taken: list[Lease | None] = []
+        writer = threading.Thread(target=lambda: taken.append(locks.rwlock("page").write().acquire()))
+        writer.start()
+        backend: Any = locks._logic.engine.backend
+        until(lambda: len(backend._holds.unqueued) == 1)
+        held.pop(0).release()  # now the main session shares it no more
+        assert locks.rwlock("page").read().acquire(blocking=False) is None
+        held.pop().release()  # now there is a session for the writer to wait in
+        until(lambda: _count(psql, _IN_LINE) == 1)
+        assert locks.rwlock("page").read().acquire(blocking=False) is None
+        for lease in held:
+            assert lease.release()
+        join(writer)
+        assert taken[0] is not None
+        assert taken[0].held
+
+
+def test_tasks_that_read_one_name_have_as_many_sessions_as_there_may_be_and_all_are_served(
+    url: str, psql: psycopg.Connection
+) -> None:
+    async def story() -> None:
+        async with lockfast.aio.connect(f"{url}?application_name=me&waiting=2") as locks:
+            together = most = 0
+
+            async def read() -> None:
+                nonlocal together, most
+                async with locks.rwlock("page").read():
+                    together += 1
+                    most = max(most, together)
+                    await asyncio.sleep(0.01)
+                    together -= 1
+
+            await asyncio.gather(*[read() for _ in range(40)])
+            assert 2 <= most <= 9
+            assert _count(psql, _OURS) <= 9
 
     asyncio.run(story())
 

@@ -32,7 +32,7 @@ from lockfast.backends.postgres_advisory.io.session import (
     kept_for,
     short,
 )
-from lockfast.backends.postgres_advisory.keys import Key, halves, is_tag_of, key_of
+from lockfast.backends.postgres_advisory.keys import halves, is_tag_of, key_of
 from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
 from lockfast.errors import BackendUnavailable
 
@@ -102,8 +102,7 @@ class Acquiring:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
             await self._enqueue(hold, until)
-            untried = in_vain or hold.key in self._holds.uncertain
-            if untried and hold.session is not None and self._known_holder(hold) is None:
+            if in_vain and hold.session is not None and self._known_holder(hold) is None:
                 await self._sessions.wait_answered(hold.session, min(NOTICED_WITHIN_S, until - boot_now()))
                 if hold.fence:
                     return hold.grant
@@ -147,32 +146,18 @@ class Acquiring:
             await self._execute(
                 hold.session or main, b"lf_ping", (), until
             )  # whatever was sent before is answered first
+        if hold.state == "asked":  # an interrupt came before it was sent
+            self._leave_session(hold)
         if hold.state == "in_doubt" and hold.in_main:
             await self._undo(hold, until)
         elif hold.state == "in_doubt":
             await self._settle_by_inspection(hold, until)
 
     async def _undo(self, hold: AdvisoryHold, until: float) -> None:
-        """A try ended in an error: whatever it left in the main session is let go of."""
-        if not self._holds.mark_uncertain(hold):
-            await self._clear(hold.key, hold.session, until)
-        hold.reset()
-
-    async def _clear(self, key: Key, session: AdvisorySession, until: float) -> None:
-        """All that the session has of it, as often as that may be. Nobody of ours is there."""
-        while (await self._execute(session, b"lf_undo", key, until))[0][0] == b"t":
+        """A try ended in an error: whatever it left in the main session is unlocked."""
+        while (await self._execute(hold.session, b"lf_undo", hold.key, until))[0][0] == b"t":
             pass
-
-    async def _settle_uncertain(self, key: Key, until: float) -> None:
-        """As soon as nobody of ours shares it in the main session, that must not either."""
-        session = left = self._holds.take_uncertain(key)
-        if session is None:
-            return
-        try:
-            await self._clear(key, session, until)
-            left = None
-        finally:
-            self._holds.put_uncertain(key, left if session.alive else None)
+        hold.reset()
 
     async def _settle_by_inspection(self, hold: AdvisoryHold, until: float) -> None:
         """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
@@ -182,18 +167,16 @@ class Acquiring:
             rows = await self._execute(session, b"lf_tag", hold.key, until)
             self._granted_there(hold, rows)
         else:
-            hold.state, hold.session = "new", None
-            self._give_back(session)
+            self._leave_session(hold)
 
     async def _try(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> bool:
-        if hold.key in self._holds.uncertain:
-            await self._settle_uncertain(hold.key, until)
-        if hold.mode != EXCLUSIVE and self._holds.may_share(hold) and not await self._probe(hold, until):
+        """Without waiting: in the main session, or beside it if that shares the number."""
+        if self._holds.is_behind(hold):
             return False
-        if not self._holds.into_main(hold, main):
-            return False
-        name = b"lf_try_exclusive" if hold.mode == EXCLUSIVE else b"lf_try_shared"
-        return await self._try_in(main, name, hold, max(0.01, until - boot_now()))
+        if self._holds.into_main(hold, main):
+            name = b"lf_try_exclusive" if hold.mode == EXCLUSIVE else b"lf_try_shared"
+            return await self._try_in(main, name, hold, max(0.01, until - boot_now()))
+        return hold.mode == SHARED and self._known_holder(hold) is None and await self._try_beside(hold, until)
 
     async def _try_in(self, main: AdvisorySession, name: bytes, hold: AdvisoryHold, within: float) -> bool:
         statement = PendingStatement(name, hold.key, hold.on_try_answered)
@@ -204,19 +187,45 @@ class Acquiring:
                 hold.reset()
         return hold.state == "held"
 
-    async def _probe(self, hold: AdvisoryHold, until: float) -> bool:
-        """Whether a session that does not share the number yet would be let in: then nobody waits who came before."""
-        session = await self._sessions.dedicated(max(0.01, until - boot_now()))
+    async def _try_beside(self, hold: AdvisoryHold, until: float) -> bool:
+        """In a session of its own. False if all are taken."""
+        session = await self._own_session(hold, until, beside=True)
         if session is None:
             return False
+        hold.asked_in(session)
+        statement = PendingStatement(b"lf_try_shared", hold.key, partial(self._on_try_beside_answered, hold))
         try:
-            rows = await self._execute(session, b"lf_probe", hold.key[:1], until)
+            await self._sessions.execute(session, statement, max(0.01, until - boot_now()))
         except BaseException:
-            self._sessions.drop(session)  # what it was asked may still come
+            if hold.state == "asked":
+                self._sessions.drop(session)  # with what it may be granted; `_ended` resets the claim
             raise
-        finally:
+        if hold.state == "asked":
+            self._leave_session(hold)
+        return hold.state == "held"
+
+    def _on_try_beside_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
+        if statement.error is None and statement.answer[0][0] is not None:
+            self._granted_there(hold, statement.answer)
+
+    def _leave_session(self, hold: AdvisoryHold) -> None:
+        """It holds nothing there, and nothing is in flight."""
+        session, in_main = hold.session, hold.in_main
+        hold.reset()
+        if not in_main:
             self._give_back(session)
-        return rows[0][0] == b"t"
+
+    async def _own_session(self, hold: AdvisoryHold, until: float, *, beside: bool) -> AdvisorySession | None:
+        """A session for this claim alone; None if all are taken."""
+        session = await self._sessions.dedicated(max(0.01, until - boot_now()), beside=beside)
+        if session is not None:
+            try:
+                await self._keep(session, hold.claim.terms.ttl, until)
+            except BaseException:
+                self._sessions.drop(session)
+                self._give_back(session)
+                raise
+        return session
 
     async def _enqueue(self, hold: AdvisoryHold, until: float) -> None:
         """In a session of its own, or outside if all are taken."""
@@ -226,19 +235,13 @@ class Acquiring:
         if not self._holds.is_next(hold, alone=alone):
             return
         try:
-            session = await self._sessions.dedicated(max(0.01, until - boot_now()), beside=alone)
+            session = await self._own_session(hold, until, beside=alone)
         except BackendUnavailable as error:
             if not error.transient:
                 raise
             session = None  # no room there, or not in time; the main session has answered that it is taken
         if session is None:
             return
-        try:
-            await self._keep(session, hold.claim.terms.ttl, until)
-        except BaseException:
-            self._sessions.drop(session)
-            self._give_back(session)
-            raise
         hold.state, hold.session = "waits", session
         name = b"lf_lock_exclusive" if hold.mode == EXCLUSIVE else b"lf_lock_shared"
         statement = PendingStatement(name, hold.key, partial(self._on_wait_answered, hold))
@@ -352,10 +355,12 @@ class Acquiring:
         self._sessions.give_back(session)
         self._wake_unqueued()
 
-    def _wake_unqueued(self) -> None:
+    def _wake_unqueued(self, number: int | None = None) -> None:
+        """The first of those who wait for a session, or for that number."""
         if self._holds.unqueued:
             with self._holds.mutex:
-                first = next(iter(self._holds.unqueued.values()), None)
+                those = (one for one in self._holds.unqueued.values() if number in (None, one.key.number))
+                first = next(those, None)
             if first is not None:
                 first.wake()
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -114,9 +113,6 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         finally:
             if not statement.sent_at:
                 hold.freeing, hold.unlock = False, None
-        if hold.key in self._holds.uncertain:
-            with suppress(BackendUnavailable):  # whoever asks for it next tries again
-                await self._settle_uncertain(hold.key, until)
         return rows[0][0] == b"t"
 
     def _freed(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
@@ -124,10 +120,10 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if statement.error is None and hold.state == "held":
             session, in_main = hold.session, hold.in_main
             self._holds.leave(hold)
-            if not in_main:
+            if in_main:
+                self._wake_unqueued(hold.key.number)
+            else:
                 self._give_back(session)
-        elif hold.state == "held" and hold.in_main and hold.session.alive and self._holds.mark_uncertain(hold):
-            self._holds.leave(hold)  # to unlock it again might end the hold of another
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
@@ -148,9 +144,11 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     def _ended(self, session: AdvisorySession) -> None:
         """Told by the driver, when it happens. Everything that the session held is gone."""
         lost: builtins.list[AdvisoryHold] = []
-        self._holds.session_is_gone(session)
         for hold in self._holds.in_session(session):
             in_main = hold.in_main
+            if hold.state == "ended":  # an interrupt came while it was being forgotten
+                self._holds.leave(hold)
+                continue
             if hold.state == "held":
                 self._holds.leave(hold)
                 if not (hold.unlock_sent and session.interrupted):  # we ended the session, after its holder let go

@@ -1,8 +1,9 @@
 """What one `Locks` has of PostgreSQL's advisory locks: its claims, and the sessions that they belong to.
 
-Decides: which claim may be asked for in which session. A session is granted again whatever it holds already, so it is
-never asked for a number that it holds or may hold. What it shares is the one exception, see `may_share`.
-Leaves to `blocking`: what is asked, and when.
+Decides: which claim may be asked for in which session. The server grants a session again whatever it holds already, and
+past those who wait. So a session is never asked for a number that it holds or may hold: of the claims that share a
+number, one is in the main session and each of the others in a session of its own.
+Leaves to `acquiring`: what is asked, and when.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Literal
 
-from lockfast._model import EXCLUSIVE, Claim, Grant
+from lockfast._model import Claim, Grant
 from lockfast._reentry import Mutex, section
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
@@ -86,6 +87,10 @@ class AdvisoryHold:
         self.polls = 0  # how often a waiter has looked up
         self.answered = False  # an acquire has returned its grant: the next one is a repetition
 
+    def asked_in(self, session: Any, *, main: bool = False) -> None:
+        """A try for it is about to be sent."""
+        self.state, self.session, self.in_main = "asked", session, main
+
     def granted(self, answer: bytes) -> None:
         """It is granted."""
         self.state = "held"
@@ -144,17 +149,15 @@ class Holds:
         self.by_id: dict[str, AdvisoryHold] = {}
         self.unqueued: dict[str, AdvisoryHold] = {}  # those who wait and have no session to wait in, in order
         self._by_number: dict[int, dict[str, AdvisoryHold]] = {}
-        # What the main session may share once more than we know of, because of an error; None while that is put right.
-        self.uncertain: dict[Key, Any] = {}
 
     def enter_alone(self, claim: Claim, key: Key, session: Any) -> AdvisoryHold | None:
         """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
         with self.mutex:
-            if key.number in self._by_number or key in self.uncertain:
+            if key.number in self._by_number:
                 return None
             hold = self.by_id[claim.id] = AdvisoryHold(claim, key, self.fences)
             self._by_number[key.number] = {claim.id: hold}
-        hold.state, hold.session, hold.in_main = "asked", session, True
+        hold.asked_in(session, main=True)
         return hold
 
     def enter(self, claim: Claim) -> AdvisoryHold:
@@ -200,51 +203,21 @@ class Holds:
             self.unqueued.setdefault(hold.claim.id, hold)
             return next(one for one in self.unqueued.values() if not alone or one.key.number == number) is hold
 
-    # The main session
-
-    def may_share(self, hold: AdvisoryHold) -> bool:
-        """Whether the main session may share the number already, and so be granted it past whoever waits."""
-        return any(other.in_main for other in self.of(hold.key.number))
+    def is_behind(self, hold: AdvisoryHold) -> bool:
+        """Whether another claim waits for the number and for a session, and came before it."""
+        if not self.unqueued:
+            return False
+        with self.mutex:
+            first = next((one for one in self.unqueued.values() if one.key.number == hold.key.number), hold)
+        return first is not hold
 
     def into_main(self, hold: AdvisoryHold, session: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""
         with self.mutex:
-            there = [other for other in self._by_number.get(hold.key.number, {}).values() if other.in_main]
-            if there and EXCLUSIVE in (hold.mode, *(other.mode for other in there)):
+            if any(other.in_main for other in self._by_number.get(hold.key.number, {}).values()):
                 return False
-            if hold.key in self.uncertain or any(other.state == "in_doubt" for other in there):
-                return False  # until it is known how often the session shares it
-            hold.state, hold.session, hold.in_main = "asked", session, True
+            hold.asked_in(session, main=True)
             return True
-
-    def mark_uncertain(self, hold: AdvisoryHold) -> bool:
-        """Whether others share it in the main session, and nobody can tell if it does; it counts as a ghost then."""
-        with self.mutex:
-            others = [other for other in self._by_number.get(hold.key.number, {}).values() if other is not hold]
-            shared = any(other.in_main for other in others)
-            if shared:
-                self.uncertain[hold.key] = hold.session
-            return shared
-
-    def take_uncertain(self, key: Key) -> Any:
-        """The session in which it can be laid now, because nobody of ours is there: by whoever called it, alone."""
-        with self.mutex:
-            session = self.uncertain.get(key)
-            if session is None or any(other.in_main for other in self._by_number.get(key.number, {}).values()):
-                return None
-            self.uncertain[key] = None
-            return session
-
-    def put_uncertain(self, key: Key, session: Any) -> None:
-        """It is laid, or is still in that session."""
-        with self.mutex:
-            self.uncertain.pop(key, None)
-            if session is not None:
-                self.uncertain[key] = session
-
-    def session_is_gone(self, session: Any) -> None:
-        with self.mutex:
-            self.uncertain = {key: there for key, there in self.uncertain.items() if there is not session}
 
 
 def refuse_hash_collision(name: str, other: str) -> None:

@@ -59,7 +59,6 @@ STATEMENTS: Final = {
     b"lf_free_shared": ("int8, int4, int4", "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)"),
     b"lf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
     b"lf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
-    b"lf_probe": ("int8", "SELECT CASE WHEN pg_try_advisory_lock_shared($1) THEN pg_advisory_unlock_shared($1) END"),
     b"lf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
     b"lf_undo": (
         "int8, int4",
