@@ -19,7 +19,7 @@ from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import Client
 from lockfast.testing.simulation_checks import HOP
 from lockfast.testing.simulation_plans import JobPlan
-from lockfast.testing.simulation_record import Belief, ElectionWatch, Record, Reign, ReceivedChange, Use
+from lockfast.testing.simulation_record import Belief, ElectionWatch, ReceivedChange, Record, Reign, Use
 
 
 class Jobs:
