@@ -32,11 +32,11 @@ async def refused(lock: AwaitedLock) -> None:
         assert await lock.acquire() is None
 
 
-async def refused_for(locks: AwaitedLocks, name: str, reason: str) -> bool:
+async def refused_for(locks: AwaitedLocks, name: str, reason: str, *, wait: float = 0, transient: bool = True) -> bool:
     """Whether one impatient try fails for this reason: on a busy machine it may end before the server has given any."""
     try:
         with impatient(locks, 0.3):
-            assert await locks.lock(name, wait=0).acquire() is None
+            assert await locks.lock(name, wait=wait).acquire() is None
     except BackendUnavailable as error:
-        return error.transient and reason in str(error)
+        return error.transient is transient and reason in str(error)
     return False

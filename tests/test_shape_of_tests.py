@@ -43,6 +43,17 @@ MAY_WAIT_BRIEFLY = {
 }
 
 
+MAY_SEE_ALL_SESSIONS = {
+    "adversity/postgres_table/test_crashes.py": "its server is its own",
+    "backends/postgres/test_page.py": "its server is its own",
+    "test_shape_of_tests.py": "an offence is planted in it",
+}
+MAY_NAME_A_REASON = {
+    "adversity/redis/test_refusals.py": "the reason is the client's own: no server is there",
+    "backends/postgres_table/test_refusals.py": "no answer in time is one of the reasons",
+}
+
+
 @dataclass(frozen=True)
 class File:
     """One parsed file of the tests."""
@@ -214,6 +225,31 @@ def unconfirmed_settings(files: Files) -> Iterator[str]:
                 yield file.at(call)
 
 
+def sessions_of_other_tests(files: Files) -> Iterator[str]:
+    """A server's sessions by a name that others have too: tests share servers, and each has a database of its own."""
+    for file in files.values():
+        for node in file.nodes if file.name not in MAY_SEE_ALL_SESSIONS else ():
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if "pg_stat_activity" in text and "application_name =" in text and "datname" not in text:
+                yield file.at(node)
+
+
+def reasons_that_need_an_answer(files: Files) -> Iterator[str]:
+    """A server's own reason, which must come before an impatient client gives up: `refused_for` asks again."""
+    for file in files.values():
+        for block in file.nodes if file.name not in MAY_NAME_A_REASON else ():
+            items = block.items if isinstance(block, ast.With | ast.AsyncWith) else []
+            calls = [item.context_expr for item in items if isinstance(item.context_expr, ast.Call)]
+            if any(_called(call) == "raises" and any(word.arg == "match" for word in call.keywords) for call in calls):
+                for call in filter(lambda node: isinstance(node, ast.Call), ast.walk(block)):
+                    if any(word.arg == "patience" and 0 < _number(word.value) < LEAST for word in _keywords(call)):
+                        yield file.at(call)
+
+
+def _keywords(call: ast.AST) -> list[ast.keyword]:
+    return call.keywords if isinstance(call, ast.Call) else []
+
+
 CHECKS: tuple[Check, ...] = (
     measured_times,
     upper_bounds,
@@ -223,6 +259,8 @@ CHECKS: tuple[Check, ...] = (
     short_limits,
     short_waits_that_must_not_end,
     unconfirmed_settings,
+    sessions_of_other_tests,
+    reasons_that_need_an_answer,
 )
 
 
@@ -255,6 +293,11 @@ PLANTED: list[tuple[Check, str]] = [
     (short_waits_that_must_not_end, "async def f():\n    lease = await locks.semaphore('x', 2, wait=0.5).take()"),
     (unconfirmed_settings, "server.command('CONFIG', 'SET', 'maxmemory', '1')"),
     (unconfirmed_settings, "replica.command('REPLICAOF', HOST, primary.port)"),
+    (sessions_of_other_tests, "psql(\"SELECT pid FROM pg_stat_activity WHERE application_name = 'me'\")"),
+    (
+        reasons_that_need_an_answer,
+        "with pytest.raises(E, match='full'):\n    connect(url, patience=0.3).lock('x').acquire()",
+    ),
 ]
 
 
@@ -284,12 +327,15 @@ with locks.lock("x", wait=0): pass
 with locks.lock("x", wait=LIMIT): pass
 server.configure("maxmemory", 1)
 server.command("CONFIG", "RESETSTAT")
+psql("SELECT pid FROM pg_stat_activity WHERE application_name = 'me' AND datname = current_database()")
 """
     for check in CHECKS:
         assert list(check({"allowed.py": File("allowed.py", allowed)})) == []
 
 
-@pytest.mark.parametrize("exceptions", [MAY_MEASURE, MAY_SLEEP, MAY_WAIT_BRIEFLY])
+@pytest.mark.parametrize(
+    "exceptions", [MAY_MEASURE, MAY_SLEEP, MAY_WAIT_BRIEFLY, MAY_SEE_ALL_SESSIONS, MAY_NAME_A_REASON]
+)
 def test_every_exception_is_a_file_that_there_is(exceptions: dict[str, str]) -> None:
     assert set(exceptions) <= set(FILES)
     assert all(exceptions.values())

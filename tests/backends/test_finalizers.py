@@ -20,7 +20,7 @@ import lockfast
 from lockfast.aio import AsyncLocks
 from tests.backends.collecting import LOT, Collector, Releases, collect_all, holding
 from tests.contract.backends import BACKENDS
-from tests.servers.waiting import happens, join, until, until_async
+from tests.servers.waiting import LIMIT, happens, join, until, until_async
 
 ONCE = ("redis6", "redlock5")  # the same code as for others
 URLS = {row.name: row.url for row in BACKENDS if row.name not in ONCE}
@@ -123,7 +123,7 @@ def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_le
     url: str, collector: Collector
 ) -> None:
     number, by_turns = itertools.count(), itertools.cycle((True, False))
-    with lockfast.connect(url) as locks, lockfast.connect(url) as others:
+    with lockfast.connect(url, patience=LIMIT) as locks, lockfast.connect(url, patience=LIMIT) as others:
         over = others.lock("over").acquire()
         assert over is not None
         over.release()
@@ -236,7 +236,7 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
 ) -> None:
     async def main(others: lockfast.Locks) -> None:
         number, by_turns = itertools.count(), itertools.cycle((True, False))
-        async with lockfast.aio.connect(url) as locks:
+        async with lockfast.aio.connect(url, patience=LIMIT) as locks:
 
             async def all_free() -> bool:
                 return not any(info.locked for info in await locks.list("garbage"))
@@ -261,5 +261,5 @@ def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_
             collect_all()
             await until_async(all_free)
 
-    with lockfast.connect(url) as others:
+    with lockfast.connect(url, patience=LIMIT) as others:
         asyncio.run(main(others))

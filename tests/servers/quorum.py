@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.servers.records import count
 from tests.servers.server import HOST
 from tests.servers.shared import next_database, node
+from tests.servers.waiting import LIMIT
 
 
 class SharedQuorum:
@@ -21,7 +22,7 @@ class SharedQuorum:
     def url(self, folder: Path) -> str:
         hosts = ",".join(f"{HOST}:{shared.server.port}" for shared in self._nodes)
         # A busy machine gives a server as long as it needs, and the servers were started just now.
-        return f"redlock://{hosts}/{self._database(folder)}?rejoin=0&node_timeout=8"
+        return f"redlock://{hosts}/{self._database(folder)}?rejoin=0&node_timeout={LIMIT:g}"
 
     def records(self, folder: Path) -> int:
         """What a majority keeps: the others may just be about to be told that it is over."""

@@ -16,6 +16,7 @@ from lockfast.backends.redis.io.urls import endpoint_of_url
 from lockfast.backends.redis.requests import script
 from lockfast.testing.stage import Stage
 from tests.adversity.redis.worlds import Anywhere, knows
+from tests.patience import refused_for
 from tests.renewals import renewed
 from tests.servers.proxy import Proxy
 from tests.servers.sentinel import SERVICE, Watched
@@ -85,8 +86,8 @@ class TestFound(Anywhere):
 
     async def test_a_service_that_nobody_knows_is_told_by_its_name(self, stage: Stage) -> None:
         self.where = self.calm.url.replace(f"/{SERVICE}", "/nobody")
-        with pytest.raises(BackendUnavailable, match="nobody"):
-            await stage.locks(patience=0.3).lock("x").take()
+        locks = stage.locks()
+        await stage.until(lambda: refused_for(locks, "x", "nobody"), "the reason to be given")
 
     async def test_a_login_that_all_sentinels_refuse_stays_refused(self, stage: Stage) -> None:
         self.where = f"{self.calm.url}?sentinel_username=nobody&sentinel_password=wrong"

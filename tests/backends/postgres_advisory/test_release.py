@@ -28,7 +28,8 @@ from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
 Meanwhile = Callable[[], object]
-_END_OURS = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE application_name = 'me'"
+_END_OURS = """SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+    WHERE application_name = 'me' AND datname = current_database()"""
 _HELD = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 

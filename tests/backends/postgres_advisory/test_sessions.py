@@ -277,13 +277,16 @@ def test_tasks_that_read_one_name_have_as_many_sessions_as_there_may_be_and_all_
     async def story() -> None:
         async with lockfast.aio.connect(f"{url}?application_name=me&waiting=2") as locks:
             together = most = 0
+            two = asyncio.Event()  # are reading
 
             async def read() -> None:
                 nonlocal together, most
                 async with locks.rwlock("page").read():
                     together += 1
                     most = max(most, together)
-                    await asyncio.sleep(0.01)
+                    if together == 2:
+                        two.set()
+                    await two.wait()
                     together -= 1
 
             await asyncio.gather(*[read() for _ in range(40)])
