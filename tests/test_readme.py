@@ -1,20 +1,20 @@
 """What the documentation shows is what happens: its code is run, block by block.
 
-The convention, for whoever writes README.md or docs/*.md:
+The convention for README.md and all pages of docs/:
 
 - A ```python block is run by itself, as a file of its own, in an empty folder, with `LOCKFAST_URL` naming a fresh
   SQLite file there. It must end without an error; a block may use `await` at its outermost level.
 - The word `continued` after the language (```python continued) runs a block in the namespace of the one above it.
-- `redis://localhost:6379/0`, in a block or a command, is a server of the tests with an empty database: one for each
-  block with its continuations, and one for the commands of a page.
-- `//localhost/app` behind a scheme of PostgreSQL's is a database of the tests with an empty lock table, likewise.
+- `redis://localhost:6379/0`, in a block or a command, becomes a server of the tests with an empty database: one for
+  each block with its continuations, and one for the commands of a page.
+- `//localhost/app` behind a scheme of PostgreSQL becomes a database of the tests with an empty lock table, likewise.
 - The word `sketch` (```python sketch) shows code that cannot run by itself, such as a call to a server that a test
   does not have; it must still compile.
 - In a ```console block every line that begins with `$ lockfast` is run as a command, in order and in one folder for
   each page; it must end with exit code 0, or with N where the comment on the line is `# exits N` or `# exits N: why`.
-  A `./script.sh` that it names exists there and does nothing. Lines that follow are what it prints; `…` stands for
+  A `./script.sh` that it names exists there and does nothing. The lines that follow are its output; `…` matches
   anything. Lines that begin with `$ psql` are run too. Others (`$ pip install`, `$ make`) are shown and not run.
-- Everything in other languages is not looked at.
+- Blocks in other languages are ignored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Command:
-    """One command of a console block, and what the page says that it prints."""
+    """One command of a console block, and the output that the page shows."""
 
     arguments: tuple[str, ...]
     exits: int
@@ -104,7 +104,7 @@ def commands_of(block: Block) -> list[Command]:
 
 
 def at_a_server(text: str, folder: Path) -> str:
-    """The same text, where a server of the pages is one of the tests: started when a page first names it."""
+    """The same text with the URLs of servers of the tests, which start when a page first names them."""
     if REDIS in text:
         text = text.replace(REDIS, shared.valkey().url(folder))
     return _POSTGRES.sub(lambda found: found[1] + _databases.url(folder).removeprefix("postgresql"), text)
@@ -120,7 +120,7 @@ def compiled(block: Block) -> CodeType:
 def run_chain(chain: list[Block]) -> None:
     """One namespace and, if anything is awaited, one event loop for all blocks of the chain.
 
-    An example may leave open what it opened, as a program does that uses it until it ends; here it is closed after it.
+    An example may leave its connections open, as a program does that uses them until it ends; they are closed here.
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
@@ -248,7 +248,7 @@ def test_a_block_that_fails_is_noticed_at_its_line() -> None:
     assert caught.traceback[-1].lineno + 1 == 5
 
 
-def test_a_page_s_redis_is_a_real_one_and_empty(tmp_path: Path) -> None:
+def test_the_redis_of_a_page_is_a_real_and_empty_one(tmp_path: Path) -> None:
     [chain] = chains(blocks_of("page", f"```python\nurl = {REDIS!r}\n```\n"))
     text = at_a_server(chain[0].text, tmp_path)
     assert REDIS not in text
@@ -257,7 +257,7 @@ def test_a_page_s_redis_is_a_real_one_and_empty(tmp_path: Path) -> None:
         assert [info.name for info in locks.list()] == ["x"]
 
 
-def test_a_page_s_postgres_is_a_real_one_and_empty(tmp_path: Path) -> None:
+def test_the_postgres_of_a_page_is_a_real_and_empty_one(tmp_path: Path) -> None:
     assert at_a_server("postgresql://localhost/apple", tmp_path) == "postgresql://localhost/apple"
     advisory = at_a_server("postgresql+advisory://localhost/app", tmp_path)
     assert advisory.startswith("postgresql+advisory://lockfast@")
@@ -265,7 +265,7 @@ def test_a_page_s_postgres_is_a_real_one_and_empty(tmp_path: Path) -> None:
         assert [info.name for info in locks.list()] == ["x"]
 
 
-def test_commands_are_told_from_what_is_only_shown() -> None:
+def test_commands_are_distinguished_from_text_that_is_only_shown() -> None:
     [console] = [block for block in blocks_of("page", _PAGE) if block.language == "console"]
     assert commands_of(console) == [
         Command(("lockfast", "run", "job", "--", "echo", "done"), 0, "done"),
@@ -276,7 +276,7 @@ def test_commands_are_told_from_what_is_only_shown() -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_ends_otherwise_than_shown_is_noticed(tmp_path: Path) -> None:
+def test_a_command_that_exits_with_another_code_than_shown_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="exits"):
         run_command(Command(("lockfast", "no-such-command"), 0, ""), tmp_path)
 
@@ -292,5 +292,7 @@ def test_a_command_that_ends_otherwise_than_shown_is_noticed(tmp_path: Path) -> 
         ("", "anything", True),
     ],
 )
-def test_output_is_compared_up_to_what_the_page_leaves_open(shown: str, printed: str, same: bool) -> None:
+def test_output_is_compared_except_for_the_parts_that_the_page_leaves_open(
+    shown: str, printed: str, same: bool
+) -> None:
     assert prints_as_shown(shown, printed) is same
