@@ -193,7 +193,6 @@ REBUILT = "this package is being rebuilt"
 KNOWN_PRIVATE_IMPORTS: dict[str, str] = {}
 KNOWN_CLASSES_TWICE = {
     "Hold": "that of lockfast.testing is public; those of advisory locks and of the demo get other names",
-    "Home": REBUILT,
     "Inbox": REBUILT,
     "Job": REBUILT,
     "Line": REBUILT,
@@ -209,16 +208,11 @@ _OLD_WORDS_BY_PACKAGE = {
     "_facades": "wishes",
     "_reentry": "Job",
     "backends.postgres": "tell_deaf tell_deaf_for_now told",
-    "backends.postgres_advisory": (
-        "Line _Line _hear _heed _lay_ghost _look call_ghost flight ghosts haunts hear heed leave_ghost peek "
-        "refuse_twins take_last_words told"
-    ),
+    "backends.postgres_advisory": "_look told",
     "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
-    "backends.redis": "_look hear told told_by",
     "backends.redlock": (
         "Crew Fan Line Owed Past Shout Turn _is_plain _say _told hear is_plain look owed seal shout told"
     ),
-    "backends.sqlite": "_look",
     "cli": "_TOLD _hear _heed _say _told _told_broken hear heed_orders look told",
     "engine": "Place _Owed _hear _look _owed all_told look owed told",
     "fencing": "look",
