@@ -26,8 +26,8 @@ def renew_soon(*leases: Any) -> None:
         raw = getattr(lease, "raw", lease)
         engine = raw._engine
         renewal_state(raw).renew_at = engine.now()
-        engine.keeper._fresh[raw.claim_id] = raw
-        engine.keeper._wake()
+        engine.keeper.fresh[raw.claim_id] = raw
+        engine.keeper.loop.wake()
 
 
 async def renewed(stage: Stage, lease: Any) -> None:

@@ -11,7 +11,7 @@ from lockfast._facades.opening import open_async_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
-from lockfast.engine.core import PATIENCE
+from lockfast.engine.core import PATIENCE_S
 from lockfast.observe.events import Events
 from lockfast.primitives.locks import LocksLogic
 from lockfast.primitives.names import DEFAULT_NAMESPACE
@@ -303,7 +303,7 @@ def connect(
     *,
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
-    patience: Seconds = PATIENCE,
+    patience: Seconds = PATIENCE_S,
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,

@@ -8,7 +8,8 @@ from lockfast._model import Capabilities, Claim, Grant, LockInfo, Observation, R
 from lockfast._values import Allowance, Booked, Rate, Stored, Write, Written
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request
 
 OnLost = Callable[[Lease], object]
 Answer = Callable[[Sequence[Renewal]], Awaitable[list[bool]]]

@@ -20,7 +20,7 @@ from lockfast._reentry import Mutex
 from lockfast._worlds import Clock, World
 from lockfast.backends.base import Backend
 from lockfast.engine import callbacks
-from lockfast.engine.closing import TELL_WITHIN_S
+from lockfast.engine.closing import REPORT_WITHIN_S
 from lockfast.observe.events import Event
 from lockfast.testing import ALWAYS, FakeClock, FaultyBackend
 from tests.servers.waiting import LIMIT, until, until_async
@@ -120,7 +120,7 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(
     until(lambda: sorted(told) == ["a", "b"], "the other to be told")
 
     def closed() -> bool:
-        clock.advance(TELL_WITHIN_S)  # from when it begins to wait
+        clock.advance(REPORT_WITHIN_S)  # from when it begins to wait
         return not closing.is_alive()
 
     until(closed, "close to give up on them")
@@ -281,10 +281,10 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_told_how_many_it
 
     locks.events.listen(hang)
     background = locks._logic.engine.background
-    background.tell(Event("lost", "a", "me", detail="0"))
+    background.emit(Event("lost", "a", "me", detail="0"))
     assert began.wait(LIMIT)
     for number in range(1, 10):
-        background.tell(Event("lost", "a", "me", detail=str(number)))
+        background.emit(Event("lost", "a", "me", detail=str(number)))
     gate.set()
     until(lambda: heard[-1] == "9", "the last one to be heard")
     assert heard == ["0", "7", "8", "9"]
@@ -318,9 +318,9 @@ def test_an_interrupt_in_the_middle_of_telling_does_not_silence_what_follows(loc
     mutex = engine.mutex
     engine.mutex = _Interrupts(mutex)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        engine.background.tell(Event("lost", "a", "me", detail="first"))
+        engine.background.emit(Event("lost", "a", "me", detail="first"))
     engine.mutex = mutex
-    engine.background.tell(Event("lost", "a", "me", detail="second"))
+    engine.background.emit(Event("lost", "a", "me", detail="second"))
     until(lambda: heard == ["first", "second"], "both to be told")
 
 
@@ -336,8 +336,8 @@ def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(lock
 
     locks.events._hearing = Once()
     with pytest.raises(KeyboardInterrupt):
-        locks.events.tell(Event("lost", "a", "me", detail="first"))
-    locks.events.tell(Event("lost", "a", "me", detail="second"))
+        locks.events.emit(Event("lost", "a", "me", detail="first"))
+    locks.events.emit(Event("lost", "a", "me", detail="second"))
     assert heard == ["second"]
 
 

@@ -14,7 +14,7 @@ import pytest
 import lockfast
 from lockfast._model import Busy, Claim, Grant
 from lockfast._reentry import outside
-from lockfast.engine import core
+from lockfast.engine import living
 from lockfast.errors import LeaseLost, LockError, NotHeld
 from lockfast.sync import Locks
 from lockfast.testing import FakeClock
@@ -29,7 +29,7 @@ def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(t
         keeper = locks._logic.engine.keeper
         until(lambda: clock.sleepers == 1)
         clock.advance(10)
-        until(lambda: keeper._signal is None)
+        until(lambda: keeper.loop.signal is None)
         with locks.lock("job", ttl=0.3) as lease:  # and another one begins
             until(lambda: clock.sleepers == 1)
             clock.advance(0.25)
@@ -92,9 +92,9 @@ def test_locks_that_are_closed_or_dropped_are_forgotten(close: bool) -> None:
     engine.finish = lambda _, engine=engine: None  # what is called at the end may refer to it
     if close:
         locks.close()
-        assert engine not in core.all_living()
+        assert engine not in living.all_living()
     else:
-        assert engine in core.all_living()
+        assert engine in living.all_living()
         gone = weakref.ref(engine)
         del locks, engine
         gc.collect()

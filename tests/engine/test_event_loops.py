@@ -131,17 +131,17 @@ def test_an_interrupt_that_falls_into_the_keeper_does_not_stop_it(monkeypatch: p
         locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
         lease = loop.run_until_complete(take(locks, "x"))
         engine = locks._logic.engine
-        look = engine.keeper._look
+        inspect = engine.keeper.inspect
 
         def interrupted(now: float) -> None:
-            monkeypatch.setattr(engine.keeper, "_look", look)
+            monkeypatch.setattr(engine.keeper, "inspect", inspect)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(engine.keeper, "_look", interrupted)
-        engine.keeper.poke()
+        monkeypatch.setattr(engine.keeper, "inspect", interrupted)
+        engine.keeper.loop.poke()
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(never())
-        assert engine.keeper._signal is not None, "another goes on"
+        assert engine.keeper.loop.signal is not None, "another goes on"
         loop.run_until_complete(renew_async(lease))
         loop.run_until_complete(locks.close())
 
@@ -157,8 +157,8 @@ def test_a_keeper_that_fails_tells_every_holder(monkeypatch: pytest.MonkeyPatch)
             def fails(now: float) -> None:
                 raise ZeroDivisionError("a mistake of ours")
 
-            monkeypatch.setattr(locks._logic.engine.keeper, "_look", fails)
-            locks._logic.engine.keeper.poke()
+            monkeypatch.setattr(locks._logic.engine.keeper, "inspect", fails)
+            locks._logic.engine.keeper.loop.poke()
             await until_async(lambda: told)
             with pytest.raises(LeaseLost, match="renewing failed: ZeroDivisionError: a mistake of ours"):
                 lease.check()
@@ -347,10 +347,10 @@ def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_
     async def main() -> None:
         await take(locks, "y")
         keeper = locks._logic.engine.keeper
-        signal = keeper._signal
+        signal = keeper.loop.signal
         gc.collect()
         await take(locks, "z")
-        assert keeper._signal is signal
+        assert keeper.loop.signal is signal
         assert [task.get_name() for task in background_tasks()] == ["lockfast-keeper"]
         await locks.close()
 
@@ -384,7 +384,7 @@ async def lose(locks: AsyncLocks, *names: str) -> None:
         await locks.break_lock(name)
     for lease in list(locks._logic.engine.keeper.leases.values()):
         renewal_state(lease).renew_at = 0.0
-        locks._logic.engine.keeper.look_again(lease)
+        locks._logic.engine.keeper.reschedule(lease)
 
 
 async def see_another_task() -> None:

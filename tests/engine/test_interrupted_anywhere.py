@@ -79,7 +79,7 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"Keeper._wake", "Job.start", "LockLogic._adopt"} <= _sweep(tell)
+    assert {"KeeperLoop.wake", "Job.start", "LockLogic._adopt"} <= _sweep(tell)
 
 
 class Waiting:
@@ -190,7 +190,7 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
             error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
             return interrupt.struck
 
-    assert "Engine.abandon" in _sweep(tell)
+    assert "abandon" in _sweep(tell)
 
 
 def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_url: Callable[[], str]) -> None:
@@ -212,7 +212,7 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
             error = None
             return interrupt.struck
 
-    assert "Engine._finish_release" in _sweep(tell)
+    assert "_finish" in _sweep(tell)
 
 
 @pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", pytest.param("redis://127.0.0.1:1", marks=pytest.mark.slow)])
@@ -233,7 +233,7 @@ def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_tha
             assert outage.unanswered == {}, interrupt.struck
             return interrupt.struck
 
-        assert {"Engine.watched", "Outage.sent"} <= _sweep(tell)
+        assert {"watched", "Outage.sent"} <= _sweep(tell)
 
 
 def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at_most() -> None:

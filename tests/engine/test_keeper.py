@@ -12,7 +12,8 @@ from lockfast._model import Claim, Grant, Renewal
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.core import Engine
-from lockfast.engine.keeper import EARLY_LOSSES, IDLE
+from lockfast.engine.keeper import MAX_EARLY_LOSSES
+from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
 from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
@@ -98,7 +99,7 @@ def test_leases_that_were_released_do_not_stay_until_they_would_have_been_due(st
     kept = [stage.take(f"kept{n}", ttl=86400) for n in range(50)]
     for number in range(2000):
         lease = stage.take(f"lock{number}", ttl=86400)
-        stage.engine.keeper.poke()
+        stage.engine.keeper.loop.poke()
         stage.pass_time(0.01)  # the keeper has looked at it
         stage.release(lease)
     keeper = stage.engine.keeper
@@ -207,7 +208,7 @@ def test_what_was_lost_never_comes_back() -> None:
     clock = FakeClock()
     backend = StubBackend()
     engine = Engine(backend, ThreadWorld(clock), holder="us")
-    engine.keeper.close()  # as if its loop had not run yet
+    engine.keeper.loop.close()  # as if its loop had not run yet
     lease = drive(take(engine, ttl=10, renew=False))
     seen: list[bool] = []
 
@@ -218,7 +219,7 @@ def test_what_was_lost_never_comes_back() -> None:
 
     backend.answer = answer_after_the_deadline
     clock.advance(5)
-    drive(engine.keeper._renew_batch([engine.keeper.state_of(lease)]))
+    drive(engine.keeper.renewals.renew([engine.keeper.state_of(lease)]))
     assert seen == [True]
     assert lease.lost, "it was seen to be lost, so a late answer must not make it held again"
 
@@ -235,7 +236,7 @@ def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.Mon
         monkeypatch.setattr(world, "spawn", counted)
         for n in range(200):
             assert locks.lock(f"lock{n}").acquire() is not None
-        until(lambda: locks._logic.engine.keeper._running is not None)
+        until(lambda: locks._logic.engine.keeper.loop.running is not None)
         assert started == ["lockfast-keeper"]
 
 
@@ -265,19 +266,19 @@ def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
 ) -> None:
     keeper, late = stage.engine.keeper, stage.take("a", ttl=600)
     keeper.forget(late)  # as if it had not come yet
-    retire = keeper._retire
+    retire = keeper.loop._retire
 
     def retire_and_keep() -> bool:
         over = retire()
-        monkeypatch.setattr(keeper, "_retire", retire)
-        keeper.leases[late._claim.id] = keeper._fresh[late._claim.id] = late
+        monkeypatch.setattr(keeper.loop, "_retire", retire)
+        keeper.leases[late._claim.id] = keeper.fresh[late._claim.id] = late
         return over
 
     def spawn(work: Any, name: str) -> None:
         assert name != "lockfast-keeper"
         usual(work, name)
 
-    monkeypatch.setattr(keeper, "_retire", retire_and_keep)
+    monkeypatch.setattr(keeper.loop, "_retire", retire_and_keep)
     usual, stage.world.spawn = stage.world.spawn, spawn  # type: ignore[method-assign]
     stage.pass_time(1000)
     assert late.held
@@ -329,18 +330,18 @@ def test_a_lease_that_comes_while_the_idle_loop_ends_is_renewed(stage: Stage) ->
         def clear(self) -> None:  # the loop has seen that nothing is to be kept, and has yet to say that it ends
             super().clear()
             if late._claim.id not in keeper.leases:
-                keeper._next_look = stage.simulation.time - 1  # as after a look at a lease that was released
+                keeper.loop.wake_at = stage.simulation.time - 1  # as after a look at a lease that was released
                 keeper.keep(late)
 
     keeper._schedule._heap = Heap(keeper._schedule._heap)
-    stage.pass_time(IDLE + 15)
+    stage.pass_time(IDLE_S + 15)
     assert late.held
     assert ("late",) in stage.backend.renewals
 
 
 def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stage) -> None:
-    stage.engine.keeper.hear_of_loss([(str(number), 1) for number in range(2 * EARLY_LOSSES)], "gone")
-    assert len(stage.engine.keeper._early) == EARLY_LOSSES
+    stage.engine.keeper.on_loss([(str(number), 1) for number in range(2 * MAX_EARLY_LOSSES)], "gone")
+    assert len(stage.engine.keeper._early) == MAX_EARLY_LOSSES
 
 
 class _EndsInRelease(StubBackend):

@@ -37,7 +37,7 @@ def test_each_step_from_each_state_leads_where_the_table_says_or_nowhere(state: 
     lease._state = state
     assert lease._move(step, "reason") == ((state, step) in LEADS_TO)
     assert lease._state == LEADS_TO.get((state, step), state)
-    engine.keeper.close()
+    engine.keeper.loop.close()
 
 
 def test_the_table_knows_every_state() -> None:
@@ -62,7 +62,7 @@ def test_what_a_lease_says_of_itself_follows_the_clock() -> None:
         lease.check()
     assert caught.value.fence == lease.fence
     assert not drive(engine.release(lease)), "what was lost cannot be released"
-    engine.keeper.close()
+    engine.keeper.loop.close()
 
 
 def test_a_released_lease_says_so() -> None:
@@ -75,7 +75,7 @@ def test_a_released_lease_says_so() -> None:
         lease.check()
     assert not drive(engine.release(lease))
     assert backend.released == ["a"], "released once, whatever is asked afterwards"
-    engine.keeper.close()
+    engine.keeper.loop.close()
 
 
 def test_the_deadline_counts_from_before_the_request() -> None:
@@ -88,7 +88,7 @@ def test_the_deadline_counts_from_before_the_request() -> None:
 
     engine = Engine(Slow(), ThreadWorld(clock), holder="us")
     assert drive(take(engine, ttl=10, renew=False)).remaining == 6
-    engine.keeper.close()
+    engine.keeper.loop.close()
 
 
 def test_a_renewal_never_shortens_what_is_believed() -> None:
@@ -99,4 +99,4 @@ def test_a_renewal_never_shortens_what_is_believed() -> None:
     assert lease.remaining == 30
     lease._renewed(clock.now(), 50)
     assert lease.remaining == 50
-    engine.keeper.close()
+    engine.keeper.loop.close()

@@ -15,7 +15,7 @@ from lockfast import BackendUnavailable, Unsupported
 from lockfast._model import Busy, Claim, Grant
 from lockfast._worlds import World
 from lockfast.engine.acquire import HASTY_S
-from lockfast.engine.core import PATIENCE
+from lockfast.engine.core import PATIENCE_S
 from lockfast.engine.outage import FORGET_AFTER_S, REPORT_AFTER_S
 from lockfast.observe.events import Event
 from lockfast.primitives.locks import LocksLogic
@@ -94,7 +94,7 @@ def test_a_renewal_that_fails_reports_it_too(kind: str, clock: FakeClock, caplog
         assert lease is not None
         broken(locks).lose_request("renew", ALWAYS)
         for _ in range(3):
-            await locks.engine.keeper._renew_batch([renewal_state(lease)])
+            await locks.engine.keeper.renewals.renew([renewal_state(lease)])
             clock.advance(REPORT_AFTER_S)
         broken(locks).heal()
 
@@ -342,5 +342,5 @@ def test_a_request_that_is_repeated_after_silence_has_only_the_time_that_is_left
         return clock.now() - started
 
     took = run_hurried(kind, lambda world: silent, work, clock)
-    assert silent.given[0] == PATIENCE
-    assert took <= PATIENCE + 0.05
+    assert silent.given[0] == PATIENCE_S
+    assert took <= PATIENCE_S + 0.05

@@ -140,7 +140,7 @@ def test_a_loss_before_max_hold_has_its_own_reason(stage: Stage) -> None:
 def test_the_error_says_so_before_the_keeper_has_noticed() -> None:
     clock = FakeClock()
     engine = Engine(StubBackend(), ThreadWorld(clock), holder="us")
-    engine.keeper.close()  # as if its loop had not run yet
+    engine.keeper.loop.close()  # as if its loop had not run yet
     lease = drive(take(engine, ttl=30, max_hold=20))
     clock.advance(31)
     assert "max_hold of 20s" in str(lease._not_held())

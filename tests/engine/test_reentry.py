@@ -174,7 +174,7 @@ def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url
         lease = locks.lock("job", ttl=10, renew=False, on_lost=lambda _: lost.set()).acquire()
         assert lease is not None
         keeper = locks._logic.engine.keeper
-        keeper.close()  # so that the keeper does not look at the clock first
+        keeper.loop.close()  # so that the keeper does not look at the clock first
         clock.advance(100)
 
         def look() -> None:

@@ -18,7 +18,7 @@ from lockfast._facades.lock import AsyncLease
 from lockfast._model import Claim, Grant, LockInfo, Renewal
 from lockfast._values import Booked, Rate, Stored
 from lockfast.engine.core import Engine
-from lockfast.engine.keeper import IDLE
+from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
 from lockfast.errors import BackendUnavailable, LockError
 from lockfast.observe.events import Event
@@ -125,7 +125,7 @@ def stage() -> Iterator[Stage]:
 async def renew(locks: LocksLogic) -> Awaitable[object]:
     lease = await locks.lock("a", ttl=TTL).acquire()
     assert lease is not None
-    return locks.engine.keeper._renew_batch([renewal_state(lease)])
+    return locks.engine.keeper.renewals.renew([renewal_state(lease)])
 
 
 async def inspect(locks: LocksLogic) -> Awaitable[object]:
@@ -235,25 +235,25 @@ def test_a_pause_between_two_tries_is_no_silence(stage: Stage) -> None:
 
 
 def test_the_keeper_watches_for_as_long_as_a_request_is_unanswered(stage: Stage) -> None:
-    stage.engine.patience, stage.backend.delay = TTL, 10 * IDLE
+    stage.engine.patience, stage.backend.delay = TTL, 10 * IDLE_S
     job = stage.start(stage.locks.inspect("a"))
-    stage.pass_time(5 * IDLE)
-    assert stage.engine.keeper._signal is not None
+    stage.pass_time(5 * IDLE_S)
+    assert stage.engine.keeper.loop.signal is not None
     stage.simulation.run_until_done(job)
     stage.backend.delay = 0.0
-    stage.pass_time(2 * IDLE)
-    assert stage.engine.keeper._signal is None
+    stage.pass_time(2 * IDLE_S)
+    assert stage.engine.keeper.loop.signal is None
 
 
 def test_the_loop_that_watches_ends_when_nothing_was_to_do_for_a_while_and_not_before(stage: Stage) -> None:
     stage.do(stage.locks.inspect("a"))
-    watching = stage.engine.keeper._signal
+    watching = stage.engine.keeper.loop.signal
     for _ in range(5):
-        stage.pass_time(0.9 * IDLE)
+        stage.pass_time(0.9 * IDLE_S)
         stage.do(stage.locks.inspect("a"))
-    assert stage.engine.keeper._signal is watching
-    stage.pass_time(1.2 * IDLE)
-    assert stage.engine.keeper._signal is None
+    assert stage.engine.keeper.loop.signal is watching
+    stage.pass_time(1.2 * IDLE_S)
+    assert stage.engine.keeper.loop.signal is None
 
 
 def test_what_was_cancelled_is_not_waited_for_any_more(stage: Stage) -> None:
@@ -287,17 +287,17 @@ def test_a_request_is_sent_though_nothing_can_be_started_to_watch_it(stage: Stag
 def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: Stage) -> None:
     outage, now = stage.engine.outage, stage.simulation.time
     outage.sent("request", now, None)
-    outage.look(now + REPORT_AFTER_S)
+    outage.poll(now + REPORT_AFTER_S)
     background = stage.engine.background
-    told = background.tell
+    told = background.emit
 
     def answered_meanwhile(event: Event) -> None:
         told(event)
-        background.tell = told  # type: ignore[method-assign]
+        background.emit = told  # type: ignore[method-assign]
         outage.unanswered.pop("request")
 
-    background.tell = answered_meanwhile  # type: ignore[method-assign]
-    outage.look(now + REPORT_AFTER_S + LOOK_TWICE_S)
+    background.emit = answered_meanwhile  # type: ignore[method-assign]
+    outage.poll(now + REPORT_AFTER_S + LOOK_TWICE_S)
     stage.pass_time(1)
     assert stage.kinds == ["unreachable", "reachable"]
 
@@ -338,7 +338,7 @@ def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage:
     with pytest.raises(LockError, match="its Locks was closed"):
         stage.simulation.run_until_done(body)
     stage.pass_time(1)
-    assert stage.engine.keeper._signal is None, "what watched for silence has ended"
+    assert stage.engine.keeper.loop.signal is None, "what watched for silence has ended"
 
 
 async def _body(lock: LockLogic) -> None:

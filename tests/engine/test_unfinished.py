@@ -17,7 +17,7 @@ from lockfast._worlds import drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine import unfinished
-from lockfast.engine.core import BRIEFLY, Engine
+from lockfast.engine.core import BRIEFLY_S, Engine
 from lockfast.engine.unfinished import MAX_WORKERS
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing import FakeClock
@@ -46,7 +46,7 @@ class Mute(StubBackend):
         raise gone(transient=False)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        if within <= BRIEFLY:
+        if within <= BRIEFLY_S:
             raise gone()
         await self._wait()
         self.abandoned[claim.terms.name] += 1
@@ -150,7 +150,7 @@ class Failing(StubBackend):
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         self.abandons += 1
-        if within <= BRIEFLY or claim.terms.name == self.hangs:
+        if within <= BRIEFLY_S or claim.terms.name == self.hangs:
             raise gone()
         self.abandoned.append(claim.terms.name)
 

@@ -19,7 +19,7 @@ import lockfast.aio
 from lockfast._values import NANO
 from lockfast.backends.memory.store import shared_store
 from lockfast.backends.sqlite import schema as sqlite_store
-from lockfast.engine import core
+from lockfast.engine import living
 from lockfast.primitives.limiter import rate_of
 from lockfast.testing import FakeClock
 
@@ -238,6 +238,6 @@ def test_waiting_for_oneself_is_noticed_though_another_thread_connects_meanwhile
 
     with lockfast.connect(url) as locks, locks.lock("job"):
         with monkeypatch.context() as patch:
-            patch.setattr(core, "_living", Growing(list(core._living)))
+            patch.setattr(living, "LIVING", Growing(list(living.LIVING)))
             with pytest.raises(lockfast.SelfDeadlock):
                 locks.lock("job").acquire()

@@ -14,7 +14,8 @@ from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
-from lockfast.engine.lease import Request
+from lockfast.engine.renewing import Renewals
+from lockfast.engine.request import Request
 from lockfast.engine.schedule import RenewalState
 from lockfast.testing.simulated_client import Parts
 from lockfast.testing.simulated_network import RemoteBackend
@@ -80,12 +81,18 @@ class TakesAWakeUpForAGrant(RemoteBackend):
         return await super().acquire(claim, enqueue=enqueue, within=within)
 
 
-class GivesUpRenewing(Keeper):
-    """The first error ends the renewal, in silence."""
-
+class RenewsUntilTheFirstError(Renewals):
     def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
         for state in states:
             state.renew_at = float("inf")
+
+
+class GivesUpRenewing(Keeper):
+    """The first error ends the renewal, in silence."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.renewals = RenewsUntilTheFirstError(engine, self)
 
 
 class WaitsAllTheTimeForOneRenewal(RemoteBackend):

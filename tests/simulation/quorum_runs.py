@@ -16,7 +16,7 @@ from lockfast._model import Terms
 from lockfast.aio import AsyncLease, AsyncLock
 from lockfast.backends.redlock.backend import QuorumBackend
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Request
+from lockfast.engine.request import Request
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
 from lockfast.primitives.lock import LockLogic
 from lockfast.testing.history import Hold, judge

@@ -11,7 +11,7 @@ from lockfast._facades.opening import open_async_locks, open_locks
 from lockfast._reentry import Mutex, drive, nothing, section
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
-from lockfast.engine.core import PATIENCE
+from lockfast.engine.core import PATIENCE_S
 from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
 from lockfast.primitives.names import DEFAULT_NAMESPACE
 
@@ -39,7 +39,7 @@ class DistributedLock:
         *,
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
-        patience: Seconds = PATIENCE,
+        patience: Seconds = PATIENCE_S,
         replicas: int = 0,
         schema: str | None = None,
         advisory: bool = False,
@@ -155,7 +155,7 @@ class AsyncDistributedLock:
         *,
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
-        patience: Seconds = PATIENCE,
+        patience: Seconds = PATIENCE_S,
         replicas: int = 0,
         schema: str | None = None,
         advisory: bool = False,

@@ -11,8 +11,10 @@ from lockfast._time import Seconds, length
 from lockfast._worlds import Clock, drive, valid_clock
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.opening import BackendFactory, ConnectOptions
-from lockfast.engine.core import Engine, lock_order
+from lockfast.engine.checks import lock_order
+from lockfast.engine.core import Engine
 from lockfast.engine.process import adopt
+from lockfast.engine.releasing import time_to_linger
 from lockfast.errors import LockError
 from lockfast.primitives.locks import LocksLogic
 
@@ -86,7 +88,7 @@ def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Eng
     twin = make(ThreadWorld(clock), clock)
     for held in list(engine.keeper.leases.values()):
         with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
-            drive(twin.release(held._claim, linger=engine.linger(held), within=1.0))
+            drive(twin.release(held._claim, linger=time_to_linger(engine, held), within=1.0))
     for claim in [*engine.waiting.values(), *engine.unfinished.claims]:
         with suppress(LockError):
             drive(twin.abandon(claim, within=1.0))

@@ -28,7 +28,7 @@ class Backend(Protocol):
 
     @property
     def store_id(self) -> str:
-        """Which store this is: two backends of a process with one store_id are one store. No secrets: it is shown."""
+        """Which store this is: two backends of a process with one store_id are one store."""
         ...
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:

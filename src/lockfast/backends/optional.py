@@ -81,7 +81,7 @@ async def check_up(backend: Backend) -> Sequence[Health]:
     """The health of the servers of a backend. One that does not report it is asked an ordinary request."""
     if isinstance(backend, OfSeveralServers):
         return await backend.check_up()
-    where = url_of(backend) or backend.store_id
+    where = url_of(backend) or repr(backend)
     version = role = ""
     identified = False
     try:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
 from lockfast._time import FOREVER, format_duration
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.reporting import report_claim
+from lockfast.engine.request import Request
 from lockfast.engine.waking import Waking
-from lockfast.errors import BackendUnavailable
+from lockfast.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
@@ -42,30 +44,30 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
         request, adopt = engine.on_lost.prepare(request, adopt)
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
-    ask = _ask_and_tell if engine.events.wanted() else _ask
+    ask = _ask_and_report if engine.events.wanted() else _ask
     return ask(engine, request, claim, wait, adopt)
 
 
-async def _ask_and_tell(
+async def _ask_and_report(
     engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt
 ) -> Lease | Busy:
     started = engine.now()
-    engine.tell_claim("asked", claim)
+    report_claim(engine, "asked", claim)
 
-    def adopt_and_tell(lease: Lease) -> None:
+    def adopt_and_report(lease: Lease) -> None:
         adopt(lease)
         body = lease._body
-        lease._set_body(body or sys._getframe())  # a listener that waits for it would wait for itself
+        lease._enter(lease._guard, body or sys._getframe())  # a listener that waits for it would wait for itself
         if lease._waited:
-            engine.tell_claim("waited", claim, waited=lease._waited)
-        engine.tell_claim("granted", claim, fence=lease.fence, waited=engine.now() - started)
+            report_claim(engine, "waited", claim, waited=lease._waited)
+        report_claim(engine, "granted", claim, fence=lease.fence, waited=engine.now() - started)
         if lease._state == "held":
-            lease._set_body(body)
+            lease._enter(lease._guard, body)
 
-    answer = await _ask(engine, request, claim, wait, adopt_and_tell)
+    answer = await _ask(engine, request, claim, wait, adopt_and_report)
     if answer.__class__ is Busy:
         waited = engine.now() - started
-        engine.tell_claim("waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
+        report_claim(engine, "waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
     return answer
 
 
@@ -86,7 +88,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
         while True:
             if engine.closed:
-                engine.must_be_open()
+                raise LockError.closed()
             within = most
             if wait and give_up_at - asked_at < within:
                 within = max(0.02, give_up_at - asked_at)
@@ -107,7 +109,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 engine.outage.ended(claim.id)
                 unsent = was_unsent and not error.sent
                 if engine.closed:
-                    engine.must_be_open()  # a better reason than that its connection was let go of
+                    raise LockError.closed() from error  # a better reason than that its connection was closed
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1
                 pause = engine.retry.pause(failures, engine.world.chance())
@@ -128,7 +130,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             failures, most = 0, engine.patience
             answered_at = engine.now()
             if engine.closed:
-                engine.must_be_open()
+                raise LockError.closed()
             if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
                 checked = True
@@ -174,6 +176,6 @@ def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked
             name=claim.terms.name,
         )
     engine.keeper.keep(lease)
-    if engine.closed:  # while the request was under way: nobody would renew it. Looked at last, see `close`
-        engine.must_be_open()
+    if engine.closed:  # while the request was under way: no keeper would renew it. Checked last, see `close`
+        raise LockError.closed()
     return lease

@@ -13,7 +13,8 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._reentry import outside
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request
 from lockfast.observe.events import Event, logger
 
 if TYPE_CHECKING:
@@ -87,12 +88,12 @@ class OnLost:
 
     def _call_soon(self, lease: Lease) -> None:
         self._lost.append(lease)
-        look_at = self.look(self._engine.now())
+        look_at = self.poll(self._engine.now())
         if look_at < NEVER:
             with suppress(RuntimeError):  # no thread can be started: then what hangs holds up the others
-                self._engine.keeper.look_by(look_at)
+                self._engine.keeper.loop.wake_by(look_at)
 
-    def look(self, now: float) -> float:
+    def poll(self, now: float) -> float:
         """Start a caller if there is none, or the last call hangs; when to look again."""
         if not self._lost:
             return NEVER
@@ -119,7 +120,7 @@ class OnLost:
     def begin_again(self) -> None:
         """In a new event loop: those who called in the old one never go on."""
         self._callers = {}
-        self.look(self._engine.now())
+        self.poll(self._engine.now())
 
     async def all_called(self, within: float) -> None:
         """Until every call is over, or that time has passed. Within a call it does not wait."""
@@ -131,7 +132,7 @@ class OnLost:
                 return
             self._over.append(signal)
         while self.calling:
-            look_at = self.look(engine.now())
+            look_at = self.poll(engine.now())
             if self._lost and not self._callers:  # no thread can be started, as at the end of a process
                 await self._call_all(object())
                 return
@@ -186,7 +187,7 @@ class BackgroundEvents:
         self._teller: object = None  # the thread or task that does
         self._over: list[Signal] = []  # of those who wait until all is told
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         start = False
         try:
             with self._engine.mutex:
@@ -209,15 +210,15 @@ class BackgroundEvents:
         self._teller_is_due = False
 
     @property
-    def telling(self) -> bool:
+    def emitting(self) -> bool:
         """Whether something is being told, or is still to be."""
         return self._teller_is_due or bool(self._untold)
 
-    async def all_told(self, within: float) -> None:
+    async def all_emitted(self, within: float) -> None:
         """Until all is told, or that time has passed. Within a listener it does not wait."""
         signal = self._engine.world.signal()
         with self._engine.mutex:
-            if not self.telling or self._teller is self._engine.world.owner():
+            if not self.emitting or self._teller is self._engine.world.owner():
                 return
             start = not self._teller_is_due  # no thread could be started for it
             self._teller_is_due = True
@@ -238,4 +239,4 @@ class BackgroundEvents:
                 left_out, self._left_out = self._left_out, 0
             if left_out:
                 logger.warning("a listener or a log handler hung: %d events were left out", left_out)
-            self._engine.events.tell(event)
+            self._engine.events.emit(event)

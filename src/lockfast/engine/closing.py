@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Claim
 from lockfast.engine.lease import Lease
+from lockfast.engine.releasing import leave_to_time, release_again, take_back, time_to_linger
 from lockfast.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
-TELL_WITHIN_S: Final = 1.0  # for callbacks that tell of losses: the process may end right after
+REPORT_WITHIN_S: Final = 1.0  # for callbacks that tell of losses: the process may end right after
 ABANDON_WITHIN_S: Final = 1.0  # for each claim
 
 
@@ -27,25 +28,25 @@ async def close(engine: Engine, within: float | None = None) -> None:
     A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
     """
     engine.closed = True  # a lease that is granted from here on is given back, or found below
-    engine.keeper.close()
+    engine.keeper.loop.close()
     until = engine.now() + (engine.patience if within is None else within)
     taken = _take_from_bodies(engine)
     for lease in list(engine.keeper.leases.values()):
-        lease._leave_all_but_one()
+        lease._count_entry(1 - lease._depth)
         await _release(engine, lease, until)
     for lease, linger in taken:
         if engine.now() < until:
             with suppress(BackendUnavailable):  # told as an event; its ttl ends it
-                await engine.release_again(lease, linger, "", until)
+                await release_again(engine, lease, linger, "", until)
                 engine.unfinished.done(lease._claim)
     for claim in list(engine.waiting.values()):  # their callers learn of the end with the next answer
-        engine.take_back(claim)
+        take_back(engine, claim)
         engine.unfinished.note(claim)
     for claim in engine.unfinished.claims:
         await _abandon(engine, claim, until)
-    await engine.on_lost.all_called(TELL_WITHIN_S)
-    await engine.background.all_told(TELL_WITHIN_S)
-    engine.keeper.close()  # again: it has watched for silence until now
+    await engine.on_lost.all_called(REPORT_WITHIN_S)
+    await engine.background.all_emitted(REPORT_WITHIN_S)
+    engine.keeper.loop.close()  # again: it has watched for silence until now
     await engine.backend.close()
 
 
@@ -54,7 +55,7 @@ def _take_from_bodies(engine: Engine) -> list[tuple[Lease, float]]:
     taken = []
     for lease in list(engine.keeper.leases.values()):
         if lease._guard is not None or lease._claim.id in engine.waiting:
-            taken.append((lease, engine.linger(lease)))
+            taken.append((lease, time_to_linger(engine, lease)))
             engine.unfinished.note(lease._claim)  # should what follows be cut short
             engine.keeper.lose(lease, "denied", "its Locks was closed")
     return taken
@@ -65,7 +66,7 @@ async def _release(engine: Engine, lease: Lease, until: float) -> None:
         with suppress(BackendUnavailable):  # told as an event; its ttl ends it
             await engine.release(lease, until=until)
     elif lease._move("release"):
-        engine.leave_to_time(lease, "its Locks was closed, and there was no time left to ask the backend")
+        leave_to_time(engine, lease, "its Locks was closed, and there was no time left to ask the backend")
 
 
 async def _abandon(engine: Engine, claim: Claim, until: float) -> None:

@@ -1,29 +1,25 @@
 """A lease: what its holder may rely on, and for how long.
 
 Decides: the life-cycle, in one table; whether a lease is held, computed from the clock at each question.
-Leaves to the keeper: renewing it, and telling of its loss. Leaves to the backend: whether the record is still ours.
+Leaves to the keeper: to renew it, and to report its loss. Leaves to the backend: whether the record is still ours.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
-from lockfast._model import SHARED, Claim, Grant, Mode, Terms
+from lockfast._model import SHARED, Claim, Grant, Mode
 from lockfast._reentry import drive, nothing
-from lockfast._time import Seconds, format_duration
-from lockfast.errors import LeaseLost, NotHeld
+from lockfast._time import Seconds
+from lockfast.engine.not_held import error_if_not_held
+from lockfast.engine.request import LeaseTaker, Request
 
 if TYPE_CHECKING:
     from lockfast._worlds import Guard
     from lockfast.engine.core import Engine
-
-_CONTEXTLIB: Final = vars(contextlib)
-OUT_OF_TIME: Final = "its time ran out before a renewal came through"
 
 State = Literal["held", "releasing", "released", "lost", "forked"]
 Step = Literal["deadline", "denied", "release", "freed", "gone", "fork"]
@@ -38,39 +34,13 @@ LIFE: Final[dict[State, dict[Step, State]]] = {
     "releasing": {
         "release": "releasing",  # the last try failed; asked again
         "freed": "released",
-        "gone": "lost",  # it had ended before we let go of it
+        "gone": "lost",  # it had ended before it was released
         "fork": "forked",
     },
     "released": {},
     "lost": {},
     "forked": {},
 }
-
-
-class Request(NamedTuple):
-    """What one lock object asks for each time, and what it wants done with the lease."""
-
-    terms: Terms
-    wait: float | None = None
-    renew: bool = True
-    reentrant: bool = False
-    min_hold: float = 0.0
-    on_lost: Callable[[Any], object] | None = None
-    named: bool = False  # the holder was named by the caller, not after its process
-    renew_every: float | None = None  # seconds from one renewal to the next; None: a third of the ttl
-    max_hold: float | None = None  # seconds after the grant at which renewals stop; None: never
-
-
-class Home(Protocol):
-    """What a lease tells the lock object that it was taken through."""
-
-    async def release_last(self, lease: Lease) -> bool: ...
-    def drop(self, lease: Lease) -> None: ...
-
-
-def call_of(body: FrameType | None) -> FrameType | None:
-    """The call that the body of a `with` is part of. An `ExitStack`'s own is over long before the body is."""
-    return body if body is not None and body.f_globals is not _CONTEXTLIB else None
 
 
 class Unique:
@@ -94,12 +64,12 @@ class Lease(Unique):
         "_fence",
         "_granted_at",
         "_guard",
-        "_home",
         "_owner",
         "_reason",
         "_request",
         "_server_time",
         "_state",
+        "_taker",
         "_ttl",
         "_waited",
     )
@@ -123,7 +93,7 @@ class Lease(Unique):
         self._reason = ""
         self._depth = 1  # how many times its owner has entered it
         self._owner: object = None  # the thread or task that asked
-        self._home: Home | None = None  # the lock object that it was taken through
+        self._taker: LeaseTaker | None = None  # the lock object that it was taken through
         self._guard: Guard | None = None  # over the body of the `with` that it protects
         self._body: FrameType | None = None  # the call that the body is part of
 
@@ -136,12 +106,12 @@ class Lease(Unique):
 
     @property
     def fence(self) -> int:
-        """A number that only ever grows for this name. Hand it to whatever the lock protects."""
+        """A number that only ever grows for this name. Pass it to what the lock protects."""
         return self._fence
 
     @property
     def holder(self) -> str:
-        """Who holds it, as others are told when they ask."""
+        """Who holds it, as others see it."""
         return self._claim.terms.holder
 
     @property
@@ -195,7 +165,7 @@ class Lease(Unique):
     def check(self) -> None:
         """Raises LeaseLost if it was lost, NotHeld if it was released or belongs to a forked parent."""
         if not self.held:
-            self._see_to_loss()
+            self._report_loss()
             raise self._not_held()
 
     def _check(self) -> None:
@@ -204,7 +174,7 @@ class Lease(Unique):
             self._engine.keeper.notice(self)
             raise self._not_held()
 
-    def _see_to_loss(self) -> None:
+    def _report_loss(self) -> None:
         """Now, or soon if this is a finalizer or a signal handler in the middle of an operation."""
         engine = self._engine
         if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
@@ -218,30 +188,7 @@ class Lease(Unique):
     def _is_held(self) -> bool:
         return self.held
 
-    def _not_held(self) -> LeaseLost | NotHeld:
-        name = self.name
-        if self._state == "forked":
-            return NotHeld(f"lock {name!r} is held by the parent process; this fork does not hold it", name=name)
-        if not self.lost:
-            return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
-        held_for = self._engine.now() - self._granted_at
-        reason = self._reason or self._why_out_of_time()
-        return LeaseLost(
-            f"lease on {name!r} (fence {self._fence}) was lost {format_duration(held_for)} after it was granted: "
-            f"{reason}; somebody else may hold the lock now",
-            name=name,
-            fence=self._fence,
-            holder=self.holder,
-            held_for=held_for,
-            reason=reason,
-        )
-
-    def _why_out_of_time(self) -> str:
-        """Why it was not renewed before its deadline."""
-        max_hold = self._request.max_hold
-        if max_hold is None or not self._request.renew or self._deadline < self._granted_at + max_hold:
-            return OUT_OF_TIME
-        return f"it reached its max_hold of {format_duration(max_hold)}, after which it is not renewed"
+    _not_held = error_if_not_held
 
     def __repr__(self) -> str:
         left = f", {self.remaining:.3f}s left" if self._state == "held" else ""
@@ -256,7 +203,7 @@ class Lease(Unique):
             if then is None:
                 return False
             self._state = then
-            self._body = None  # it holds nothing any more, and a call is not to be kept alive for it
+            self._body = None  # it protects nothing any more, and must not keep a call alive
             self._reason = reason
             return True
 
@@ -277,40 +224,28 @@ class Lease(Unique):
         self._claim = claim
         return claim
 
-    # Those below call nothing, so an interrupt falls before all that they do, or after it.
+    # The next three call nothing, so an interrupt falls before all that they do, or after it.
 
-    def _adopt(self, owner: object, home: Home, guard: Guard | None, body: FrameType | None, again: bool) -> None:
+    def _adopt(
+        self, owner: object, taker: LeaseTaker | None, guard: Guard | None, body: FrameType | None, entries: int = 0
+    ) -> None:
         """That thread or task has it, through that lock object. The first `with` guards its body."""
         self._owner = owner
-        self._home = home
+        self._taker = taker
         if guard is not None and self._guard is None:
             self._guard, self._body = guard, body
-        if again:
-            self._depth += 1
-
-    def _set_owner(self, owner: object) -> None:
-        self._owner = owner
+        self._depth += entries  # which it makes beside the first
 
     def _enter(self, guard: Guard | None, body: FrameType | None) -> None:
         """It protects the body of a `with` in that call, or of none."""
         self._guard = guard
         self._body = body
 
-    def _set_guard(self, guard: Guard | None) -> None:
-        self._guard = guard
+    def _count_entry(self, change: int) -> None:
+        """Its owner has entered it again, or left it; `_release` ends the last entry."""
+        self._depth += change
 
-    def _set_body(self, body: FrameType | None) -> None:
-        self._body = body
-
-    def _enter_again(self) -> None:
-        self._depth += 1
-
-    def _leave_one(self) -> None:
-        """One entry fewer; the last one is ended by `_release`."""
-        self._depth -= 1
-
-    def _leave_all_but_one(self) -> None:
-        self._depth = 1
+    # What its holder asks for
 
     async def _extend(self, ttl: Seconds | None) -> bool:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)
@@ -325,5 +260,5 @@ class Lease(Unique):
 
     async def _release(self) -> bool:
         """Undo one entering of it; the last one ends it."""
-        home = self._home
-        return await (self._engine.release(self) if home is None else home.release_last(self))
+        taker = self._taker
+        return await (self._engine.release(self) if taker is None else taker.release_last(self))

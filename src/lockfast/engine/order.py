@@ -16,7 +16,8 @@ from typing import Final
 
 from lockfast._model import Claim
 from lockfast._reentry import Mutex, section
-from lockfast.engine.core import Engine, held_here
+from lockfast.engine.core import Engine
+from lockfast.engine.living import held_here
 from lockfast.observe.events import logger
 
 MOST: Final = 10_000  # pairs that are remembered; the oldest go first

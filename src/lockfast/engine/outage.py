@@ -65,7 +65,7 @@ class Outage:
         """
         self.unanswered[request] = _Unanswered(asked_at, until)
         try:
-            self._engine.keeper.look_by(asked_at + REPORT_AFTER_S)
+            self._engine.keeper.loop.wake_by(asked_at + REPORT_AFTER_S)
         except RuntimeError:
             return  # no thread can be started: then only its failure is reported
 
@@ -78,7 +78,7 @@ class Outage:
         """It failed, or was given up."""
         self.unanswered.pop(request, None)
 
-    def look(self, now: float) -> float:
+    def poll(self, now: float) -> float:
         """Report requests that were sent a second ago and are not answered; when to look again.
 
         Each is looked at twice: after this process stood still, its answer may be there and not read yet.
@@ -90,7 +90,7 @@ class Outage:
             elif request.look_at <= now:
                 request.overdue, request.look_at = True, _LATER
                 if key in self.unanswered and self._begins(request.asked_at, now):
-                    self._engine.background.tell(self._event("unreachable", self._silence(request, now)))
+                    self._engine.background.emit(self._event("unreachable", self._silence(request, now)))
                     if key not in self.unanswered:
                         self.over(behind=True)  # answered meanwhile, and perhaps too early to end what had not begun
             soonest = min(soonest, request.look_at)
@@ -146,14 +146,14 @@ class Outage:
         return Event(kind, "", self._engine.holder, detail=detail)
 
     def _tell(self, event: Event, behind: bool) -> None:
-        if behind or self._engine.background.telling:  # what came before it is told first
-            self._engine.background.tell(event)
+        if behind or self._engine.background.emitting:  # what came before it is told first
+            self._engine.background.emit(event)
         else:
-            self._engine.events.tell(event)
+            self._engine.events.emit(event)
 
 
 def _address(engine: Engine) -> str:
-    return url_of(engine.backend) or engine.backend.store_id
+    return url_of(engine.backend) or repr(engine.backend)
 
 
 def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:

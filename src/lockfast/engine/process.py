@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable
 
 from lockfast import _ids
-from lockfast.engine.core import Engine, all_living
+from lockfast.engine.core import Engine
+from lockfast.engine.living import all_living
 
 
 def adopt(engine: Engine, finish: Callable[[Engine], None]) -> None:

@@ -85,17 +85,17 @@ class Events:
         """Whether anybody would hear of an everyday event. Ask before making one."""
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         thread = get_ident()
         if thread in self._hearing:
             return  # a listener's own doing: it would hear of itself without end
         try:
             self._hearing.add(thread)
-            self._tell_each(event)
+            self._emit_to_each(event)
         finally:
             self._hearing.discard(thread)
 
-    def _tell_each(self, event: Event) -> None:
+    def _emit_to_each(self, event: Event) -> None:
         interrupt: BaseException | None = None
         for listener in (log, *self._listeners):
             try:

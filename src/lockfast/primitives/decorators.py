@@ -229,15 +229,15 @@ async def _step(lease: Lease, step: Callable[[], Awaitable[Any]], alone: bool) -
     if lease.lost:
         lease.check()
     guard = lease._engine.world.guard(lease._owner)
-    lease._set_guard(guard)
+    lease._enter(guard, lease._body)
     try:
         item = await step()
     except BaseException as error:
-        lease._set_guard(None)
+        lease._enter(None, lease._body)
         if guard.close(type(error)):
             raise lease._not_held() from error
         raise
-    lease._set_guard(None)
+    lease._enter(None, lease._body)
     guard.close(None)
     return item
 

@@ -20,7 +20,8 @@ from lockfast._text import shown
 from lockfast._time import Seconds
 from lockfast._worlds import settled
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request
 from lockfast.engine.waking import Waking
 from lockfast.errors import LeaseLost, LockError, NotHeld
 from lockfast.primitives.lock import Entry, LockLogic

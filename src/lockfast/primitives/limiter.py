@@ -18,7 +18,8 @@ from lockfast._text import shown
 from lockfast._time import FOREVER, Seconds, format_duration, length
 from lockfast._values import NANO, Allowance, Booked, Rate
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request
 from lockfast.errors import AcquireTimeout, LeaseLost, LockError
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import positive, whole
@@ -62,7 +63,7 @@ class LimiterLogic:
 
         async def book_ahead(turn: Lease) -> None:
             nonlocal answer
-            turn._set_guard(None)  # to lose the turn, as by a long pause, takes nothing from what was booked
+            turn._enter(None, turn._body)  # to lose the turn, as by a long pause, takes nothing from what was booked
             booked = await self._book(cost, give_up_at)
             answer = booked.allowance
             if answer.allowed:

@@ -19,7 +19,8 @@ from lockfast._time import Seconds, format_duration, length
 from lockfast._worlds import Guard
 from lockfast.engine.acquire import Adopt, acquire
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Request, call_of
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request, call_of
 from lockfast.errors import AcquireTimeout, LockError, NotHeld
 from lockfast.primitives.statement import With
 
@@ -124,7 +125,7 @@ class LockLogic:
         guard = engine.world.guard(owner) if body is not None else None
         call, entry = call_of(body), Entry(lease, owner, guard)
         # Nothing else is called from here on, so no interrupt falls in between: all of it is done, or nothing.
-        lease._adopt(owner, self, guard, call, again)
+        lease._adopt(owner, self, guard, call, 1 if again else 0)
         if self.request.reentrant:
             engine.entered[owner, key] = lease
         if statement is not None:
@@ -184,12 +185,12 @@ class LockLogic:
         if lease._guard is entry.guard:
             lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
         if lease._depth > 1 and not entry.let_go:
-            lease._leave_one()  # in one step with the next line, see `_adopt`
+            lease._count_entry(-1)  # in one step with the next line, see `_adopt`
             entry.let_go = True
         if entry.let_go:
             self._forget(entry)
         else:
-            self.engine.let_go(lease)  # at once: its owner must not enter again what is about to end
+            self.engine.forget_entry(lease)  # at once: its owner must not enter again what is about to end
             self.engine.put_off(self._end(entry, None))
 
     async def _end(self, entry: Entry, exc: BaseException | None) -> None:
@@ -199,7 +200,7 @@ class LockLogic:
         if entry.let_go:
             pass  # the body did that
         elif lease._depth > 1:
-            lease._leave_one()
+            lease._count_entry(-1)
             entry.let_go = True
             if not closing:
                 engine.keeper.notice(lease)
@@ -238,7 +239,7 @@ class LockLogic:
     async def _release(self, entry: Entry) -> bool:
         lease = entry.lease
         if lease._depth > 1:
-            lease._leave_one()  # in one step with the next line, see `_adopt`
+            lease._count_entry(-1)  # in one step with the next line, see `_adopt`
             entry.let_go = True
             freed = lease.held
         else:

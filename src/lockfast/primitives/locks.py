@@ -18,7 +18,7 @@ from lockfast._text import shown
 from lockfast._time import Seconds, length
 from lockfast.backends.optional import check_up
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Request
+from lockfast.engine.request import Request
 from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import aside, flaw_in, metadata_text, qualify, unqualify, valid, valid_prefix, whole
@@ -180,7 +180,7 @@ class LocksLogic:
         if engine.events.wanted():
             for was in before.holders:
                 detail = f"broken by {engine.holder!r}"
-                engine.events.tell(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
+                engine.events.emit(Event("broken", name, was.holder, was.claim_id, was.fence, detail=detail))
         return before._replace(name=name)
 
     async def doctor(self) -> Diagnosis:

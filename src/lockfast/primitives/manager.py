@@ -22,7 +22,8 @@ from lockfast._text import shown
 from lockfast._time import Seconds, length
 from lockfast._worlds import Signal, World
 from lockfast.engine.acquire import acquire
-from lockfast.engine.lease import Lease, Request
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request
 from lockfast.errors import BackendUnavailable, LeaseLost, NotHeld
 from lockfast.primitives.lock import LockLogic, timed_out
 from lockfast.primitives.locks import LocksLogic
@@ -129,7 +130,7 @@ class ManagerLogic:
             if lease._state == "releasing":
                 await lease._release()  # the last try went unanswered
             if await self._extended(lease, request.terms.ttl):
-                lease._enter_again()  # so many callers have it
+                lease._count_entry(+1)  # so many callers have it
                 return lease
 
         def adopt(lease: Lease) -> None:

@@ -19,7 +19,8 @@ from lockfast._time import FOREVER, Seconds
 from lockfast._worlds import Guard
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Request, Unique, call_of
+from lockfast.engine.lease import Lease, Unique
+from lockfast.engine.request import Request, call_of
 from lockfast.errors import LockError, NotHeld
 from lockfast.primitives.lock import timed_out, wait_for
 from lockfast.primitives.statement import With
@@ -127,7 +128,7 @@ class MultiLease(Unique):
     # What changes it
 
     def _adopt(self, lease: Lease) -> None:
-        lease._set_owner(self._owner)
+        lease._adopt(self._owner, None, None, None)
         self._leases.append(lease)
 
     async def _extend(self, ttl: Seconds | None) -> bool:

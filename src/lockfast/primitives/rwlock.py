@@ -7,7 +7,7 @@ admission does the rest: neither side starves, and readers between two writers e
 from __future__ import annotations
 
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Request
+from lockfast.engine.request import Request
 from lockfast.primitives.lock import LockLogic
 
 

@@ -72,7 +72,7 @@ class AwaitedLock:
         lease = raw.__enter__() if hasattr(raw, "__enter__") else await raw.__aenter__()
         for one in getattr(lease, "_leases", [lease]):
             if one._body is not None:
-                one._set_body(sys._getframe(1))  # the `with` is the story's, not ours
+                one._enter(one._guard, sys._getframe(1))  # the `with` is the story's, not ours
         return AwaitedLease(lease)
 
     async def __aexit__(self, *exc: Any) -> None:

@@ -17,7 +17,7 @@ from lockfast.aio import AsyncLease, AsyncLock
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper import Keeper
-from lockfast.engine.lease import Request
+from lockfast.engine.request import Request
 from lockfast.observe.events import Event
 from lockfast.primitives.election import ElectionLogic
 from lockfast.primitives.limiter import LimiterLogic

@@ -250,7 +250,7 @@ class Stage(ABC):
     def _settled(self) -> bool:
         """Every loss that was noticed is seen to: where no ttl ends a hold at the store, its client lets go of it."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
-        loops = [keeper._signal for keeper in keepers if keeper._signal is not None and not keeper._closed]
+        loops = [keeper.loop.signal for keeper in keepers if keeper.loop.signal is not None and not keeper.loop.closed]
         asleep = all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)
         hanging = sum(locks.faults.hanging for locks in self._opened)
         return asleep and self._calm() and self._activity.in_background("lockfast-behind") <= hanging
@@ -258,7 +258,7 @@ class Stage(ABC):
     def _calm(self) -> bool:
         """No waiter is just waking up, every keeper sleeps, and no renewal is under way, but for those that hang."""
         keepers = (locks.raw._logic.engine.keeper for locks in self._opened)
-        loops = [keeper._signal for keeper in keepers if keeper.leases]
+        loops = [keeper.loop.signal for keeper in keepers if keeper.leases]
         return (
             self._activity.in_background("lockfast-renewal") <= sum(locks.faults.hanging for locks in self._opened)
             and all(isinstance(loop, WatchedSignal) and loop.waiting for loop in loops)

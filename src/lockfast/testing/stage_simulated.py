@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from lockfast._time import length
 from lockfast._worlds import Clock, World
 from lockfast.aio import AsyncLease, AsyncLocks
-from lockfast.engine.core import PATIENCE, Engine
+from lockfast.engine.core import PATIENCE_S, Engine
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation, Task
 from lockfast.testing.simulated_store import DistantBackend, StoryWorld, WorldSeenFromStore, nap
@@ -69,7 +69,7 @@ class SimulatedStage(Stage):
         """As `lockfast.aio.connect` does it, but for the world."""
         world = StoryWorld(self.simulation, f"client {len(self._machines)}", options.pop("clock"))
         self._machines.append(world)
-        namespace, patience = options.pop("namespace"), length(options.pop("patience", PATIENCE), "patience")
+        namespace, patience = options.pop("namespace"), length(options.pop("patience", PATIENCE_S), "patience")
         backend = opener(world, world.clock)
         engine = Engine(backend, world, lease_type=AsyncLease, patience=patience, **options)
         return AsyncLocks(LocksLogic(engine, namespace))

@@ -1,0 +1,44 @@
+"""Why a lease is not held, in words.
+
+Decides: which error its holder gets, and the reason in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lockfast._time import format_duration
+from lockfast.errors import LeaseLost, NotHeld
+
+if TYPE_CHECKING:
+    from lockfast.engine.lease import Lease
+
+OUT_OF_TIME: Final = "its time ran out before a renewal came through"
+
+
+def error_if_not_held(lease: Lease) -> LeaseLost | NotHeld:
+    """What is raised for a lease that is not held: it was lost, released, or belongs to a forked parent."""
+    name = lease.name
+    if lease._state == "forked":
+        return NotHeld(f"lock {name!r} is held by the parent process; this fork does not hold it", name=name)
+    if not lease.lost:
+        return NotHeld(f"lock {name!r} is not held any more: its lease was released", name=name)
+    held_for = lease._engine.now() - lease._granted_at
+    reason = lease._reason or why_out_of_time(lease)
+    return LeaseLost(
+        f"lease on {name!r} (fence {lease._fence}) was lost {format_duration(held_for)} after it was granted: "
+        f"{reason}; somebody else may hold the lock now",
+        name=name,
+        fence=lease._fence,
+        holder=lease.holder,
+        held_for=held_for,
+        reason=reason,
+    )
+
+
+def why_out_of_time(lease: Lease) -> str:
+    """Why it was not renewed before its deadline."""
+    max_hold = lease._request.max_hold
+    if max_hold is None or not lease._request.renew or lease._deadline < lease._granted_at + max_hold:
+        return OUT_OF_TIME
+    return f"it reached its max_hold of {format_duration(max_hold)}, after which it is not renewed"

@@ -1,0 +1,154 @@
+"""The requests that renew leases: in batches, in the background of the keeper's loop.
+
+Decides: how many requests are under way, how long each may take, and what an answer or its absence means.
+Leaves to `schedule`: when a lease is renewed next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from lockfast._model import Renewal
+from lockfast.engine.reporting import report_lease_behind
+from lockfast.engine.schedule import NEVER, RenewalState
+from lockfast.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from lockfast.engine.core import Engine
+    from lockfast.engine.keeper import Keeper
+
+HANGING_S: Final = 0.25  # after which an unanswered renewal no longer holds up the others
+MIN_WITHIN_S: Final = 0.01
+
+
+class RenewalBatch:
+    """Leases that are renewed in one request, watched until it is answered."""
+
+    __slots__ = ("states", "watch_until")
+
+    def __init__(self, states: list[RenewalState]) -> None:
+        self.states = states
+        self.watch_until = min(state.lease._deadline for state in states)  # when the first is lost unanswered
+
+
+class Renewals:
+    def __init__(self, engine: Engine, keeper: Keeper) -> None:
+        self._engine = engine
+        self._keeper = keeper
+        self._due: list[RenewalBatch] = []  # to be renewed next
+        self.unanswered: list[RenewalBatch] = []  # due, or sent and not answered yet
+        self._renewers = 0  # threads or tasks that renew: one, or more while requests hang
+        self._asked_at = 0.0  # when one of them last sent a request
+
+    def reset(self) -> None:
+        """In a new event loop: what renewed in the old one never goes on."""
+        with self._engine.mutex:
+            self._due, self.unanswered, self._renewers = [], [], 0
+
+    def add(self, due: list[RenewalState]) -> None:
+        size = self._engine.backend.capabilities.renew_batch
+        batches = [RenewalBatch(due[start : start + size]) for start in range(0, len(due), size)]
+        with self._engine.mutex:
+            self._due += batches
+            self.unanswered += batches
+
+    def start(self, now: float) -> float:
+        """See to it that a thread or task renews what is due; the answer is when to look whether that goes on.
+
+        One renewer sends batch after batch. Another is only started when its request hangs, so that one hanging
+        request does not cost the leases that fall due meanwhile.
+        """
+        with self._engine.mutex:
+            start = bool(self._due) and (not self._renewers or self._asked_at + HANGING_S <= now)
+            if start:
+                self._renewers += 1
+                self._asked_at = now
+        if start:
+            try:
+                self._engine.world.spawn(self._run(), "lockfast-renewal")
+            except RuntimeError:  # no thread can be started just now; tried again
+                with self._engine.mutex:
+                    self._renewers -= 1
+        return now + HANGING_S if self._due else NEVER
+
+    def watch(self, now: float) -> float:
+        """Notice deadlines that pass before a renewal is answered; the answer is when the next one does."""
+        for batch in list(self.unanswered):
+            if batch.watch_until <= now:
+                for state in batch.states:
+                    self._keeper.notice(state.lease)
+                held = [state.lease._deadline for state in batch.states if state.lease._state == "held"]
+                batch.watch_until = min(held, default=NEVER)
+        return min((batch.watch_until for batch in list(self.unanswered)), default=NEVER)
+
+    async def _run(self) -> None:
+        while True:
+            with self._engine.mutex:
+                if not self._due:
+                    self._renewers -= 1
+                    return
+                batch = self._due.pop(0)
+                self._asked_at = self._engine.now()
+            try:
+                await self.renew(batch.states)
+            finally:
+                with self._engine.mutex:
+                    self.unanswered.remove(batch)
+
+    async def renew(self, states: list[RenewalState]) -> None:
+        """One request."""
+        engine, leases = self._engine, [state.lease for state in states]
+        batch = [Renewal(lease._claim, lease._ttl, lease._fence) for lease in leases]
+        asked_at = engine.now()  # before sending: the server's ttl cannot have started earlier
+        # A third of what is left: if this request goes unanswered, there is time to ask again, more than once.
+        left = min(lease._deadline for lease in leases) - asked_at
+        within = min(engine.patience, max(MIN_WITHIN_S, left / 3))
+        try:
+            ask = partial(engine.backend.renew, batch, within=within)
+            answers = await engine.watched(ask, asked_at, max(lease._deadline for lease in leases))
+        except Exception as error:
+            self._ride_out(states, error)
+            if isinstance(error, BackendUnavailable):
+                until = max(lease._deadline for lease in leases)
+                again_at = min(state.renew_at for state in states)
+                engine.outage.failed(error, asked_at, again_at, until, behind=engine.world.blocking)
+        else:
+            if any(state.failures for state in states):
+                engine.outage.over(behind=engine.world.blocking)
+            self._on_answers(states, batch, answers, asked_at)
+        finally:
+            for state in states:
+                state.renewing = False
+                self._keeper.fresh[state.lease._claim.id] = state.lease
+            self._keeper.loop.wake()
+
+    def _on_answers(
+        self, states: list[RenewalState], batch: list[Renewal], answers: Sequence[bool | None], asked_at: float
+    ) -> None:
+        now = self._engine.now()
+        wanted = self._engine.events.wanted()
+        for state, renewal, kept in zip(states, batch, answers, strict=True):
+            lease = state.lease
+            if now >= lease._deadline:
+                self._keeper.notice(lease)  # an answer that comes after the deadline brings nothing back
+            elif kept is None:
+                self._ride_out([state], BackendUnavailable("the backend could not say whether it still has it"))
+            elif not kept:
+                self._keeper.lose(lease, "denied", "the backend no longer has it: it expired or was broken")
+            elif lease._state == "held":
+                lease._renewed(asked_at, renewal.ttl)
+                state.renewed(asked_at)
+                self._engine.on_renewed()
+                if wanted:
+                    report_lease_behind(self._engine, "renewed", lease)
+
+    def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
+        """An error is not a loss: try again soon, until the deadline."""
+        engine = self._engine
+        now = engine.now()
+        for state in states:
+            state.failed(now, engine.world.chance())
+            if engine.events.wanted():
+                report_lease_behind(engine, "renewal_failed", state.lease, f"{type(error).__name__}: {error}")

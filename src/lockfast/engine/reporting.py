@@ -1,0 +1,38 @@
+"""The events of claims and leases.
+
+Decides: what an event says of a claim or a lease, and in which thread it is emitted.
+Leaves to `observe`: who hears of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockfast._model import Claim
+from lockfast.engine.lease import Lease
+from lockfast.observe.events import Event, Kind
+
+if TYPE_CHECKING:
+    from lockfast.engine.core import Engine
+
+
+def report_claim(
+    engine: Engine, kind: Kind, claim: Claim, *, fence: int | None = None, waited: float | None = None, detail: str = ""
+) -> None:
+    terms = claim.terms
+    engine.events.emit(Event(kind, terms.name, terms.holder, claim.id, fence, waited, None, detail))
+
+
+def report_lease(engine: Engine, kind: Kind, lease: Lease, detail: str = "") -> None:
+    engine.events.emit(_event(engine, kind, lease, detail))
+
+
+def report_lease_behind(engine: Engine, kind: Kind, lease: Lease, detail: str = "") -> None:
+    """From a keeper's thread: a listener that blocks it would cost leases. An event loop has no other thread."""
+    emit = engine.background.emit if engine.world.blocking else engine.events.emit
+    emit(_event(engine, kind, lease, detail))
+
+
+def _event(engine: Engine, kind: Kind, lease: Lease, detail: str) -> Event:
+    held = engine.now() - lease._granted_at
+    return Event(kind, lease.name, lease.holder, lease.claim_id, lease.fence, lease._waited, held, detail)
