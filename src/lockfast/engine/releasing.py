@@ -29,16 +29,17 @@ async def release(engine: Engine, lease: Lease, successor: str = "", *, until: f
     """
     if not engine.world.blocking:  # as `arrive` does, which costs a call
         engine.world.arrive()
-    engine.keeper.notice(lease)
+    now = engine.now()
+    if now >= lease._deadline:
+        engine.keeper.notice(lease)
     if lease._request.reentrant:
         engine.forget_entry(lease)
     # An earlier request, perhaps of another thread that waits for its answer, may have freed it; time has not.
-    again = lease._state == "releasing" and engine.now() < lease._deadline
+    again = lease._state == "releasing" and now < lease._deadline
     linger = time_to_linger(engine, lease) if lease._request.min_hold else 0.0
     try:
         if not lease._move("release"):
             return False
-        now = engine.now()
         within = (until if until < lease._deadline else lease._deadline) - now  # then it has ended by itself
         within = engine.patience if within > engine.patience else max(MIN_WITHIN_S, within)
         try:
