@@ -12,7 +12,7 @@ from lockfast._model import Claim, Grant, Renewal
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.core import Engine
-from lockfast.engine.keeper import MAX_EARLY_LOSSES
+from lockfast.engine.early_losses import MAX_EARLY_LOSSES
 from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
 from lockfast.errors import BackendUnavailable, LeaseLost

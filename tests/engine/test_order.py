@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import lockfast
-from lockfast.engine.core import lock_order
+from lockfast.engine.checks import lock_order
 from lockfast.engine.order import ORDER, LockOrder, LockOrderWarning
 from lockfast.sync import Locks
 from lockfast.testing import FakeClock

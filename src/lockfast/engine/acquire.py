@@ -6,23 +6,21 @@ Leaves to the backend: who is granted. Leaves to the keeper: what happens after 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
 from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
-from lockfast.engine.reporting import report_claim
-from lockfast.engine.request import Request
+from lockfast.engine.reporting import reported_acquire
+from lockfast.engine.request import Adopt, Request
 from lockfast.engine.waking import Waking
 from lockfast.errors import BackendUnavailable, LockError
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
-
-Adopt = Callable[[Lease], None]
 
 # A request that `wait` left less time than this and that is not answered says nothing about the server: if the server
 # answered the one before it, that answer stands.
@@ -44,31 +42,8 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
         request, adopt = engine.on_lost.prepare(request, adopt)
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
-    ask = _ask_and_report if engine.events.wanted() else _ask
-    return ask(engine, request, claim, wait, adopt)
-
-
-async def _ask_and_report(
-    engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt
-) -> Lease | Busy:
-    started = engine.now()
-    report_claim(engine, "asked", claim)
-
-    def adopt_and_report(lease: Lease) -> None:
-        adopt(lease)
-        body = lease._body
-        lease._enter(lease._guard, body or sys._getframe())  # a listener that waits for it would wait for itself
-        if lease._waited:
-            report_claim(engine, "waited", claim, waited=lease._waited)
-        report_claim(engine, "granted", claim, fence=lease.fence, waited=engine.now() - started)
-        if lease._state == "held":
-            lease._enter(lease._guard, body)
-
-    answer = await _ask(engine, request, claim, wait, adopt_and_report)
-    if answer.__class__ is Busy:
-        waited = engine.now() - started
-        report_claim(engine, "waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
-    return answer
+    ask = partial(_ask, engine, request, claim, wait)
+    return reported_acquire(engine, claim, ask, adopt) if engine.events.wanted() else ask(adopt)
 
 
 async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:

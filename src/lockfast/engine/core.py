@@ -1,6 +1,6 @@
 """What holds the engine together: one for each `Locks`.
 
-Decides: which parts there are, and what becomes of each when a process forks or an event loop is replaced.
+Decides: which parts there are, and where each verb is found.
 Leaves to `acquire`, `releasing`, `extending` and `keeper`: what happens to claims and leases. Leaves to `retrying` and
 `outage`: a backend that does not answer. Leaves to `closing`: the end of a `Locks`.
 """
@@ -8,6 +8,7 @@ Leaves to `acquire`, `releasing`, `extending` and `keeper`: what happens to clai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from lockfast._ids import default_holder
@@ -16,7 +17,7 @@ from lockfast._reentry import Mutex, nothing, start_put_off
 from lockfast._worlds import ChangesLoops, World
 from lockfast.backends.base import Backend
 from lockfast.backends.optional import ReportsLosses
-from lockfast.engine import background, checks, closing, extending, living, releasing, retrying
+from lockfast.engine import background, checks, closing, extending, living, releasing, restarting, retrying
 from lockfast.engine.backoff import Backoff
 from lockfast.engine.callbacks import BackgroundEvents, OnLost
 from lockfast.engine.keeper import Keeper
@@ -60,15 +61,15 @@ class Engine:
         self.closed = False
         self.on_renewed: Callable[[], object] = nothing  # of our own: called by the keeper, and never waits
         self.finish: Callable[[Engine], None] | None = None  # see `process`
-        self._make_parts()
+        self.make_parts()
         if isinstance(backend, ReportsLosses):
             backend.on_loss = self._on_loss
         if isinstance(world, ChangesLoops):
-            world.on_new_loop = self._begin_again
+            world.on_new_loop = partial(restarting.begin_again, self)
         living.LIVING.add(self)
         start_put_off()
 
-    def _make_parts(self) -> None:
+    def make_parts(self) -> None:
         """All that belongs to this process alone."""
         self.mutex = Mutex()  # held for single steps only, never while anything is awaited
         self.holder = default_holder() if self._given_holder is None else self._given_holder
@@ -122,33 +123,12 @@ class Engine:
         if self.closed:
             raise LockError.closed()
 
-    # A new event loop, a fork, the end
+    # Losses, a fork, the end
 
     def _on_loss(self, ended: Sequence[tuple[str, int]], reason: str) -> None:
         self.keeper.on_loss(ended, reason)  # of now: a fork has another
 
-    def _begin_again(self) -> None:
-        """The event loop was closed with all that ran in it, and this is used in another one now."""
-        waited = list(self.waiting.values())
-        self.waiting.clear()
-        self.outage.begin_again()
-        self.on_lost.begin_again()
-        self.background.begin_again()
-        self.keeper.begin_again()
-        for claim in waited:
-            releasing.take_back(self, claim)
-            self.unfinished.note(claim)
-        self.unfinished.begin_again()
-
-    def after_fork(self) -> None:
-        """In the child: the leases are the parent's, and so is every connection and thread."""
-        leases = list(self.keeper.leases.values())
-        self._make_parts()
-        self.world.after_fork()
-        self.backend.after_fork(child=True)
-        for lease in leases:
-            lease._move("fork")
-        self.events.after_fork()
+    after_fork = restarting.after_fork
 
     @property
     def leaves_something(self) -> bool:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from lockfast.engine.early_losses import EarlyLosses
 from lockfast.engine.keeper_loop import KeeperLoop
 from lockfast.engine.lease import Lease, Step
 from lockfast.engine.not_held import why_out_of_time
@@ -24,8 +25,6 @@ from lockfast.engine.schedule import WATCHED, RenewalState, Schedule, renewal_in
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
-MAX_EARLY_LOSSES: Final = 1000  # that are remembered for leases which may never come
-
 
 class Keeper:
     def __init__(self, engine: Engine) -> None:
@@ -34,7 +33,7 @@ class Keeper:
         self.fresh: dict[str, Lease] = {}  # those to inspect as soon as the loop is awake
         self._states: dict[str, RenewalState] = {}  # of those that were inspected or renewed, by claim id
         self._schedule = Schedule()
-        self._early: dict[tuple[str, int], str] = {}  # losses reported before the lease was kept, and why
+        self._early = EarlyLosses()
         self.renewals = Renewals(engine, self)
         self.loop = KeeperLoop(engine, self)
 
@@ -149,15 +148,13 @@ class Keeper:
     def on_loss(self, ended: Sequence[tuple[str, int]], reason: str) -> None:
         """The backend has noticed that these claims, each with its fence, hold no longer. Called from any thread."""
         for held in ended:
-            self._early[held] = reason  # before the search: it may be granted, and on its way to be kept
+            self._early.add(held, reason)  # before the search: it may be granted, and on its way to be kept
             id, fence = held
             lease = self.leases.get(id)
             if lease is not None and lease._fence == fence:  # else the claim was granted again since
                 self._early.pop(held, None)
                 self.lose(lease, "denied", reason)
                 self.lose(lease, "gone", reason)  # if its release is under way, and not answered yet
-        while len(self._early) > MAX_EARLY_LOSSES:
-            self._early.pop(next(iter(self._early)))
 
     def lose_all(self, error: Exception) -> None:
         """No lease can be renewed any more: its holder learns that now, not at the deadline."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from lockfast._model import SHARED, Claim, Grant, Mode
-from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
-from lockfast.engine.not_held import error_if_not_held
-from lockfast.engine.request import LeaseTaker, Request
+from lockfast.engine.not_held import error_if_not_held, notice_soon
+from lockfast.engine.request import LeaseTaker, Request, Unique
 
 if TYPE_CHECKING:
     from lockfast._worlds import Guard
@@ -41,15 +40,6 @@ LIFE: Final[dict[State, dict[Step, State]]] = {
     "lost": {},
     "forked": {},
 }
-
-
-class Unique:
-    """To release a copy would release the original."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, _: object) -> NoReturn:
-        raise TypeError(f"{self!r} can be neither copied nor pickled; hand its fence to others, and keep the lease")
 
 
 class Lease(Unique):
@@ -165,7 +155,7 @@ class Lease(Unique):
     def check(self) -> None:
         """Raises LeaseLost if it was lost, NotHeld if it was released or belongs to a forked parent."""
         if not self.held:
-            self._report_loss()
+            notice_soon(self)
             raise self._not_held()
 
     def _check(self) -> None:
@@ -173,17 +163,6 @@ class Lease(Unique):
         if not self.held:
             self._engine.keeper.notice(self)
             raise self._not_held()
-
-    def _report_loss(self) -> None:
-        """Now, or soon if this is a finalizer or a signal handler in the middle of an operation."""
-        engine = self._engine
-        if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
-            engine.put_off(self._notice())
-        else:
-            drive(self._notice(), engine, nothing)
-
-    async def _notice(self) -> None:
-        self._engine.keeper.notice(self)
 
     def _is_held(self) -> bool:
         return self.held

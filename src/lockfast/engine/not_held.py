@@ -1,12 +1,13 @@
-"""Why a lease is not held, in words.
+"""A lease that is not held any more.
 
-Decides: which error its holder gets, and the reason in it.
+Decides: which error its holder gets, and the reason in it; when the keeper is asked to notice.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from lockfast._reentry import drive, nothing
 from lockfast._time import format_duration
 from lockfast.errors import LeaseLost, NotHeld
 
@@ -42,3 +43,16 @@ def why_out_of_time(lease: Lease) -> str:
     if max_hold is None or not lease._request.renew or lease._deadline < lease._granted_at + max_hold:
         return OUT_OF_TIME
     return f"it reached its max_hold of {format_duration(max_hold)}, after which it is not renewed"
+
+
+def notice_soon(lease: Lease) -> None:
+    """Its deadline may have passed. At once, or soon if this is a finalizer or a signal handler inside an operation."""
+    engine = lease._engine
+    if engine.mutex.cr_running:  # a step of an event loop, where nothing is driven
+        engine.put_off(_notice(lease))
+    else:
+        drive(_notice(lease), engine, nothing)
+
+
+async def _notice(lease: Lease) -> None:
+    lease._engine.keeper.notice(lease)

@@ -6,10 +6,13 @@ Leaves to `observe`: who hears of it.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from lockfast._model import Claim
+from lockfast._model import Busy, Claim
 from lockfast.engine.lease import Lease
+from lockfast.engine.request import Adopt
 from lockfast.observe.events import Event, Kind
 
 if TYPE_CHECKING:
@@ -21,6 +24,30 @@ def report_claim(
 ) -> None:
     terms = claim.terms
     engine.events.emit(Event(kind, terms.name, terms.holder, claim.id, fence, waited, None, detail))
+
+
+async def reported_acquire(
+    engine: Engine, claim: Claim, ask: Callable[[Adopt], Awaitable[Lease | Busy]], adopt: Adopt
+) -> Lease | Busy:
+    """`ask(adopt)`, with an event for each step."""
+    started = engine.now()
+    report_claim(engine, "asked", claim)
+
+    def adopt_and_report(lease: Lease) -> None:
+        adopt(lease)
+        body = lease._body
+        lease._enter(lease._guard, body or sys._getframe())  # a listener that waits for it would wait for itself
+        if lease._waited:
+            report_claim(engine, "waited", claim, waited=lease._waited)
+        report_claim(engine, "granted", claim, fence=lease.fence, waited=engine.now() - started)
+        if lease._state == "held":
+            lease._enter(lease._guard, body)
+
+    answer = await ask(adopt_and_report)
+    if answer.__class__ is Busy:
+        waited = engine.now() - started
+        report_claim(engine, "waited", claim, waited=waited, detail=f"gave up, {answer.in_words}")
+    return answer
 
 
 def report_lease(engine: Engine, kind: Kind, lease: Lease, detail: str = "") -> None:

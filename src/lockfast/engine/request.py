@@ -1,11 +1,11 @@
-"""What a lock object asks for, and what a lease knows of the lock object that it was taken through."""
+"""What a lock object asks for, and what it and its leases know of each other."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Protocol
 
 from lockfast._model import Terms
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from lockfast.engine.lease import Lease
 
 _CONTEXTLIB: Final = vars(contextlib)
+
+
+Adopt = Callable[["Lease"], None]  # what the caller of an acquire does with the lease
 
 
 class Request(NamedTuple):
@@ -34,6 +37,15 @@ class LeaseTaker(Protocol):
 
     async def release_last(self, lease: Lease) -> bool: ...
     def drop(self, lease: Lease) -> None: ...
+
+
+class Unique:
+    """To release a copy would release the original."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(f"{self!r} can be neither copied nor pickled; hand its fence to others, and keep the lease")
 
 
 def call_of(body: FrameType | None) -> FrameType | None:

@@ -17,10 +17,10 @@ from lockfast._model import Busy
 from lockfast._text import shown
 from lockfast._time import Seconds, format_duration, length
 from lockfast._worlds import Guard
-from lockfast.engine.acquire import Adopt, acquire
+from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
-from lockfast.engine.request import Request, call_of
+from lockfast.engine.request import Adopt, Request, call_of
 from lockfast.errors import AcquireTimeout, LockError, NotHeld
 from lockfast.primitives.statement import With
 

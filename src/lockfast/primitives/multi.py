@@ -19,8 +19,8 @@ from lockfast._time import FOREVER, Seconds
 from lockfast._worlds import Guard
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
-from lockfast.engine.lease import Lease, Unique
-from lockfast.engine.request import Request, call_of
+from lockfast.engine.lease import Lease
+from lockfast.engine.request import Request, Unique, call_of
 from lockfast.errors import LockError, NotHeld
 from lockfast.primitives.lock import timed_out, wait_for
 from lockfast.primitives.statement import With
