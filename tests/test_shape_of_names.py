@@ -194,7 +194,6 @@ KNOWN_PRIVATE_IMPORTS: dict[str, str] = {}
 KNOWN_CLASSES_TWICE = {
     "Hold": "that of lockfast.testing is public; those of advisory locks and of the demo get other names",
     "Inbox": REBUILT,
-    "Job": REBUILT,
     "Line": REBUILT,
     "Refused": REBUILT,
     "Statement": REBUILT,
@@ -202,11 +201,9 @@ KNOWN_CLASSES_TWICE = {
 KNOWN_LONG_CLASSES = {
     "backends.postgres_advisory: PostgresAdvisoryBackend": REBUILT,
     "backends.redlock: QuorumBackend": REBUILT,
-    "engine: Engine": REBUILT,
 }
 _OLD_WORDS_BY_PACKAGE = {
     "_facades": "wishes",
-    "_reentry": "Job",
     "backends.postgres": "tell_deaf tell_deaf_for_now told",
     "backends.postgres_advisory": "_look told",
     "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
@@ -214,7 +211,6 @@ _OLD_WORDS_BY_PACKAGE = {
         "Crew Fan Line Owed Past Shout Turn _is_plain _say _told hear is_plain look owed seal shout told"
     ),
     "cli": "_TOLD _hear _heed _say _told _told_broken hear heed_orders look told",
-    "engine": "Place _Owed _hear _look _owed all_told look owed told",
     "fencing": "look",
     "primitives": "_look _say _told told",
 }

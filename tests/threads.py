@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from lockfast._reentry import Job
+from lockfast._reentry import BackgroundJob
 from tests.servers.waiting import until
 
-_make = Job.__init__
+_make = BackgroundJob.__init__
 _untaken: list[Any] = []  # a lock of each job that no thread had taken when it was last looked at
 
 
-def _make_and_note(job: Job, work: Any, name: str) -> None:
+def _make_and_note(job: BackgroundJob, work: Any, name: str) -> None:
     _make(job, work, name)
     _untaken.append(job._untaken)
 
@@ -38,7 +38,7 @@ def _since(before: set[threading.Thread]) -> list[threading.Thread]:
 def _ends_its_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(threading.enumerate())
     _untaken.clear()
-    monkeypatch.setattr(Job, "__init__", _make_and_note)
+    monkeypatch.setattr(BackgroundJob, "__init__", _make_and_note)
     yield
     until(_all_taken, "all threads that were started to begin")
     left = _since(before)

@@ -1,7 +1,7 @@
 """Code that runs in the middle of our own: a finalizer that the garbage collector calls, or a signal handler.
 
 Decides: when such code may ask for something, and what becomes of it if it may not.
-Leaves to the keeper: to start what was put off, as soon as it is woken.
+Leaves to the keeper: to start what was put off, as soon as it wakes up.
 
 A thread that is inside an operation may hold any mutex of ours, a transaction, or a connection in the middle of a
 request. Python may run a finalizer or a signal handler there, between any two instructions, and to wait for any of
@@ -109,7 +109,7 @@ def _nested(work: Coroutine[Any, Any, T], ends_in: PutsOff | None, expected: Cal
 
 
 def put_off(work: Coroutine[Any, Any, Any], stand_in: Callable[[], None]) -> None:
-    """To be done by another thread, when an operation begins or a keeper looks. Takes no mutex.
+    """To be done by another thread, when an operation begins or a keeper wakes up. Takes no mutex.
 
     That thread calls `stand_in` first, so that it does it for the one that wanted it done.
     """
@@ -141,14 +141,14 @@ def _do_put_off() -> None:
             except IndexError:
                 return  # another thread has taken the last
             stand_in()
-            with suppress(LockError):  # its events tell of it, as of a release that was not put off
+            with suppress(LockError):  # its events report it, as for a release that was not put off
                 drive(work)
     finally:
         _workers.pop()
         start_put_off()  # what came since
 
 
-class Job:
+class BackgroundJob:
     """Background work that is run by the first thread that takes it, or by none."""
 
     __slots__ = ("_name", "_over", "_untaken", "_work")
@@ -198,13 +198,13 @@ class Job:
             pass
 
 
-def run_behind(work: Coroutine[Any, Any, None], name: str) -> Job:
+def run_behind(work: Coroutine[Any, Any, None], name: str) -> BackgroundJob:
     """Run it in a daemon of that name, inside an operation from its start to its end unless it says `outside`.
 
     Raises NoThread; then it does not run, and is closed. An interrupt that comes meanwhile is raised, and it runs all
     the same.
     """
-    job = Job(work, name)
+    job = BackgroundJob(work, name)
     try:
         job.start()
     except Exception:
@@ -217,7 +217,7 @@ def run_behind(work: Coroutine[Any, Any, None], name: str) -> Job:
     return job
 
 
-def start_thread(name: str, target: Callable[..., None], *args: Any) -> Job:
+def start_thread(name: str, target: Callable[..., None], *args: Any) -> BackgroundJob:
     """As `run_behind`, for a plain function."""
     return run_behind(_call(target, args), name)
 

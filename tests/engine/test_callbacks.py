@@ -74,7 +74,7 @@ def test_one_that_waits_keeps_no_other_from_being_told(locks: Locks, clock: Fake
     clock.advance(1)
     for number in range(1, 5):
         until(lambda least=number: len(told) >= least, f"{number} of them to be told")  # type: ignore[misc]
-        clock.advance(callbacks.HANGING)
+        clock.advance(callbacks.HANGING_S)
     assert sorted(told) == list("abcd")
 
 
@@ -116,7 +116,7 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(
     closing = threading.Thread(target=close_in_the_body)
     closing.start()
     until(lambda: len(told) == 1, "one to be told")
-    clock.advance(callbacks.HANGING)
+    clock.advance(callbacks.HANGING_S)
     until(lambda: sorted(told) == ["a", "b"], "the other to be told")
 
     def closed() -> bool:
@@ -142,7 +142,7 @@ def test_a_task_that_waits_keeps_no_other_from_being_told(url: str, clock: FakeC
 
             clock.advance(1)
             await until_async(lambda: len(told) == 1, "one to be told")
-            clock.advance(callbacks.HANGING)
+            clock.advance(callbacks.HANGING_S)
             await until_async(lambda: sorted(told) == ["a", "b"], "the other to be told")
             gate.set()
 
@@ -270,7 +270,7 @@ def test_one_that_waits_for_what_was_just_granted_would_wait_for_itself(locks: L
 def test_one_that_hangs_for_ever_is_given_the_latest_events_and_told_how_many_it_missed(
     locks: Locks, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(callbacks, "MOST", 3)
+    monkeypatch.setattr(callbacks, "MAX_EVENTS", 3)
     heard: list[str] = []
     began = threading.Event()
 
@@ -331,10 +331,10 @@ def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(lock
     class Once(set[int]):
         def add(self, thread: int) -> None:
             super().add(thread)
-            locks.events._hearing = set(self)
+            locks.events._in_listener = set(self)
             raise KeyboardInterrupt
 
-    locks.events._hearing = Once()
+    locks.events._in_listener = Once()
     with pytest.raises(KeyboardInterrupt):
         locks.events.emit(Event("lost", "a", "me", detail="first"))
     locks.events.emit(Event("lost", "a", "me", detail="second"))

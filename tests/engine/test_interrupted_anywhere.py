@@ -79,7 +79,7 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"KeeperLoop.wake", "Job.start", "LockLogic._adopt"} <= _sweep(tell)
+    assert {"KeeperLoop.wake", "BackgroundJob.start", "LockLogic._adopt"} <= _sweep(tell)
 
 
 class Waiting:
@@ -249,4 +249,4 @@ def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at
         assert done in (["once", "next"], ["next", "once"], ["next"]), interrupt.struck
         return interrupt.struck
 
-    assert "Job.start" in _sweep(tell)
+    assert "BackgroundJob.start" in _sweep(tell)

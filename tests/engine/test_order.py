@@ -206,7 +206,7 @@ def test_made_an_error_it_leaves_nothing_held(locks: Locks) -> None:
 
 def test_a_bounded_wait_for_what_one_holds_is_warned_of_and_stays_what_it_is(locks: Locks) -> None:
     with locks.lock("a"):
-        with pytest.warns(LockOrderWarning, match=r"'a' is asked for at .* by somebody who holds it already"):
+        with pytest.warns(LockOrderWarning, match=r"'a' is asked for at .* by a caller that holds it already"):
             assert locks.lock("a").acquire(timeout=0.01) is None
 
 

@@ -19,7 +19,7 @@ from lockfast._model import Claim, Grant, LockInfo, Renewal
 from lockfast._values import Booked, Rate, Stored
 from lockfast.engine.core import Engine
 from lockfast.engine.keeper_loop import IDLE_S
-from lockfast.engine.outage import LOOK_TWICE_S, REPORT_AFTER_S
+from lockfast.engine.outage import POLL_AGAIN_S, REPORT_AFTER_S
 from lockfast.errors import BackendUnavailable, LockError
 from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
@@ -152,7 +152,7 @@ def test_silence_is_reported_after_a_second_and_so_is_its_end(stage: Stage, ask:
     stage.do(asked)
     [(first, at, silence), (second, ended_at, end)] = stage.reported
     assert (first, second) == ("unreachable", "reachable")
-    assert (at, ended_at) == approx((started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5))
+    assert (at, ended_at) == approx((started + REPORT_AFTER_S + POLL_AGAIN_S, started + 5))
     assert silence.startswith(f"no answer from {stage.backend!r} for 1.1s")
     assert "; waiting until " in silence
     assert end == f"{stage.backend!r} can be used again, after 5s"
@@ -168,7 +168,7 @@ def test_an_answer_within_a_second_is_no_silence(stage: Stage, ask: Any) -> None
 
 
 def test_what_is_answered_when_a_process_that_stood_still_goes_on_is_no_silence(stage: Stage) -> None:
-    stage.backend.delay = REPORT_AFTER_S + LOOK_TWICE_S / 2  # the keeper has looked once
+    stage.backend.delay = REPORT_AFTER_S + POLL_AGAIN_S / 2  # the keeper has looked once
     stage.do(stage.locks.inspect("a"))
     stage.pass_time(REPORT_AFTER_S)
     assert stage.reported == []
@@ -187,7 +187,7 @@ def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stag
     stage.pass_time(60)
     started, stage.backend.delay = stage.simulation.time, 5.0
     stage.do(stage.locks.inspect("a"))
-    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S + LOOK_TWICE_S, started + 5])
+    assert [at for _, at, _ in stage.reported] == approx([started + REPORT_AFTER_S + POLL_AGAIN_S, started + 5])
 
 
 def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
@@ -297,7 +297,7 @@ def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: S
         outage.unanswered.pop("request")
 
     background.emit = answered_meanwhile  # type: ignore[method-assign]
-    outage.poll(now + REPORT_AFTER_S + LOOK_TWICE_S)
+    outage.poll(now + REPORT_AFTER_S + POLL_AGAIN_S)
     stage.pass_time(1)
     assert stage.kinds == ["unreachable", "reachable"]
 
@@ -330,7 +330,7 @@ def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage:
     stage.do(stage.locks.close())
     assert stage.simulation.time <= started + PATIENCE + 0.01
     [(kind, at, detail)] = stage.reported
-    assert at == approx(started + REPORT_AFTER_S + LOOK_TWICE_S)
+    assert at == approx(started + REPORT_AFTER_S + POLL_AGAIN_S)
     assert kind == "unreachable"
     assert "; waiting until " in detail
     assert failed == ["a", "b", "c"]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Signal(Protocol):
-    """A flag for one waiter. Set from any thread; a set that nobody waits for yet is kept."""
+    """A flag for one waiter. Set from any thread; a set that comes before the wait is kept."""
 
     def set(self) -> None:
         """Wake the waiter, or let its next `wait` return at once."""
@@ -55,7 +55,7 @@ class World(Protocol):
 
     @property
     def real_time(self) -> bool:
-        """False if a test moves the clock; then how long a real server takes cannot be told."""
+        """False if a test moves the clock; then how long a real server takes is not known."""
         ...
 
     def now(self) -> float:
@@ -79,7 +79,7 @@ class World(Protocol):
         ...
 
     def owner(self) -> object:
-        """Whoever is running: the same object for one thread or task, and never another's."""
+        """The running thread or task: the same object for each of them, and never another's."""
         ...
 
     def stack(self) -> Iterable[FrameType]:

@@ -79,7 +79,7 @@ def _time_up(waiting: asyncio.Future[bool]) -> None:
 def call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
     try:
         loop.call_soon_threadsafe(call, *args)
-    except RuntimeError:  # the loop is closed: nobody is left to be woken
+    except RuntimeError:  # the loop is closed: no waiter is left to be woken
         return
 
 
@@ -88,7 +88,7 @@ _background: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
 def background_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task of the library's own, which nobody else can cancel: holders rely on it.
+    """A task of the library's own, which no one else can cancel: holders rely on it.
 
     `asyncio.all_tasks` does not name it. A program that ends in good order cancels and awaits all tasks that are named
     there while some of them still hold locks, and `asyncio.run` does the same. When the loop is closed it is dropped.
@@ -139,7 +139,7 @@ def seen(task: asyncio.Task[Any]) -> None:
 
 
 class AsyncioGuard:
-    """Cancels the body the way `asyncio.timeout` does: told apart from every other cancellation."""
+    """Cancels the body the way `asyncio.timeout` does, and knows it from every other cancellation."""
 
     __slots__ = ("_before", "_interrupted", "_task")
 
@@ -264,7 +264,7 @@ class AsyncioWorld:
                 cancelled = error  # kept until the work is done, then raised
         if cancelled is not None:
             if not task.cancelled():
-                task.exception()  # seen: the cancellation is what the caller must hear of
+                task.exception()  # seen: the cancellation is what the caller gets
             raise cancelled
         return task.result()
 

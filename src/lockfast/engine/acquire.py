@@ -121,7 +121,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         raise
     except BaseException as error:
         try:
-            engine.outage.ended(claim.id)  # nobody waits for its answer any more
+            engine.outage.ended(claim.id)  # no caller waits for its answer any more
             brief = unsent or isinstance(error, BackendUnavailable)
             await engine.abandon(claim, within=engine.briefly if brief else 1.0, sent=not unsent)
         except BaseException:

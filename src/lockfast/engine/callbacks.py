@@ -1,7 +1,7 @@
 """Code of the user's that is called in the background, where it holds up nothing but itself.
 
 Decides: in which thread or task `on_lost` is called, and listeners of what happens in the background.
-Leaves to the keeper: to look whether a call hangs. Leaves to `observe`: what becomes of an error in a listener.
+Leaves to the keeper: to notice a call that hangs. Leaves to `observe`: what becomes of an error in a listener.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
 NEVER: Final = float("inf")
-HANGING: Final = 0.25  # seconds after which a call that is not over no longer holds up the others
-MOST: Final = 10_000  # events that wait for a listener; of more than that the oldest are left out
+HANGING_S: Final = 0.25  # after which a call that is not over no longer holds up the others
+MAX_EVENTS: Final = 10_000  # events that wait for a listener; of more than that the oldest are left out
 
 
 class Callback:
@@ -32,11 +32,11 @@ class Callback:
     `handed_out` is set by the thread that acquires, `lost` by the one that notices the loss: in any order, or at once.
     """
 
-    __slots__ = ("_on_lost", "_untold", "context", "handed_out", "lost")
+    __slots__ = ("_on_lost", "_unclaimed", "context", "handed_out", "lost")
 
     def __init__(self, on_lost: Callable[[Any], object]) -> None:
         self._on_lost = on_lost
-        self._untold = [None]  # empty once a thread has undertaken to have it called
+        self._unclaimed = [None]  # empty once a thread has undertaken to have it called
         self.context = copy_context()
         self.handed_out = False
         self.lost = False
@@ -46,7 +46,7 @@ class Callback:
         if not (self.handed_out and self.lost):
             return False
         try:
-            self._untold.pop()
+            self._unclaimed.pop()
         except IndexError:
             return False
         return True
@@ -60,13 +60,13 @@ class OnLost:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._lost: deque[Lease] = deque()  # those whose `on_lost` is to be called
+        self._lost: deque[Lease] = deque()  # leases whose `on_lost` is to be called
         self._callers: dict[object, set[object]] = {}  # each with the threads or tasks that it is
         self._began_at = 0.0  # when one of them last began with a call
-        self._over: list[Signal] = []  # of those who wait until all calls are over
+        self._over: list[Signal] = []  # of the callers that wait until all calls are over
 
     def prepare(self, request: Request, adopt: Callable[[Lease], None]) -> tuple[Request, Callable[[Lease], None]]:
-        """For one acquire with an `on_lost`. A lease that never reaches `adopt` is lost to nobody."""
+        """For one acquire with an `on_lost`. The loss of a lease that never reaches `adopt` is not reported."""
         assert request.on_lost is not None
         callback, engine = Callback(request.on_lost), self._engine
 
@@ -88,19 +88,19 @@ class OnLost:
 
     def _call_soon(self, lease: Lease) -> None:
         self._lost.append(lease)
-        look_at = self.poll(self._engine.now())
-        if look_at < NEVER:
+        poll_at = self.poll(self._engine.now())
+        if poll_at < NEVER:
             with suppress(RuntimeError):  # no thread can be started: then what hangs holds up the others
-                self._engine.keeper.loop.wake_by(look_at)
+                self._engine.keeper.loop.wake_by(poll_at)
 
     def poll(self, now: float) -> float:
-        """Start a caller if there is none, or the last call hangs; when to look again."""
+        """Start a caller if there is none, or the last call hangs; when to poll again."""
         if not self._lost:
             return NEVER
         caller = object()
         try:
             with self._engine.mutex:
-                start = bool(self._lost) and (not self._callers or self._began_at + HANGING <= now)
+                start = bool(self._lost) and (not self._callers or self._began_at + HANGING_S <= now)
                 if start:
                     self._callers[caller] = set()
                     self._began_at = now
@@ -109,8 +109,8 @@ class OnLost:
         except BaseException as error:
             self._callers.pop(caller, None)  # should it run all the same, another beside it does no harm
             if not isinstance(error, RuntimeError):
-                raise  # else no thread can be started just now: the keeper looks again
-        return self._began_at + HANGING if self._lost else NEVER
+                raise  # else no thread can be started just now: the keeper polls again
+        return self._began_at + HANGING_S if self._lost else NEVER
 
     @property
     def calling(self) -> bool:
@@ -118,7 +118,7 @@ class OnLost:
         return bool(self._lost or self._callers)
 
     def begin_again(self) -> None:
-        """In a new event loop: those who called in the old one never go on."""
+        """In a new event loop: the callers of the old one never go on."""
         self._callers = {}
         self.poll(self._engine.now())
 
@@ -132,11 +132,11 @@ class OnLost:
                 return
             self._over.append(signal)
         while self.calling:
-            look_at = self.poll(engine.now())
+            poll_at = self.poll(engine.now())
             if self._lost and not self._callers:  # no thread can be started, as at the end of a process
                 await self._call_all(object())
                 return
-            if await signal.wait(min(look_at, until) - engine.now()) or engine.now() >= until:
+            if await signal.wait(min(poll_at, until) - engine.now()) or engine.now() >= until:
                 return
 
     async def _call_all(self, caller: object) -> None:
@@ -177,65 +177,65 @@ class OnLost:
 
 
 class BackgroundEvents:
-    """Tells what the background does, in order. In a thread of its own, since a listener or a log may block."""
+    """Emits what the background does, in order. In a thread of its own, since a listener or a log may block."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._untold: deque[Event] = deque()
-        self._left_out = 0  # since the last one that was told
-        self._teller_is_due = False  # from when that is spawned until all is told
-        self._teller: object = None  # the thread or task that does
-        self._over: list[Signal] = []  # of those who wait until all is told
+        self._pending: deque[Event] = deque()
+        self._left_out = 0  # since the last one that was emitted
+        self._emitter_is_due = False  # from when that is spawned until all are emitted
+        self._emitter: object = None  # the thread or task that does
+        self._over: list[Signal] = []  # of the callers that wait until all are emitted
 
     def emit(self, event: Event) -> None:
         start = False
         try:
             with self._engine.mutex:
-                self._untold.append(event)
-                if len(self._untold) > MOST:
-                    self._untold.popleft()
+                self._pending.append(event)
+                if len(self._pending) > MAX_EVENTS:
+                    self._pending.popleft()
                     self._left_out += 1
-                start = not self._teller_is_due
-                self._teller_is_due = True
+                start = not self._emitter_is_due
+                self._emitter_is_due = True
             if start:
-                self._engine.world.spawn(self._tell_all(), "lockfast-events")
+                self._engine.world.spawn(self._emit_all(), "lockfast-events")
         except BaseException as error:
             if start:
-                self._teller_is_due = False  # should it run all the same, another beside it does no harm
+                self._emitter_is_due = False  # should it run all the same, another beside it does no harm
             if not isinstance(error, RuntimeError):
-                raise  # else no thread can be started: it is told along with the next event, or at the end
+                raise  # else no thread can be started: it is emitted along with the next event, or at the end
 
     def begin_again(self) -> None:
-        """In a new event loop: what told in the old one never goes on."""
-        self._teller_is_due = False
+        """In a new event loop: the task of the old one never goes on."""
+        self._emitter_is_due = False
 
     @property
     def emitting(self) -> bool:
-        """Whether something is being told, or is still to be."""
-        return self._teller_is_due or bool(self._untold)
+        """Whether an event is being emitted, or is still to be."""
+        return self._emitter_is_due or bool(self._pending)
 
     async def all_emitted(self, within: float) -> None:
-        """Until all is told, or that time has passed. Within a listener it does not wait."""
+        """Until all are emitted, or that time has passed. Within a listener it does not wait."""
         signal = self._engine.world.signal()
         with self._engine.mutex:
-            if not self.emitting or self._teller is self._engine.world.owner():
+            if not self.emitting or self._emitter is self._engine.world.owner():
                 return
-            start = not self._teller_is_due  # no thread could be started for it
-            self._teller_is_due = True
+            start = not self._emitter_is_due  # no thread could be started for it
+            self._emitter_is_due = True
             if not start:
                 self._over.append(signal)
-        await (self._tell_all() if start else signal.wait(within))
+        await (self._emit_all() if start else signal.wait(within))
 
-    async def _tell_all(self) -> None:
-        self._teller = self._engine.world.owner()
+    async def _emit_all(self) -> None:
+        self._emitter = self._engine.world.owner()
         while True:
             with self._engine.mutex:
-                if not self._untold:
-                    self._teller_is_due, self._teller = False, None
+                if not self._pending:
+                    self._emitter_is_due, self._emitter = False, None
                     while self._over:
                         self._over.pop().set()
                     return
-                event = self._untold.popleft()
+                event = self._pending.popleft()
                 left_out, self._left_out = self._left_out, 0
             if left_out:
                 logger.warning("a listener or a log handler hung: %d events were left out", left_out)

@@ -18,12 +18,12 @@ from lockfast.errors import BackendUnavailable, LockError
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
-REPORT_WITHIN_S: Final = 1.0  # for callbacks that tell of losses: the process may end right after
+REPORT_WITHIN_S: Final = 1.0  # for callbacks that report losses: the process may end right after
 ABANDON_WITHIN_S: Final = 1.0  # for each claim
 
 
 async def close(engine: Engine, within: float | None = None) -> None:
-    """Release what is still held, best effort and within that time or the engine's patience. Let go of everything.
+    """Release what is still held, best effort and within that time or the engine's patience, and close everything.
 
     A body that still runs under a lock has lost it. Cut short by a cancellation, it can be called again.
     """
@@ -36,7 +36,7 @@ async def close(engine: Engine, within: float | None = None) -> None:
         await _release(engine, lease, until)
     for lease, linger in taken:
         if engine.now() < until:
-            with suppress(BackendUnavailable):  # told as an event; its ttl ends it
+            with suppress(BackendUnavailable):  # reported as an event; its ttl ends it
                 await release_again(engine, lease, linger, "", until)
                 engine.unfinished.done(lease._claim)
     for claim in list(engine.waiting.values()):  # their callers learn of the end with the next answer
@@ -63,7 +63,7 @@ def _take_from_bodies(engine: Engine) -> list[tuple[Lease, float]]:
 
 async def _release(engine: Engine, lease: Lease, until: float) -> None:
     if engine.now() < until:
-        with suppress(BackendUnavailable):  # told as an event; its ttl ends it
+        with suppress(BackendUnavailable):  # reported as an event; its ttl ends it
             await engine.release(lease, until=until)
     elif lease._move("release"):
         leave_to_time(engine, lease, "its Locks was closed, and there was no time left to ask the backend")

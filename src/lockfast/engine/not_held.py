@@ -28,7 +28,7 @@ def error_if_not_held(lease: Lease) -> LeaseLost | NotHeld:
     reason = lease._reason or why_out_of_time(lease)
     return LeaseLost(
         f"lease on {name!r} (fence {lease._fence}) was lost {format_duration(held_for)} after it was granted: "
-        f"{reason}; somebody else may hold the lock now",
+        f"{reason}; another holder may have the lock now",
         name=name,
         fence=lease._fence,
         holder=lease.holder,

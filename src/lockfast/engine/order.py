@@ -1,7 +1,7 @@
 """Debug mode: who asked for what while holding what, so that a deadlock is noticed before it happens.
 
-Decides: when the order of two locks is inverted, and when somebody would wait for itself.
-Leaves to the caller: what to do about it. It is told as a `LockOrderWarning` and in the log, and nothing is refused.
+Decides: when the order of two locks is inverted, and when a caller would wait for itself.
+Leaves to the caller: what to do about it. A `LockOrderWarning` and the log report it; nothing is refused.
 
 One order for the whole process: locks of two `Locks` can be taken in two orders too.
 """
@@ -20,47 +20,47 @@ from lockfast.engine.core import Engine
 from lockfast.engine.living import held_here
 from lockfast.observe.events import logger
 
-MOST: Final = 10_000  # pairs that are remembered; the oldest go first
+MAX_PAIRS: Final = 10_000  # pairs that are remembered; the oldest go first
 _HERE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
-Place = tuple[str, str]  # a store and a key in it
+KeyInStore = tuple[str, str]  # a store and a key in it
 
 
 class LockOrderWarning(UserWarning):
-    """Two locks are taken in two orders, or one by somebody who holds it: a deadlock waiting for its moment."""
+    """Two locks are taken in two orders, or one by its own holder: a deadlock waiting for its moment."""
 
 
 class LockOrder:
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, max_pairs: int = MAX_PAIRS) -> None:
+        self._most = max_pairs
         self._mutex = Mutex()
-        self._after: dict[Place, dict[Place, str]] = {}  # what was asked for while holding what, in words
-        self._pairs: dict[tuple[Place, Place], None] = {}  # the same in order of their first time
+        self._after: dict[KeyInStore, dict[KeyInStore, str]] = {}  # what was asked for while holding what, in words
+        self._pairs: dict[tuple[KeyInStore, KeyInStore], None] = {}  # the same in order of their first time
 
     def after_fork(self) -> None:
         self._mutex = Mutex()  # which a thread of the parent may have held
 
     def asked(self, engine: Engine, claim: Claim, wait: float | None) -> None:
-        """Somebody asks. Warns if that can end in a deadlock."""
-        wanted, name, caller = _place(engine, claim), claim.terms.name, _caller()
+        """A caller asks. Warns if that can end in a deadlock."""
+        wanted, name, caller = _key_in_store(engine, claim), claim.terms.name, _caller()
         asks = f"{name!r} is asked for at {caller.f_code.co_filename}:{caller.f_lineno}"
         for other, lease in held_here():
-            held = _place(other, lease._claim)
+            held = _key_in_store(other, lease._claim)
             if held == wanted:
                 # A try does not wait, and one may hold several permits of a semaphore.
                 if wait != 0 and None in (lease._claim.terms.limit, claim.terms.limit):
-                    _warn(caller, f"{asks} by somebody who holds it already")
+                    _warn(caller, f"{asks} by a caller that holds it already")
                 continue
             step = f"{asks} while {lease.name!r} is held"
             back = self._note(held, wanted, step)
             if back:
-                _warn(caller, f"{step}, but {', and '.join(back)}: whoever do so can wait for each other for ever")
+                _warn(caller, f"{step}, but {', and '.join(back)}: callers that do so can wait for each other for ever")
 
-    def _note(self, held: Place, wanted: Place, step: str) -> list[str]:
+    def _note(self, held: KeyInStore, wanted: KeyInStore, step: str) -> list[str]:
         """Remember the pair; the steps that were seen to lead the other way, if it is new and there are any."""
         with section(self._mutex):
             if (held, wanted) in self._pairs:
-                return []  # told before, or in order
+                return []  # reported before, or in order
             back = self._way(wanted, held)
             self._pairs[held, wanted] = None
             self._after.setdefault(held, {})[wanted] = step
@@ -68,15 +68,15 @@ class LockOrder:
                 self._forget(*next(iter(self._pairs)))
             return back
 
-    def _forget(self, held: Place, wanted: Place) -> None:
+    def _forget(self, held: KeyInStore, wanted: KeyInStore) -> None:
         del self._pairs[held, wanted]
         del self._after[held][wanted]
         if not self._after[held]:
             del self._after[held]
 
-    def _way(self, start: Place, end: Place) -> list[str]:
+    def _way(self, start: KeyInStore, end: KeyInStore) -> list[str]:
         """The shortest way from one to the other, step by step; empty if there is none."""
-        came: dict[Place, tuple[Place, str]] = {}  # from where, and by which step
+        came: dict[KeyInStore, tuple[KeyInStore, str]] = {}  # from where, and by which step
         ahead = [start]
         for here in ahead:  # grows meanwhile
             if end in came:
@@ -93,7 +93,7 @@ class LockOrder:
         return steps
 
 
-def _place(engine: Engine, claim: Claim) -> Place:
+def _key_in_store(engine: Engine, claim: Claim) -> KeyInStore:
     return engine.backend.store_id, claim.terms.key
 
 

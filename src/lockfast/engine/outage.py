@@ -1,7 +1,7 @@
 """Whether the backend can be reached, as far as requests that failed or are not answered show it.
 
 Decides: when an outage is worth a warning, that it is reported once, and what the last error says to do next.
-Leaves to the caller: when to ask again, and when to give up. Leaves to the keeper: to look in time.
+Leaves to the caller: when to ask again, and when to give up. Leaves to the keeper: to poll in time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
 REPORT_AFTER_S: Final = 1.0
-LOOK_TWICE_S: Final = 0.1  # between two looks at a request that is not answered
-FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outage, though nobody saw this one end
+POLL_AGAIN_S: Final = 0.1  # between two polls of a request that is not answered
+FORGET_AFTER_S: Final = 10.0  # without a failure: the next one is another outage, though no request saw this one end
 _A_YEAR_S: Final = 366 * 86400.0
 _A_DAY_S: Final = 86400.0
 _NEVER: Final = float("-inf")
@@ -30,12 +30,12 @@ _LATER: Final = float("inf")
 class _Unanswered:
     """A request that was sent."""
 
-    __slots__ = ("asked_at", "look_at", "overdue", "seen_once", "until")
+    __slots__ = ("asked_at", "overdue", "poll_at", "seen_once", "until")
 
     def __init__(self, asked_at: float, until: float | None) -> None:
         self.asked_at = asked_at
         self.until = until
-        self.look_at = asked_at + REPORT_AFTER_S
+        self.poll_at = asked_at + REPORT_AFTER_S
         self.seen_once = False  # after that time
         self.overdue = False
 
@@ -79,21 +79,21 @@ class Outage:
         self.unanswered.pop(request, None)
 
     def poll(self, now: float) -> float:
-        """Report requests that were sent a second ago and are not answered; when to look again.
+        """Report requests that were sent a second ago and are not answered; when to poll again.
 
-        Each is looked at twice: after this process stood still, its answer may be there and not read yet.
+        Each is polled twice: after this process stood still, its answer may be there and not read yet.
         """
         soonest = _LATER
         for key, request in self.unanswered.copy().items():
-            if request.look_at <= now and not request.seen_once:
-                request.seen_once, request.look_at = True, now + LOOK_TWICE_S
-            elif request.look_at <= now:
-                request.overdue, request.look_at = True, _LATER
+            if request.poll_at <= now and not request.seen_once:
+                request.seen_once, request.poll_at = True, now + POLL_AGAIN_S
+            elif request.poll_at <= now:
+                request.overdue, request.poll_at = True, _LATER
                 if key in self.unanswered and self._begins(request.asked_at, now):
                     self._engine.background.emit(self._event("unreachable", self._silence(request, now)))
                     if key not in self.unanswered:
                         self.over(behind=True)  # answered meanwhile, and perhaps too early to end what had not begun
-            soonest = min(soonest, request.look_at)
+            soonest = min(soonest, request.poll_at)
         return soonest
 
     def _silence(self, request: _Unanswered, now: float) -> str:
@@ -107,16 +107,16 @@ class Outage:
     ) -> None:
         """A request that was sent at `asked_at` failed, and is repeated at `again_at`, and so on `until` then.
 
-        Where a listener that blocks would hold up others, it is told `behind`.
+        Where a listener that blocks would hold up others, it is reported `behind`.
         """
         if self._begins(asked_at, again_at):
             text = f"{error}; trying again {_until(until - self._engine.now())}"
-            self._tell(self._event("unreachable", text), behind)
+            self._report(self._event("unreachable", text), behind)
 
     def _begins(self, asked_at: float, at: float) -> bool:
         """Whether this failure of a request, which is not repeated or answered before `at`, is to be reported."""
         engine = self._engine
-        silent = any(request.look_at == _LATER for request in self.unanswered.copy().values())
+        silent = any(request.poll_at == _LATER for request in self.unanswered.copy().values())
         with engine.mutex:
             if asked_at - self._failed_at > FORGET_AFTER_S and not (silent and self._reported):
                 self._since, self._reported = asked_at, False
@@ -133,20 +133,20 @@ class Outage:
             self._failed_at, self._given_up, self._reported = _NEVER, False, False
         if reported:
             text = f"{_address(engine)} can be used again, after {format_duration(lasted)}"
-            self._tell(self._event("reachable", text), behind)
+            self._report(self._event("reachable", text), behind)
 
     def final(self, error: BackendUnavailable) -> BackendUnavailable:
         """The error for the caller, see `with_hint`."""
         self._failed_at, self._given_up = self._engine.now(), True
         return with_hint(error, url_of(self._engine.backend))
 
-    # What is told
+    # What is reported
 
     def _event(self, kind: Kind, detail: str) -> Event:
         return Event(kind, "", self._engine.holder, detail=detail)
 
-    def _tell(self, event: Event, behind: bool) -> None:
-        if behind or self._engine.background.emitting:  # what came before it is told first
+    def _report(self, event: Event, behind: bool) -> None:
+        if behind or self._engine.background.emitting:  # what came before it is emitted first
             self._engine.background.emit(event)
         else:
             self._engine.events.emit(event)
@@ -157,15 +157,15 @@ def _address(engine: Engine) -> str:
 
 
 def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:
-    """To be raised from the cause of `error`: the same, and which command tells more about that URL.
+    """To be raised from the cause of `error`: the same, and which command says more about that URL.
 
     It is another exception, so its traceback ends where it is raised and not deep in a driver.
     """
-    told = copy.copy(error)
+    hinted = copy.copy(error)
     if error.transient and not error.hint:
-        told.hint = _doctor(url)
-        told.args = (f"{error}; {told.hint}",)
-    return told
+        hinted.hint = _doctor(url)
+        hinted.args = (f"{error}; {hinted.hint}",)
+    return hinted
 
 
 def _doctor(url: str) -> str:

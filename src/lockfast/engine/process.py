@@ -1,6 +1,6 @@
 """What a process owes its leases when it forks or ends.
 
-Decides: that a child never touches its parent's leases, and that an ending interpreter lets go of its own.
+Decides: that a child never touches its parent's leases, and that an ending interpreter releases its own.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Renewals:
             self.unanswered += batches
 
     def start(self, now: float) -> float:
-        """See to it that a thread or task renews what is due; the answer is when to look whether that goes on.
+        """Start a thread or task for what is due, if none renews it; the answer is when to check whether that goes on.
 
         One renewer sends batch after batch. Another is only started when its request hangs, so that one hanging
         request does not cost the leases that fall due meanwhile.

@@ -1,7 +1,7 @@
 """The events of claims and leases.
 
 Decides: what an event says of a claim or a lease, and in which thread it is emitted.
-Leaves to `observe`: who hears of it.
+Leaves to `observe`: which listeners there are.
 """
 
 from __future__ import annotations

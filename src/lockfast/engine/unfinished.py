@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_WORKERS: Final = 4  # more than one: a name, or a server of a cluster, that hangs must not hold up the others
 
 
-class _Owed(NamedTuple):
+class PendingAbandon(NamedTuple):
     claim: Claim
     until: float  # then it has ended by itself
 
@@ -29,24 +29,24 @@ class Unfinished:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._owed: dict[str, _Owed] = {}  # by claim id, until it is abandoned or over
-        self._queue: deque[str] = deque()  # those of them that no worker is at just now
+        self._pending: dict[str, PendingAbandon] = {}  # by claim id, until it is abandoned or over
+        self._queue: deque[str] = deque()  # those of them that no worker has taken
         self._last_until = 0.0  # when the last of them is over
         self._workers: set[object] = set()  # each from before it is started until it ends
 
     def __bool__(self) -> bool:
-        return bool(self._owed)
+        return bool(self._pending)
 
     @property
     def claims(self) -> list[Claim]:
-        """All of them, those that a worker is at too."""
-        return [owed.claim for owed in list(self._owed.values())]
+        """All of them, also those that a worker has taken."""
+        return [pending.claim for pending in list(self._pending.values())]
 
     def note(self, claim: Claim) -> None:
         """The caller abandons it, or else `close` does. No worker takes it."""
         ends = self._engine.backend.capabilities.expires
         until = self._engine.now() + claim.terms.ttl + PRESENCE_S if ends else FOREVER
-        self._owed[claim.id] = _Owed(claim, until)
+        self._pending[claim.id] = PendingAbandon(claim, until)
         self._last_until = max(self._last_until, until)
 
     def add(self, claim: Claim) -> None:
@@ -57,12 +57,12 @@ class Unfinished:
 
     def done(self, claim: Claim) -> None:
         """It is abandoned, or its time is over."""
-        self._owed.pop(claim.id, None)
+        self._pending.pop(claim.id, None)
 
     def begin_again(self) -> None:
         """In a new event loop: the workers in the old one never go on."""
         self._workers = set()
-        self._queue = deque(self._owed)
+        self._queue = deque(self._pending)
         for _ in range(min(MAX_WORKERS, len(self._queue))):
             self._start_worker()
 
@@ -76,7 +76,7 @@ class Unfinished:
         started = False
         try:
             with self._engine.mutex:
-                if len(self._workers) >= min(MAX_WORKERS, len(self._owed)):
+                if len(self._workers) >= min(MAX_WORKERS, len(self._pending)):
                     return
                 self._workers.add(worker)
             started = self._engine.spawn(lambda: self._work(worker), "lockfast-abandon")
@@ -106,36 +106,36 @@ class Unfinished:
 
     async def _abandon_next(self, within: float) -> None:
         """One of them. If the backend does not answer, the others are tried before it is tried again."""
-        owed = self._next()
-        if owed is None:
+        pending = self._next()
+        if pending is None:
             return
-        claim, until = owed
+        claim, until = pending
         try:
             await self._engine.backend.abandon(claim, within=min(within, max(0.01, until - self._engine.now())))
         except BaseException as error:
             if not isinstance(error, LockError) or getattr(error, "transient", False):
                 self._enqueue(claim)
                 raise
-            # Else the store cannot be used at all, and to try again would not change that.
+            # Else the store cannot be used at all, and another try would not change that.
         self.done(claim)
 
     def _leave_to_time(self, until: float) -> None:
-        """Those that wait for a worker, and are over by then."""
+        """Drop those that wait for a worker and are over by then."""
         with self._engine.mutex:
-            waiting = [owed for id in self._queue if (owed := self._owed.get(id)) is not None]
-        for owed in waiting:
-            if owed.until <= until:
-                self.done(owed.claim)
+            waiting = [pending for id in self._queue if (pending := self._pending.get(id)) is not None]
+        for pending in waiting:
+            if pending.until <= until:
+                self.done(pending.claim)
 
-    def _next(self) -> _Owed | None:
+    def _next(self) -> PendingAbandon | None:
         """The first that is not over."""
         while self._queue:
             try:
-                owed = self._owed.get(self._queue.popleft())
+                pending = self._pending.get(self._queue.popleft())
             except IndexError:
                 return None  # another worker has taken the last
-            if owed is not None and owed.until > self._engine.now():
-                return owed
-            if owed is not None:
-                self.done(owed.claim)
+            if pending is not None and pending.until > self._engine.now():
+                return pending
+            if pending is not None:
+                self.done(pending.claim)
         return None

@@ -1,7 +1,7 @@
 """One stream of what happens to leases. Logs, metrics and traces are fed from it and from nowhere else.
 
-Decides: what an event tells, and what becomes of an error in a listener.
-Leaves to the listeners: where it goes. When nobody listens, no event is even made.
+Decides: what an event says, and what becomes of an error in a listener.
+Leaves to the listeners: where it goes. Without listeners, no event is even made.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ Listener = Callable[[Event], None]
 class Events:
     """The stream of one `Locks`."""
 
-    __slots__ = ("_hearing", "_listeners")
+    __slots__ = ("_in_listener", "_listeners")
 
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
-        self._hearing: set[int] = set()  # threads in which a listener is being called
+        self._in_listener: set[int] = set()  # threads in which a listener is being called
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with each event; the answer ends that.
 
         Of what a caller does it is called in the caller's thread or loop. Of what the background does (renewals,
         losses, outages) in a thread that does nothing else; in asyncio, in the loop. What it does itself with locks of
-        the same `Locks` is not told.
+        the same `Locks` is not reported.
 
-        A listener only looks on: what it raises is logged and changes nothing; an exit ends no thread either. Only
-        what a signal may have raised, an exit or an interrupt in the main thread, goes on when all have heard.
+        A listener only observes: what it raises is logged and changes nothing; an exit ends no thread either. Only
+        what a signal may have raised, an exit or an interrupt in the main thread, goes on when all were called.
         Raises ValueError if it cannot be called.
         """
         if not callable(listener):
@@ -79,21 +79,21 @@ class Events:
 
     def after_fork(self) -> None:
         """The threads are the parent's."""
-        self._hearing = set()
+        self._in_listener = set()
 
     def wanted(self) -> bool:
-        """Whether anybody would hear of an everyday event. Ask before making one."""
+        """Whether there is a listener for an everyday event. Ask before making one."""
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
 
     def emit(self, event: Event) -> None:
         thread = get_ident()
-        if thread in self._hearing:
-            return  # a listener's own doing: it would hear of itself without end
+        if thread in self._in_listener:
+            return  # a listener's own doing: it would be called for its own events without end
         try:
-            self._hearing.add(thread)
+            self._in_listener.add(thread)
             self._emit_to_each(event)
         finally:
-            self._hearing.discard(thread)
+            self._in_listener.discard(thread)
 
     def _emit_to_each(self, event: Event) -> None:
         interrupt: BaseException | None = None
