@@ -60,7 +60,7 @@ def lose(locks: Locks, *names: str) -> None:
 # on_lost
 
 
-def test_one_that_waits_keeps_no_other_from_being_told(locks: Locks, clock: FakeClock, gate: threading.Event) -> None:
+def test_one_that_waits_keeps_no_other_from_being_called(locks: Locks, clock: FakeClock, gate: threading.Event) -> None:
     told: list[str] = []
 
     def hang(lease: Lease) -> None:
@@ -78,7 +78,7 @@ def test_one_that_waits_keeps_no_other_from_being_told(locks: Locks, clock: Fake
     assert sorted(told) == list("abcd")
 
 
-def test_one_that_waits_keeps_no_set_of_names_from_being_let_go_of(
+def test_one_that_waits_keeps_no_set_of_names_from_being_released(
     locks: Locks, clock: FakeClock, gate: threading.Event
 ) -> None:
     told: list[str] = []
@@ -97,7 +97,7 @@ def test_one_that_waits_keeps_no_set_of_names_from_being_let_go_of(
     until(lambda: not locks.inspect("c").locked, "the other name to be free")
 
 
-def test_one_that_waits_keeps_no_close_from_telling_the_others(
+def test_one_that_waits_keeps_no_close_from_calling_the_others(
     url: str, clock: FakeClock, gate: threading.Event
 ) -> None:
     told: list[str] = []
@@ -126,7 +126,7 @@ def test_one_that_waits_keeps_no_close_from_telling_the_others(
     until(closed, "close to give up on them")
 
 
-def test_a_task_that_waits_keeps_no_other_from_being_told(url: str, clock: FakeClock) -> None:
+def test_a_task_that_waits_keeps_no_other_from_being_called(url: str, clock: FakeClock) -> None:
     async def story() -> None:
         told: list[str] = []
         gate = asyncio.Event()
@@ -220,7 +220,7 @@ def test_one_that_blocks_when_a_renewal_fails_costs_no_lease(url: str, clock: Fa
         logger.removeHandler(handler)
 
 
-def test_one_that_blocks_does_not_keep_the_command_line_from_hearing_of_renewals(
+def test_one_that_blocks_does_not_keep_the_command_line_from_reporting_renewals(
     locks: Locks, clock: FakeClock, gate: threading.Event
 ) -> None:
     renewals: list[None] = []
@@ -267,7 +267,7 @@ def test_one_that_waits_for_what_was_just_granted_would_wait_for_itself(locks: L
     assert refused == [SelfDeadlock, SelfDeadlock]
 
 
-def test_one_that_hangs_for_ever_is_given_the_latest_events_and_told_how_many_it_missed(
+def test_one_that_hangs_for_ever_is_given_the_latest_events_and_the_number_that_it_missed(
     locks: Locks, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callbacks, "MAX_EVENTS", 3)
@@ -311,7 +311,7 @@ class _Interrupts:
         return getattr(self._mutex, name)
 
 
-def test_an_interrupt_in_the_middle_of_telling_does_not_silence_what_follows(locks: Locks) -> None:
+def test_an_interrupt_in_the_middle_of_emitting_does_not_silence_what_follows(locks: Locks) -> None:
     heard: list[str] = []
     locks.events.listen(lambda event: heard.append(event.detail))
     engine = locks._logic.engine
@@ -357,7 +357,7 @@ def test_a_process_that_ends_right_after_a_loss_has_logged_it() -> None:
     assert "lock lost" in ended.stderr
 
 
-def test_what_the_background_did_is_told_before_close_is_over(url: str, clock: FakeClock) -> None:
+def test_what_the_background_did_is_reported_before_close_is_over(url: str, clock: FakeClock) -> None:
     heard: list[str] = []
     locks = lockfast.connect(url, clock=clock)
     locks.events.listen(lambda event: heard.append(event.kind))

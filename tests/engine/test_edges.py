@@ -70,7 +70,7 @@ def test_acquire_with_and_release_of_a_reentrant_lock_mix(url: str) -> None:
         assert not lock.locked()
 
 
-def test_a_body_that_let_go_early_ends_nobody_elses_hold(url: str) -> None:
+def test_a_body_that_released_early_ends_no_other_hold(url: str) -> None:
     with lockfast.connect(url) as locks:
         lock = locks.lock("x")
         inside, leave = threading.Event(), threading.Event()
@@ -106,7 +106,7 @@ def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble
         assert good.held
 
 
-def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
+def test_a_thread_that_finds_the_loss_cancels_the_task(url: str) -> None:
     told: list[object] = []
 
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_a_thread_that_finds_the_loss_tells_the_task(url: str) -> None:
     assert len(told) == 1
 
 
-def test_a_loss_is_told_before_the_body_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_reported_before_the_body_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In between, a loop that runs for nothing but the body could be over."""
     steps: list[str] = []
 
@@ -255,7 +255,7 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(tmp_p
 # Closing
 
 
-def test_a_waiter_hears_of_the_end_of_its_locks(url: str) -> None:
+def test_a_waiter_learns_of_the_end_of_its_locks(url: str) -> None:
     with lockfast.connect(url) as others:
         others.lock("x").acquire()
         locks = lockfast.connect(url)
@@ -462,7 +462,7 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
         lambda locks: lockfast.aio.connect("memory://"),
     ],
 )
-def test_what_belongs_to_a_locks_tells_a_pickler_what_to_do_instead(make: Callable[[Any], object], url: str) -> None:
+def test_what_belongs_to_a_locks_says_to_a_pickler_what_to_do_instead(make: Callable[[Any], object], url: str) -> None:
     with lockfast.connect(url) as locks:
         for take in (pickle.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match=r"connect\(\) in the other process"):

@@ -37,7 +37,7 @@ def test_a_keeper_without_leases_ends_though_the_last_one_was_not_due_for_long(t
 
 
 @pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
-def test_whoever_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_path: Path, url: str) -> None:
+def test_a_caller_that_waits_leaves_the_queue_at_once_when_its_locks_are_closed(tmp_path: Path, url: str) -> None:
     url, clock = url.format(folder=tmp_path), FakeClock()  # which never moves
     with lockfast.connect(url, clock=clock) as others, others.lock("job"):
         locks = lockfast.connect(url, clock=clock)
@@ -119,7 +119,7 @@ def _closing_at(what: Any, verb: str, locks: Locks, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_what_is_granted_while_its_locks_close_is_given_back_and_lost_to_nobody(
+def test_what_is_granted_while_its_locks_close_is_given_back_and_no_loss_is_reported(
     url: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -133,7 +133,9 @@ def test_what_is_granted_while_its_locks_close_is_given_back_and_lost_to_nobody(
     assert not locks._logic.engine.on_lost.calling
 
 
-def test_what_is_lost_before_its_caller_has_it_is_told_when_it_does(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lost_before_its_caller_has_it_is_reported_when_it_does(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     with lockfast.connect(url) as locks:
         keeper = locks._logic.engine.keeper
@@ -180,7 +182,7 @@ def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str
         lease.check()
 
 
-def test_a_body_that_has_entered_twice_is_told_too(url: str) -> None:
+def test_a_body_that_has_entered_twice_learns_of_it_too(url: str) -> None:
     locks = lockfast.connect(url)
     lock = locks.lock("x", reentrant=True)
 
@@ -228,7 +230,7 @@ def test_a_release_that_fails_once_does_not_leave_what_was_taken_from_a_body(
         assert not others.inspect("x").locked
 
 
-def test_every_body_is_told_before_anything_is_released(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_body_learns_of_it_before_anything_is_released(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     locks = lockfast.connect(url)
     backend, held_then = locks._logic.engine.backend, []
     release = backend.release
@@ -243,7 +245,7 @@ def test_every_body_is_told_before_anything_is_released(url: str, monkeypatch: p
     assert held_then == [[False, False], [False, False]]
 
 
-def test_a_loss_is_told_though_no_thread_can_be_started_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_reported_though_no_thread_can_be_started_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     locks = lockfast.connect(url)
 

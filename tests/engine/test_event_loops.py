@@ -85,7 +85,7 @@ def test_what_is_held_is_renewed_after_all_tasks_were_cancelled() -> None:
     asyncio.run(main())
 
 
-def test_whoever_waits_for_all_tasks_to_end_does_not_wait_for_ours(url: str) -> None:
+def test_a_caller_that_waits_for_all_tasks_to_end_does_not_wait_for_ours(url: str) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(url) as locks:
             lease = await take(locks, "x")
@@ -146,7 +146,7 @@ def test_an_interrupt_that_falls_into_the_keeper_does_not_stop_it(monkeypatch: p
         loop.run_until_complete(locks.close())
 
 
-def test_a_keeper_that_fails_tells_every_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_that_fails_reports_the_loss_to_every_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
     async def main() -> None:
@@ -315,7 +315,7 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: 
 
 
 @pytest.mark.parametrize("look", ["inspect", "list"])
-def test_a_look_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(look: str) -> None:
+def test_a_question_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(look: str) -> None:
     locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
     with loop_that_is_just_closed() as loop:
         lease = loop.run_until_complete(take(locks, "x"))
@@ -357,7 +357,7 @@ def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_
     asyncio.run(main())
 
 
-def test_a_callback_that_tells_of_a_loss_is_the_programs_own_task_and_cancelling_it_stops_no_other() -> None:
+def test_a_callback_that_reports_a_loss_is_the_programs_own_task_and_cancelling_it_stops_no_other() -> None:
     told: list[str] = []
 
     async def waits(lease: AsyncLease) -> None:
@@ -415,7 +415,7 @@ def test_a_callback_that_is_cancelled_before_it_begins_ends_as_any_task_of_the_p
     asyncio.run(main())
 
 
-def test_several_names_are_let_go_of_though_the_callback_is_cancelled_before_it_begins() -> None:
+def test_several_names_are_released_though_the_callback_is_cancelled_before_it_begins() -> None:
     async def waits(_: object) -> None:
         await never()
 

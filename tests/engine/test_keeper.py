@@ -156,7 +156,7 @@ def test_errors_until_the_deadline_are_a_loss_and_not_before(stage: Stage) -> No
     assert len(stage.backend.renewals) == asked, "what is lost is not renewed"
 
 
-def test_a_loss_is_told_in_time_while_the_renewal_hangs(stage: Stage) -> None:
+def test_a_loss_is_reported_in_time_while_the_renewal_hangs(stage: Stage) -> None:
     stage.take(ttl=30)
     stage.backend.answer = hang
     stage.pass_time(29.9)
@@ -240,7 +240,7 @@ def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.Mon
         assert started == ["lockfast-keeper"]
 
 
-def test_a_loss_is_told_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
+def test_a_loss_is_reported_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
     told: list[str] = []
     refused: list[str] = []
     usual = stage.world.spawn
@@ -300,7 +300,7 @@ class _TellsEarly(StubBackend):
         return Grant(self._fence, 0.0)
 
 
-def test_a_loss_that_is_told_before_the_lease_is_kept_is_not_forgotten() -> None:
+def test_a_loss_that_is_reported_before_the_lease_is_kept_is_not_forgotten() -> None:
     engine = Engine(_TellsEarly(500), ThreadWorld(FakeClock()), holder="us")
     lease: Lease = drive(take(engine, "a", 30.0, False))
     assert lease.lost

@@ -102,7 +102,7 @@ def test_one_order_is_never_warned_of(locks: Locks) -> None:
         nested("a", of=locks)
 
 
-def test_an_inversion_is_told_once(locks: Locks) -> None:
+def test_an_inversion_is_reported_once(locks: Locks) -> None:
     nested("a", "b", of=locks)
     with pytest.warns(LockOrderWarning):
         nested("b", "a", of=locks)
@@ -270,7 +270,7 @@ def test_both_worlds_in_one_process_share_one_order(url: str) -> None:
 
 
 def test_its_memory_is_bounded(url: str) -> None:
-    order = LockOrder(most=5)
+    order = LockOrder(max_pairs=5)
     with lockfast.connect(url) as locks:
         locks._logic.engine.order = order
         with locks.lock("outer"):

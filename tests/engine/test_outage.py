@@ -135,7 +135,7 @@ def test_the_end_of_a_reported_outage_is_reported_too(
     assert "can be used again, after " in caplog.records[1].getMessage()
 
 
-def test_an_outage_whose_end_nobody_saw_is_not_confused_with_the_next(
+def test_an_outage_whose_end_no_request_saw_is_not_confused_with_the_next(
     kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(locks: LocksLogic) -> None:

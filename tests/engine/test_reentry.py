@@ -168,7 +168,7 @@ def test_what_was_put_off_and_fails_does_not_keep_the_rest(tmp_path: Path) -> No
         until(lambda: "job" not in store.resources)
 
 
-def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url: str) -> None:
+def test_checking_a_lost_lease_in_the_middle_of_a_request_reports_the_loss(url: str) -> None:
     clock, lost = FakeClock(), threading.Event()
     with lockfast.connect(url, clock=clock) as locks, lockfast.connect(url) as others:
         lease = locks.lock("job", ttl=10, renew=False, on_lost=lambda _: lost.set()).acquire()
@@ -186,7 +186,7 @@ def test_a_look_at_a_lost_lease_in_the_middle_of_a_request_tells_of_the_loss(url
         until(lost.is_set)
 
 
-def test_a_look_at_a_lost_lease_in_a_step_of_an_event_loop_does_not_hang(tmp_path: Path) -> None:
+def test_checking_a_lost_lease_in_a_step_of_an_event_loop_does_not_hang(tmp_path: Path) -> None:
     async def main() -> None:
         clock = FakeClock()
         async with lockfast.aio.connect(f"memory://{tmp_path.name}", clock=clock) as locks:

@@ -393,7 +393,7 @@ def silence(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", URLS)
-def test_a_thread_that_waits_for_a_mute_server_is_told(
+def test_a_thread_that_waits_for_a_mute_server_learns_of_it(
     url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = at(mute, url)
@@ -417,7 +417,7 @@ def test_a_thread_that_waits_for_a_mute_server_is_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("url", URLS)
-def test_a_task_that_waits_for_a_mute_server_is_told(
+def test_a_task_that_waits_for_a_mute_server_learns_of_it(
     url: str, mute: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = at(mute, url)

@@ -112,7 +112,7 @@ def test_wake_ups_that_lead_to_a_grant_are_never_put_off(kind: str, clock: FakeC
     assert len(backend.asked) == 4 * IN_VAIN.burst, "before it was woken, and after"
 
 
-def test_a_flood_makes_an_observer_look_so_many_times_a_second_and_no_more(
+def test_a_flood_makes_an_observer_ask_so_many_times_a_second_and_no_more(
     kind: str, clock: FakeClock, backend: Flooded
 ) -> None:
     async def work(locks: LocksLogic) -> None:

@@ -78,7 +78,7 @@ def test_a_wait_without_a_limit_ends_when_set() -> None:
     join(thread)
 
 
-def test_a_thread_that_waits_in_vain_is_told_so_after_its_time() -> None:
+def test_a_thread_that_waits_in_vain_learns_so_after_its_time() -> None:
     assert not drive(ThreadWorld().signal().wait(0.001))
 
 
@@ -141,7 +141,7 @@ def test_a_thread_may_set_a_signal_whose_loop_is_gone() -> None:
     join(thread)
 
 
-def test_a_task_that_waits_in_vain_is_told_so_after_its_time() -> None:
+def test_a_task_that_waits_in_vain_learns_so_after_its_time() -> None:
     async def story() -> bool:
         return await AsyncioWorld().signal().wait(0.001)
 

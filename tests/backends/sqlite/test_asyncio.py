@@ -16,7 +16,7 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable
-from lockfast._reentry import Job, is_inside, run_to_end, start_thread
+from lockfast._reentry import BackgroundJob, is_inside, run_to_end, start_thread
 from lockfast._time import boot_now
 from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.backends.sqlite.io import asyncio_ as sqlite_asyncio
@@ -535,7 +535,7 @@ def test_an_interrupt_in_the_start_of_the_thread_does_not_close_the_store(
 ) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
-            started: list[Job] = []
+            started: list[BackgroundJob] = []
 
             def start_and_interrupt(*args: Any) -> None:
                 started.append(start_thread(*args))
