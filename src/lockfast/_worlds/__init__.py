@@ -135,7 +135,7 @@ def frames() -> Iterator[FrameType]:
 
 
 def frames_of(work: object) -> list[FrameType]:
-    """Those of them that a coroutine has made, itself included; none if it does not run."""
+    """The calls of this thread that a coroutine has made, itself included; none if it does not run."""
     root = getattr(work, "cr_frame", None)
     made: list[FrameType] = []
     for frame in frames():

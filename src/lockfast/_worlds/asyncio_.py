@@ -60,15 +60,11 @@ class AsyncioSignal:
 
     def _time_limit(self, waiting: asyncio.Future[bool], seconds: float | None) -> Any:
         if seconds is None:
-            return _nothing
+            return nothing
         if self._clock is None:
             return self._loop.call_later(max(0.0, seconds), _time_up, waiting).cancel
         at = self._clock.deadline(seconds)
         return self._clock.alarm(at, lambda: call_in(self._loop, _time_up, waiting))
-
-
-def _nothing() -> None:
-    return None
 
 
 def _time_up(waiting: asyncio.Future[bool]) -> None:
@@ -83,7 +79,7 @@ def call_in(loop: asyncio.AbstractEventLoop, call: Any, *args: Any) -> None:
         return
 
 
-GONE = 0.5  # seconds that ending a task may take: some libraries swallow a cancellation
+END_TASKS_WITHIN_S = 0.5  # some libraries swallow a cancellation
 _background: WeakSet[asyncio.Task[Any]] = WeakSet()
 
 
@@ -127,7 +123,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     for task in ending:
         task.cancel()
     if ending:
-        await asyncio.wait(ending, timeout=GONE)
+        await asyncio.wait(ending, timeout=END_TASKS_WITHIN_S)
         for _ in range(3):  # what they hung up is closed by the loop, a step later
             await asyncio.sleep(0)
 

@@ -1,4 +1,7 @@
 """How a lock is waited for and kept. Knows no technology: backends and worlds are given to it.
 
-Reading order: `lease` (the life-cycle), `acquire`, `keeper`, `core` (what holds them together), `process`.
+First reading: `lease` (the life-cycle), `acquire`, `keeper`, `core` (the parts, and where each verb is).
+Then, as needed: `releasing`, `extending`; `schedule`, `renewing`, `keeper_loop` beneath the keeper; `retrying`,
+`backoff`, `outage` for a backend that does not answer; `unfinished`, `closing`, `restarting`, `process` for the end;
+`callbacks`, `reporting`, `background`; `checks`, `living`, `order` for what is refused or warned of.
 """

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # A request that `wait` left less time than this and that is not answered says nothing about the server: if the server
 # answered the one before it, that answer stands.
 HASTY_S: Final = 1.0
+MIN_WITHIN_S: Final = 0.02
 
 
 def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) -> Coroutine[Any, Any, Lease | Busy]:
@@ -42,8 +43,9 @@ def acquire(engine: Engine, request: Request, wait: float | None, adopt: Adopt) 
         request, adopt = engine.on_lost.prepare(request, adopt)
     if engine.order is not None:
         engine.order.asked(engine, claim, wait)
-    ask = partial(_ask, engine, request, claim, wait)
-    return reported_acquire(engine, claim, ask, adopt) if engine.events.wanted() else ask(adopt)
+    if engine.events.wanted():
+        return reported_acquire(engine, claim, partial(_ask, engine, request, claim, wait), adopt)
+    return _ask(engine, request, claim, wait, adopt)
 
 
 async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | None, adopt: Adopt) -> Lease | Busy:
@@ -66,7 +68,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 raise LockError.closed()
             within = most
             if wait and give_up_at - asked_at < within:
-                within = max(0.02, give_up_at - asked_at)
+                within = max(MIN_WITHIN_S, give_up_at - asked_at)
             if outage is not None:
                 outage.sent(claim.id, asked_at, give_up_at if wait else answered_at + engine.patience)
             was_unsent, unsent = unsent, False
@@ -100,7 +102,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 engine.outage.failed(error, asked_at, again_at, limit)
                 await engine.world.pause(pause)
                 asked_at = engine.now()
-                most = max(0.02, min(engine.patience, limit - asked_at))
+                most = max(MIN_WITHIN_S, min(engine.patience, limit - asked_at))
                 continue
             failures, most = 0, engine.patience
             answered_at = engine.now()
