@@ -14,7 +14,7 @@ from lockfast._worlds import Clock
 from lockfast.engine.core import PATIENCE_S
 from lockfast.observe.events import Events
 from lockfast.primitives.locks import LocksLogic
-from lockfast.primitives.names import DEFAULT_NAMESPACE
+from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
 
 if TYPE_CHECKING:
     from lockfast._clients import AsyncUserConnection, UrlOrClient
@@ -87,7 +87,7 @@ class AsyncLocks:
 
     def lock(
         self,
-        name: str,
+        name: LockName,
         *,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
@@ -99,6 +99,7 @@ class AsyncLocks:
     ) -> AsyncLock:
         """A lock on `name`. Nothing is asked of the backend yet.
 
+        On advisory locks an integer is the server's own key, in any namespace: 42 is `pg_advisory_lock(42)`.
         `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
         `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
         `min_hold` seconds after the grant. `on_lost(lease)` is called if it is lost, and awaited if it can be:
@@ -129,7 +130,7 @@ class AsyncLocks:
 
     def rwlock(
         self,
-        name: str,
+        name: LockName,
         *,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
@@ -146,7 +147,7 @@ class AsyncLocks:
 
     def all(
         self,
-        *names: str,
+        *names: LockName,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
         renew: bool = True,
@@ -240,7 +241,9 @@ class AsyncLocks:
 
         return async_locked(self.lock, name, lease_as, options, skip=True, default=default)
 
-    async def in_transaction(self, connection: AsyncUserConnection, *names: str, wait: Seconds | None = None) -> int:
+    async def in_transaction(
+        self, connection: AsyncUserConnection, *names: LockName, wait: Seconds | None = None
+    ) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
         `connection` is an awaited one of psycopg's, or SQLAlchemy's AsyncConnection or AsyncSession, to the database
@@ -254,7 +257,7 @@ class AsyncLocks:
         logic = self._logic
         return await in_transaction(logic.engine, logic.namespace, connection, names, wait)
 
-    async def inspect(self, name: str) -> LockInfo:
+    async def inspect(self, name: LockName) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return await self._logic.inspect(name)
 
@@ -262,7 +265,7 @@ class AsyncLocks:
         """Every lock of this namespace that is held or waited for, by name."""
         return await self._logic.list(prefix)
 
-    async def break_lock(self, name: str) -> LockInfo:
+    async def break_lock(self, name: LockName) -> LockInfo:
         """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
 
         The former holder learns of it at its next renewal; until then only the fence stops it.

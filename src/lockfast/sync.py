@@ -15,7 +15,7 @@ from lockfast._worlds import Clock
 from lockfast.engine.core import PATIENCE_S
 from lockfast.observe.events import Events
 from lockfast.primitives.locks import LocksLogic
-from lockfast.primitives.names import DEFAULT_NAMESPACE
+from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
 
 if TYPE_CHECKING:
     from lockfast._clients import UrlOrClient, UserConnection
@@ -54,7 +54,7 @@ class Locks:
 
     def lock(
         self,
-        name: str,
+        name: LockName,
         *,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
@@ -66,6 +66,7 @@ class Locks:
     ) -> Lock:
         """A lock on `name`. Nothing is asked of the backend yet.
 
+        On advisory locks an integer is the server's own key, in any namespace: 42 is `pg_advisory_lock(42)`.
         `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
         `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
         `min_hold` seconds after the grant. `on_lost(lease)` is called, in another thread, if it is lost:
@@ -96,7 +97,7 @@ class Locks:
 
     def rwlock(
         self,
-        name: str,
+        name: LockName,
         *,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
@@ -113,7 +114,7 @@ class Locks:
 
     def all(
         self,
-        *names: str,
+        *names: LockName,
         ttl: Seconds = 30,
         wait: Seconds | None = None,
         renew: bool = True,
@@ -200,7 +201,7 @@ class Locks:
 
         return locked(self.lock, name, lease_as, options, skip=True, default=default)
 
-    def in_transaction(self, connection: UserConnection, *names: str, wait: Seconds | None = None) -> int:
+    def in_transaction(self, connection: UserConnection, *names: LockName, wait: Seconds | None = None) -> int:
         """Take locks inside a transaction of your own, on your connection: a commit or rollback ends them.
 
         `connection` is one of psycopg's or Django's, or a connection or session of SQLAlchemy, to the database where
@@ -214,7 +215,7 @@ class Locks:
         logic = self._logic
         return drive(in_transaction(logic.engine, logic.namespace, connection, names, wait))
 
-    def inspect(self, name: str) -> LockInfo:
+    def inspect(self, name: LockName) -> LockInfo:
         """Who holds `name` and how many wait for it."""
         return drive(self._logic.inspect(name))
 
@@ -222,7 +223,7 @@ class Locks:
         """Every lock of this namespace that is held or waited for, by name."""
         return drive(self._logic.list(prefix))
 
-    def break_lock(self, name: str) -> LockInfo:
+    def break_lock(self, name: LockName) -> LockInfo:
         """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
 
         The former holder learns of it at its next renewal; until then only the fence stops it.

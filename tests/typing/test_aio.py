@@ -68,6 +68,13 @@ async def looking_from_outside(locks: AsyncLocks) -> None:
     assert_type(await locks.doctor(), Diagnosis)
 
 
+async def an_integer_is_a_key_of_advisory_locks(locks: AsyncLocks) -> None:
+    assert_type(locks.lock(42), AsyncLock)
+    assert_type(await locks.inspect(42), LockInfo)
+    assert_type(await locks.break_lock(42), LockInfo)
+    locks.cell(42)  # type: ignore[arg-type]
+
+
 async def a_stack_takes_locks(locks: AsyncLocks) -> None:
     async with AsyncExitStack() as stack:
         assert_type(await stack.enter_async_context(locks.lock("stack")), AsyncLease)

@@ -9,7 +9,7 @@ from typing import Any, assert_type
 import pytest
 
 import lockfast
-from lockfast import Diagnosis, Lease, Lock, LockInfo, Locks, MultiLease
+from lockfast import Diagnosis, Lease, Lock, LockInfo, Locks, MultiLease, MultiLock
 from lockfast.testing import FakeClock
 
 
@@ -97,10 +97,19 @@ def test_looking_from_outside() -> None:
         assert_type(locks.doctor(), Diagnosis)
 
 
+def an_integer_is_a_key_of_advisory_locks(locks: Locks) -> None:
+    assert_type(locks.lock(42), Lock)
+    assert_type(locks.rwlock(42).read(), Lock)
+    assert_type(locks.all(42, "order:42"), MultiLock)
+    assert_type(locks.inspect(42), LockInfo)
+    assert_type(locks.break_lock(42), LockInfo)
+    locks.semaphore(42, 3)  # type: ignore[arg-type]
+
+
 def test_mistakes_are_caught_before_they_run() -> None:
     with lockfast.connect("memory://typing") as locks:
         with pytest.raises(ValueError, match="string"):
-            locks.lock(42)  # type: ignore[arg-type]
+            locks.lock(4.2)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="ttl"):
             locks.lock("order:42", ttl="30")  # type: ignore[arg-type]
         with pytest.raises(TypeError):

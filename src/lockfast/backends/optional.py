@@ -40,6 +40,22 @@ class LocksInTransactions(Protocol):
 
 
 @runtime_checkable
+class TakesIntegers(Protocol):
+    """A backend whose locks have numbers of their own, which other programs use too."""
+
+    def name_of_integer(self, key: int) -> str:
+        """The name that stands for that number, in every namespace. Raises ValueError if there is no such number."""
+        ...
+
+
+def name_on(backend: Backend, name: str | int) -> str | int:
+    """What the caller passed; or the name of an integer, where the backend takes integers."""
+    if isinstance(name, int) and not isinstance(name, bool) and isinstance(backend, TakesIntegers):
+        return backend.name_of_integer(name)
+    return name
+
+
+@runtime_checkable
 class HasUrl(Protocol):
     """A backend whose store can be named to an operator by a URL."""
 

@@ -12,15 +12,15 @@ from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Terms
 from lockfast._text import shown
 from lockfast._time import Seconds, length
-from lockfast.backends.optional import LocksInTransactions
+from lockfast.backends.optional import LocksInTransactions, name_on
 from lockfast.engine.core import Engine
 from lockfast.errors import BackendUnavailable
 from lockfast.primitives.lock import timed_out
-from lockfast.primitives.names import qualify, valid
+from lockfast.primitives.names import LockName, qualify, valid
 
 
 async def in_transaction(
-    engine: Engine, namespace: str, connection: object, names: Sequence[str], wait: Seconds | None
+    engine: Engine, namespace: str, connection: object, names: Sequence[LockName], wait: Seconds | None
 ) -> int:
     """The fence of what is done in that transaction from now on."""
     backend = engine.backend
@@ -28,7 +28,8 @@ async def in_transaction(
         raise engine.unsupported("locks inside a transaction; postgresql+advisory:// has them")
     if not names:
         raise ValueError("in_transaction() takes at least one name")
-    keys = sorted({qualify(namespace, valid(name)): name for name in names}.items())
+    valid_names = [valid(name_on(backend, name)) for name in names]
+    keys = sorted({qualify(namespace, name): name for name in valid_names}.items())
     if len(keys) < len(names):
         raise ValueError(f"in_transaction() takes each name once; these are {', '.join(map(shown, names))}")
     limit = None if wait is None else length(wait, "wait", zero=True)

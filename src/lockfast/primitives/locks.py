@@ -16,12 +16,22 @@ from lockfast._model import EXCLUSIVE, SHARED, Diagnosis, LockInfo, Mode, Terms
 from lockfast._records import listed
 from lockfast._text import shown
 from lockfast._time import Seconds, length
-from lockfast.backends.optional import check_up
+from lockfast.backends.optional import check_up, name_on
 from lockfast.engine.core import Engine
 from lockfast.engine.request import Request
 from lockfast.observe.events import Event
 from lockfast.primitives.lock import LockLogic
-from lockfast.primitives.names import aside, flaw_in, metadata_text, qualify, unqualify, valid, valid_prefix, whole
+from lockfast.primitives.names import (
+    LockName,
+    aside,
+    flaw_in,
+    metadata_text,
+    qualify,
+    unqualify,
+    valid,
+    valid_prefix,
+    whole,
+)
 
 if TYPE_CHECKING:
     from lockfast.primitives.cell import CellLogic
@@ -43,7 +53,7 @@ class LocksLogic:
 
     def _request(
         self,
-        name: str,
+        name: LockName,
         *,
         ttl: Seconds,
         wait: Seconds | None = None,
@@ -65,7 +75,7 @@ class LocksLogic:
         if told is not None:
             able = self.engine.backend.capabilities.metadata
             self.engine.must_be_able("place for metadata, as postgresql:// has in its lock table", able)
-        name = valid(name)
+        name = valid(name_on(self.engine.backend, name))
         terms = Terms(
             key=qualify(self.namespace, name),
             name=name,
@@ -93,7 +103,7 @@ class LocksLogic:
             named=holder is not None,
         )
 
-    def lock(self, name: str, **options: Any) -> LockLogic:
+    def lock(self, name: LockName, **options: Any) -> LockLogic:
         return LockLogic(self.engine, self._request(name, **options))
 
     def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
@@ -101,14 +111,14 @@ class LocksLogic:
 
     # The rest is imported by whoever uses it: a lock is all that most need.
 
-    def rwlock(self, name: str, **options: Any) -> RWLockLogic:
+    def rwlock(self, name: LockName, **options: Any) -> RWLockLogic:
         from lockfast.primitives.rwlock import RWLockLogic
 
         return RWLockLogic(self.engine, self._request(name, mode=SHARED, **options), self._request(name, **options))
 
     def all(
         self,
-        names: Sequence[str],
+        names: Sequence[LockName],
         lease_type: type[MultiLease],
         on_lost: Callable[[Any], object] | None,
         **options: Any,
@@ -118,7 +128,8 @@ class LocksLogic:
         if not names:
             raise ValueError("all() takes at least one name")
         requests = [self._request(name, on_lost=on_lost, **options) for name in names]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        asked = [request.terms.name for request in requests]
+        twice = sorted({name for name in asked if asked.count(name) > 1})
         if twice:
             raise ValueError(f"all() takes each name once; twice: {', '.join(map(shown, twice))}")
         return MultiLogic(self.engine, lease_type, requests, on_lost)
@@ -146,8 +157,8 @@ class LocksLogic:
         name = valid(name, "cell name")
         return CellLogic(self.engine, name, qualify(self.namespace, name))
 
-    async def inspect(self, name: str) -> LockInfo:
-        name = valid(name)
+    async def inspect(self, name: LockName) -> LockInfo:
+        name = valid(name_on(self.engine.backend, name))
         key = qualify(self.namespace, name)
         self.engine.must_be_open()
         info = await self.engine.once(partial(self.engine.backend.inspect, key))
@@ -167,12 +178,12 @@ class LocksLogic:
         self._no_names.add(name)
         return info._replace(name=name, damage=listed([info.damage, f"a lock name {flaw}"]))
 
-    async def break_lock(self, name: str) -> LockInfo:
+    async def break_lock(self, name: LockName) -> LockInfo:
         engine = self.engine
         try:
-            name = valid(name)
+            name = valid(name_on(engine.backend, name))
         except ValueError:
-            if name.__class__ is not str or name not in self._no_names:
+            if not isinstance(name, str) or type(name) is not str or name not in self._no_names:
                 raise
         key = qualify(self.namespace, name)
         engine.must_be_open()

@@ -16,7 +16,10 @@ DEFAULT_NAMESPACE = "lockfast"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def valid(name: str, what: str = "lock name") -> str:
+LockName = str | int  # an integer only where the backend takes integers: PostgreSQL's advisory locks
+
+
+def valid(name: LockName, what: str = "lock name") -> str:
     """The name itself, as a plain string. Raises ValueError, saying what is wrong with it."""
     if not isinstance(name, str):
         raise ValueError(f"a {what} must be a string, not {shown(name)}")

@@ -32,7 +32,7 @@ from lockfast.backends.postgres_advisory.io.session import (
     kept_for,
     short,
 )
-from lockfast.backends.postgres_advisory.keys import halves, is_tag_of, key_of
+from lockfast.backends.postgres_advisory.keys import halves, integer_in, is_tag_of, key_of
 from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
 from lockfast.errors import BackendUnavailable
 
@@ -317,10 +317,10 @@ class Acquiring:
         for one in seen:
             if one.granted:
                 here = [other for other in self._in_this_process(one.pid, one.number) if other.state == "held"]
-                if here and here[0].claim.terms.key == hold.claim.terms.key:
+                if here and here[0].key == hold.key:
                     return here[0].claim.terms.holder
                 tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
-                if tags and hold.key.tag not in tags:
+                if tags and hold.key.tag not in tags and integer_in(hold.claim.terms.key) is None:
                     refuse_hash_collision(hold.claim.terms.name, f"another lock, held by {one.application!r}")
                 return one.application or f"pid {one.pid}"
         return None

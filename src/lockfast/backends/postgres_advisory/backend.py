@@ -33,7 +33,7 @@ from lockfast.backends.postgres_advisory.in_transaction import DatabaseIdentity,
 from lockfast.backends.postgres_advisory.inspection import info_of, nameless
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
-from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of
+from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of, name_of_integer
 from lockfast.backends.postgres_advisory.statements import PgLock, read
 from lockfast.errors import BackendUnavailable, LockError
 
@@ -59,6 +59,9 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         self._identity = DatabaseIdentity(endpoint, blocking=world.blocking)
         # Told of what has ended with its session: claims' ids and fences, and why.
         self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
+
+    def name_of_integer(self, key: int) -> str:
+        return name_of_integer(key)
 
     # Keep and release
 

@@ -166,7 +166,7 @@ class Holds:
         with self.mutex:
             others = self._by_number.setdefault(hold.key.number, {})
             for other in others.values():
-                if other.claim.terms.key != claim.terms.key:
+                if other.key != hold.key:
                     refuse_hash_collision(claim.terms.name, repr(other.claim.terms.name))
                 break
             others[claim.id] = self.by_id[claim.id] = hold

@@ -26,7 +26,7 @@ from lockfast.backends.postgres_advisory.io.user_connection import (
     is_timeout,
     no_transaction,
 )
-from lockfast.backends.postgres_advisory.keys import Key, key_of, whole
+from lockfast.backends.postgres_advisory.keys import Key, integer_in, key_of, whole
 
 _OTHER_DATABASE, _COLLISION, _TAKEN = -2, -1, 0  # what is said in place of a fence
 _IDENTITY: Final = (
@@ -200,7 +200,7 @@ class _Taking:
         rows = await self._fetch(_LOOK.format(byte=number & 255))
         seen = [_HeldLock(int(pid), int(high), int(low), int(kind), name) for pid, high, low, kind, name in rows]
         holders = [one for one in seen if one.kind == 1 and whole(one.high, one.low) == number]
-        for one in holders:
+        for one in holders if integer_in(key) is None else ():
             if _is_other_name(key_of(key), [other for other in seen if other.pid == one.pid]):
                 refuse_hash_collision(self._names[key], f"another lock, held by {one.name!r}")
         return Taken(0, key, holders[0].name if holders else None)

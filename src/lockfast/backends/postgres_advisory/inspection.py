@@ -14,7 +14,7 @@ from math import inf
 from lockfast._model import EXCLUSIVE, SHARED, HolderInfo, LockInfo
 from lockfast._records import NAMESPACE_SEPARATOR
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold
-from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of
+from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of, name_of_integer
 from lockfast.backends.postgres_advisory.statements import PgLock
 
 Ours = Callable[[int, int], Sequence[AdvisoryHold]]  # from pid and number to what this process has there
@@ -70,4 +70,4 @@ def _called(one: PgLock) -> str:
 def nameless(number: int, prefix: str) -> str:
     """What a number is called whose name nobody here knows. It may be in any namespace, and begin with anything."""
     namespace, separator, _ = prefix.rpartition(NAMESPACE_SEPARATOR)
-    return f"{namespace}{separator}key {number}"
+    return f"{namespace}{separator}{name_of_integer(number)}"

@@ -12,6 +12,10 @@ In SQL, with a server that has `sha256` (11 and later):
 
 In another namespace than the default one the name is preceded by the namespace and the character U+001F.
 
+An integer, such as 42, is its own key: `pg_advisory_lock(42)` is the same lock. As a name it is written `key 42`, also
+where a number is listed whose name is not known. It is the server's own number, so no namespace applies. The form with
+two integers, `pg_advisory_lock(1, 2)`, cannot be taken: the tags below are of that form.
+
 `pg_advisory_lock(key)` is the lock. Who holds it through lockfast also has `pg_advisory_lock_shared(tag, second)`, the
 second being that of the grant: it tells since when, and whether a holder of the key means the same name. Key and tag
 share a byte, so that a tag which belongs to a key can be told from those of the holder's other locks.
@@ -20,10 +24,12 @@ share a byte, so that a tag which belongs to a key can be told from those of the
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
 from lockfast._bounded import BoundedDict
+from lockfast._records import NAMESPACE_SEPARATOR
 
 
 class Key(NamedTuple):
@@ -31,16 +37,34 @@ class Key(NamedTuple):
     tag: int  # signed, 32 bits
 
 
+_INTEGER = re.compile(r"key (0|-?[1-9][0-9]{0,18})")
 _REMEMBERED = 10_000  # names that this process has used lately, so that it can tell whose number it sees
 _names = BoundedDict[int, str](_REMEMBERED)
 
 
 @lru_cache(maxsize=4096)
 def key_of(name: str) -> Key:
-    digest = hashlib.sha256(name.encode()).digest()
-    key = Key(int.from_bytes(digest[:8], "big", signed=True), int.from_bytes(digest[7:11], "big", signed=True))
-    _names[key.number] = name
-    return key
+    integer = integer_in(name)
+    digest = hashlib.sha256((name if integer is None else name_of_integer(integer)).encode()).digest()
+    number = int.from_bytes(digest[:8], "big", signed=True) if integer is None else integer
+    last = (number & 0xFF).to_bytes(1, "big")  # which is digest[7], unless it is an integer
+    if integer is None:
+        _names[number] = name
+    return Key(number, int.from_bytes(last + digest[8:11], "big", signed=True))
+
+
+def name_of_integer(number: int) -> str:
+    """Raises ValueError if PostgreSQL has no such key."""
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"an advisory lock's integer key has 64 bits, from {-(2**63)} to {2**63 - 1}; not {number}")
+    return f"key {number:d}"
+
+
+def integer_in(name: str) -> int | None:
+    """The integer that a name is the written form of, in whatever namespace; None for every other name."""
+    found = _INTEGER.fullmatch(name.rpartition(NAMESPACE_SEPARATOR)[2])
+    number = int(found[1]) if found else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def name_of(number: int) -> str | None:
