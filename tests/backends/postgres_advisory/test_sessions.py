@@ -21,6 +21,7 @@ from lockfast.backends.postgres_advisory.io import asyncio_ as asyncio_module
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from lockfast.backends.postgres_advisory.keys import key_of
+from tests.polling import HOUR, never_look
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
@@ -247,6 +248,29 @@ def test_a_reader_that_finds_no_session_left_waits_for_the_next_and_takes_no_mor
             join(reader)
             for lease in [*held, *taken]:
                 assert lease.release()
+
+
+def test_readers_that_wait_for_a_session_are_woken_one_after_the_other_and_need_no_timer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never_look(monkeypatch)
+    for timer in ("FIRST_POLL_S", "UNQUEUED_POLL_S"):
+        monkeypatch.setattr(acquiring, timer, HOUR)
+    with lockfast.connect(f"{url}?waiting=1") as locks:
+        backend: Any = locks._logic.engine.backend
+        held = [_read(locks) for _ in range(5)]
+        impatient = threading.Thread(target=lambda: locks.rwlock("page", wait=1).read().acquire())
+        impatient.start()
+        until(lambda: len(backend._holds.unqueued) == 1)
+        readers = [threading.Thread(target=lambda: _read(locks).release()) for _ in range(10)]
+        for number, reader in enumerate(readers, 2):
+            reader.start()
+            until(lambda number=number: len(backend._holds.unqueued) >= number - 1)  # type: ignore[misc]
+        join(impatient)  # the first of them gives up
+        held.pop(2).release()
+        join(*readers)
+        for lease in held:
+            assert lease.release()
 
 
 def test_a_writer_that_waits_for_a_session_is_passed_by_no_reader_that_comes_later(

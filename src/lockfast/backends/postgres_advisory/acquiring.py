@@ -171,7 +171,7 @@ class Acquiring:
 
     async def _try(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> bool:
         """Without waiting: in the main session, or beside it if that shares the number."""
-        if self._holds.is_behind(hold):
+        if self._holds.unqueued_before(hold):
             return False
         if self._holds.into_main(hold, main):
             name = b"lf_try_exclusive" if hold.mode == EXCLUSIVE else b"lf_try_shared"
@@ -273,6 +273,8 @@ class Acquiring:
     async def _busy(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> Grant | Busy:
         self._contended.add(hold.key.number)
         hold.polls += 1
+        if hold.state == "new" and (before := self._holds.unqueued_before(hold)):
+            return Busy(before, poll_after(before), self._known_holder(hold))  # it is woken when its turn comes
         if hold.state == "ended" or hold.polls > 1:
             seen = read(await self._execute(main, b"lf_look", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):

@@ -141,6 +141,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             await self._dequeue(hold, until)
         if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
             self._holds.leave(hold)
+            self._wake_unqueued(hold.key.number)
 
     # The end of a session
 

@@ -203,13 +203,13 @@ class Holds:
             self.unqueued.setdefault(hold.claim.id, hold)
             return next(one for one in self.unqueued.values() if not alone or one.key.number == number) is hold
 
-    def is_behind(self, hold: AdvisoryHold) -> bool:
-        """Whether another claim waits for the number and for a session, and came before it."""
+    def unqueued_before(self, hold: AdvisoryHold) -> int:
+        """How many claims wait for the number and for a session, and came before it."""
         if not self.unqueued:
-            return False
+            return 0
         with self.mutex:
-            first = next((one for one in self.unqueued.values() if one.key.number == hold.key.number), hold)
-        return first is not hold
+            same = [one for one in self.unqueued.values() if one.key.number == hold.key.number]
+        return same.index(hold) if hold in same else len(same)
 
     def into_main(self, hold: AdvisoryHold, session: Any) -> bool:
         """True if the main session may be asked for it; from then on it counts as asked."""
