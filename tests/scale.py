@@ -20,6 +20,8 @@ QUICK = SCALE == "quick"
 SOAK = SCALE == "soak"
 
 
-def by_scale(usual: T, *, soak: T) -> T:
-    """As much as fits into `make test`, or as much as is worth a long search."""
+def by_scale(usual: T, *, soak: T, quick: T | None = None) -> T:
+    """As much as fits into `make test`, as is worth a long search or, where that is less, as fits into `make check`."""
+    if QUICK and quick is not None:
+        return quick
     return soak if SOAK else usual

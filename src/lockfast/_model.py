@@ -145,27 +145,22 @@ class Waiting(Protocol):
     @property
     def holder(self) -> str:
         """As in its `Terms`."""
-        ...
 
     @property
     def mode(self) -> Mode:
         """As in its `Terms`."""
-        ...
 
     @property
     def limit(self) -> int | None:
         """As in its `Terms`."""
-        ...
 
     @property
     def reserved(self) -> bool:
         """The resource is reserved for it: it was woken, and has `GRACE_S` seconds to ask."""
-        ...
 
     @property
     def lapsed(self) -> int:  # as good as a bool
         """It was woken and did not ask in time. It is passed over until it asks again."""
-        ...
 
 
 W = TypeVar("W", bound=Waiting)

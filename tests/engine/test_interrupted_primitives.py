@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at any instruction of any primitive leaves nothing that no caller will ever let go of."""
+"""A KeyboardInterrupt at any instruction of any primitive leaves nothing that no caller will ever release."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from lockfast.engine.lease import Lease
 from lockfast.primitives import manager
 from tests.engine.interrupting import Interrupt
 from tests.engine.storm import ALONE, BESIDE_ANOTHER, Scene
+from tests.scale import by_scale
+from tests.servers import run
 from tests.servers.waiting import join
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was cut short before it began
+
+STEP = by_scale(1, soak=1, quick=5)  # the quick loop tries each fifth instruction, and another fifth in each run
 
 _numbers = count()
 
@@ -41,7 +45,7 @@ def _ours(file: str) -> bool:
 def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene: Scene, name: str) -> None:
     tell = ALONE[name](scene)
     tell()  # everything is imported, opened and started
-    for point in count(1):
+    for point in count(run.first_new_seed() % STEP + 1, STEP):
         with Interrupt(point, _ours) as interrupt:
             try:
                 tell()

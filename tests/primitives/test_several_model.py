@@ -96,7 +96,8 @@ class SeveralInSqlite(Several):
 
 @pytest.mark.timeout(by_scale(120, soak=1800))
 @pytest.mark.parametrize(
-    ("machine", "runs"), [(SeveralInMemory, by_scale(60, soak=2000)), (SeveralInSqlite, by_scale(20, soak=500))]
+    ("machine", "runs"),
+    [(SeveralInMemory, by_scale(60, soak=2000, quick=15)), (SeveralInSqlite, by_scale(20, soak=500, quick=4))],
 )
 def test_several_names_are_taken_and_ended_as_one(machine: type[Several], runs: int) -> None:
     limits = settings(
