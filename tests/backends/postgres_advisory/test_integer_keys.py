@@ -128,7 +128,7 @@ def test_a_session_with_locks_of_two_integers_is_taken_for_no_other_name(
     """The tags of lockfast are of that form; for 256 they would begin as (7, 42) does."""
     _fetch(psql, "SELECT pg_advisory_lock(256), pg_advisory_lock_shared(7, 42)")
     with pytest.raises(AcquireTimeout, match="held by 'legacy'"):
-        locks.lock(256, wait=0.2).__enter__()
+        locks.lock(256, wait=0).__enter__()
     with psycopg.connect(plain) as connection, pytest.raises(AcquireTimeout, match="held by 'legacy'"):
         locks.in_transaction(connection, 256, wait=0)
 

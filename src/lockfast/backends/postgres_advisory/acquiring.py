@@ -1,8 +1,7 @@
-"""How an advisory lock is asked for, and where a waiter stands.
+"""How an advisory lock is acquired, and in which queue a waiter stands.
 
 Decides: in which session a claim is asked for, and what the answer means.
-Leaves to `blocking`: everything after the grant. Leaves to `holds`: what a session may be
-asked for.
+Leaves to `backend`: everything after the grant. Leaves to `holds`: what a session may be asked for.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from lockfast.backends.postgres_advisory.keys import halves, integer_in, is_tag_
 from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
 from lockfast.errors import BackendUnavailable
 
-FIRST_POLL_S: Final = 0.1  # seconds after which a waiter looks who is in its way
-UNQUEUED_POLL_S: Final = 0.25  # seconds between the looks of one that has no session to wait in
-NOTICED_WITHIN_S: Final = 1.0  # seconds in which whoever is next has heard of it, on a busy machine too
-UNCONTENDED_WITHIN_S: Final = 0.001  # seconds in which a lock that nobody else wants is granted
+FIRST_POLL_S: Final = 0.1  # until a waiter inspects who holds the lock
+UNQUEUED_POLL_S: Final = 0.25  # between the polls of a waiter that has no session to wait in
+NOTICED_WITHIN_S: Final = 1.0  # until a grant has been read here, on a busy machine too
+UNCONTENDED_WITHIN_S: Final = 0.001  # in which a lock that no other session wants is granted
 MAX_CONTENDED: Final = 4096  # names
 
 _living: weakref.WeakSet[Acquiring] = weakref.WeakSet()  # of this process
@@ -50,11 +49,9 @@ class Acquiring:
         self._endpoint = endpoint
         self._world = world
         self._holds = Holds(fences_of(endpoint.name))
-        self._contended = BoundedSet[int](
-            MAX_CONTENDED
-        )  # numbers that others lately wanted too: a try would be in vain
-        told: weakref.WeakMethod[Callable[[AdvisorySession], None]] = weakref.WeakMethod(self._ended)
-        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_report_end, told))
+        self._contended = BoundedSet[int](MAX_CONTENDED)  # numbers for which a try would be in vain
+        ended: weakref.WeakMethod[Callable[[AdvisorySession], None]] = weakref.WeakMethod(self._ended)
+        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_report_end, ended))
         _living.add(self)
 
     def _ended(self, session: AdvisorySession) -> None:
@@ -64,7 +61,7 @@ class Acquiring:
         key, ready = key_of(claim.terms.key), self._sessions.ready
         hold = None
         if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._contended:
-            hold = self._holds.enter_alone(claim, key, ready)  # the quick one
+            hold = self._holds.enter_alone(claim, key, ready)  # the fast path
             if hold is not None and await self._try_in(ready, b"lf_try_exclusive", hold, within):
                 hold.answered = True
                 return hold.grant
@@ -75,7 +72,7 @@ class Acquiring:
         return answer
 
     async def _acquire(self, claim: Claim, tried: AdvisoryHold | None, enqueue: bool, until: float) -> Grant | Busy:
-        """Where others want it too, or it was asked for before."""
+        """The slow path: the name is contended, or the claim was asked for before."""
         self._sessions.holder = claim.terms.holder
         main = await self._sessions.main(max(0.01, until - boot_now()))
         if not main.named:
@@ -109,7 +106,7 @@ class Acquiring:
         return await self._busy(hold, main, until)
 
     async def _keep(self, session: AdvisorySession, ttl: float, until: float, *, urgent: bool = False) -> None:
-        """See to it that the server keeps the session for longer than a holder believes without a word from it."""
+        """Make the server keep a silent session for longer than its holder believes without an answer."""
         if ttl > session.longest_ttl:
             settings = keeping(seconds := kept_for(ttl))
             params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
@@ -117,7 +114,7 @@ class Acquiring:
             session.keeps(max(seconds, session.kept))
 
     async def _confirm(self, claim: Claim, until: float) -> None:
-        """Its holder believes from now on. After a long wait the server may not have heard from us for as long."""
+        """The holder believes from now on. The server may have heard nothing of the session since the wait began."""
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             raise unavailable(self._endpoint.name, "ended the session")
@@ -128,7 +125,7 @@ class Acquiring:
         hold.answered = True
 
     async def _still_held(self, hold: AdvisoryHold, until: float) -> bool:
-        """Whether the session that holds it is there. The server may have ended it, and nobody has read that yet."""
+        """Whether the session that holds it is alive. The server may have ended it, and that is not read yet."""
         session = hold.session
         try:
             await self._execute(session, b"lf_ping", (), until)
@@ -139,7 +136,7 @@ class Acquiring:
         return True
 
     async def _settle(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> None:
-        """It was asked for before: find out what came of that."""
+        """It was asked for before: find out how that ended."""
         if hold.state == "waits":
             self._sessions.poll_once(hold.session)
         if hold.state == "asked" or hold.freeing:
@@ -160,9 +157,9 @@ class Acquiring:
         hold.reset()
 
     async def _settle_by_inspection(self, hold: AdvisoryHold, until: float) -> None:
-        """The wait was given up, by somebody or by a time limit; it may have been granted just before."""
+        """The server cancelled the wait; the lock may have been granted just before."""
         session = hold.session
-        seen = read(await self._execute(session, b"lf_look", halves(hold.key.number), until))
+        seen = read(await self._execute(session, b"lf_inspect", halves(hold.key.number), until))
         if any(one.pid == session.pid and one.granted for one in seen):
             rows = await self._execute(session, b"lf_tag", hold.key, until)
             self._granted_there(hold, rows)
@@ -228,7 +225,7 @@ class Acquiring:
         return session
 
     async def _enqueue(self, hold: AdvisoryHold, until: float) -> None:
-        """In a session of its own, or outside if all are taken."""
+        """Wait in a session of its own; unqueued, if all are taken."""
         if hold.signal is None:
             hold.signal = self._world.signal()
         alone = not self._has_queued_sibling(hold)
@@ -239,22 +236,22 @@ class Acquiring:
         except BackendUnavailable as error:
             if not error.transient:
                 raise
-            session = None  # no room there, or not in time; the main session has answered that it is taken
+            session = None  # the server is full, or slow; the main session has answered that the lock is held
         if session is None:
             return
         hold.state, hold.session = "waits", session
         name = b"lf_lock_exclusive" if hold.mode == EXCLUSIVE else b"lf_lock_shared"
         statement = PendingStatement(name, hold.key, partial(self._on_wait_answered, hold))
         self._sessions.send(session, statement)
-        self._leave_unqueued(hold)  # not before: the next one must come after it at the server too
+        self._leave_unqueued(hold)  # not before: the next waiter must come after it at the server too
 
     def _leave_unqueued(self, hold: AdvisoryHold) -> None:
-        """Whoever is next outside may look: there may be a session for that one too."""
+        """It has a session. There may be one for the next unqueued waiter too."""
         if self._holds.unqueued.pop(hold.claim.id, None) is not None:
             self._wake_unqueued()
 
     def _on_wait_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
-        """The wait is over."""
+        """The server has granted it, or given the wait up."""
         if hold.state != "waits":
             return
         if statement.error is None:
@@ -265,7 +262,7 @@ class Acquiring:
         hold.wake()
 
     def _granted_there(self, hold: AdvisoryHold, rows: Rows) -> None:
-        """In the session in which it was waited for; one more may wait now."""
+        """It is held in its own session, which counts no longer as one that waits."""
         hold.granted(rows[0][0] or b"0")
         self._sessions.mark_holding(hold.session)
         self._wake_unqueued()
@@ -276,7 +273,7 @@ class Acquiring:
         if hold.state == "new" and (before := self._holds.unqueued_before(hold)):
             return Busy(before, poll_after(before), self._known_holder(hold))  # it is woken when its turn comes
         if hold.state == "ended" or hold.polls > 1:
-            seen = read(await self._execute(main, b"lf_look", halves(hold.key.number), until))
+            seen = read(await self._execute(main, b"lf_inspect", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
             holder = self._blocker(hold, seen)
@@ -289,7 +286,7 @@ class Acquiring:
         return Busy(ahead, FIRST_POLL_S, self._known_holder(hold))
 
     async def _is_granted(self, hold: AdvisoryHold, seen: Sequence[PgLock], until: float) -> bool:
-        """If nobody is in its way, the request or its answer is on the way: wait for that."""
+        """If no holder excludes it, the grant is on its way: wait for that."""
         session = hold.session
         holders = [one for one in seen if one.granted and session is not None and one.pid != session.pid]
         if session is not None and not any(hold.mode == EXCLUSIVE or not one.shared for one in holders):
@@ -297,7 +294,7 @@ class Acquiring:
         return hold.fence > 0
 
     def _known_holder(self, hold: AdvisoryHold) -> str | None:
-        """Who is in the way, if it is one of this process."""
+        """Who holds it, if that is a claim of this process."""
         for backend in self._same_server():
             for other in backend._holds.of(hold.key.number):
                 if other.state == "held" and EXCLUSIVE in (hold.mode, other.mode):
@@ -305,17 +302,17 @@ class Acquiring:
         return None
 
     def _ahead(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> int:
-        """How many stand in the server's queue before it."""
+        """How many sessions are before it in the server's queue."""
         queue = [one.pid for one in seen if not one.granted]
         pid = hold.session.pid if hold.session is not None else 0
         return queue.index(pid) if pid in queue else len(queue)
 
     def _has_queued_sibling(self, hold: AdvisoryHold) -> bool:
-        """Somebody of ours stands in line for it, and wakes whoever is next outside."""
+        """Whether a claim of this `Locks` is in the server's queue; it wakes the next unqueued waiter."""
         return any(other.state == "waits" for other in self._holds.of(hold.key.number))
 
     def _blocker(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> str | None:
-        """Who holds it. Raises Unsupported if that is another name with the same number; the claim waits on, then."""
+        """Who holds it. Raises Unsupported if that is another name with the same number; the claim goes on waiting."""
         for one in seen:
             if one.granted:
                 here = [other for other in self._in_this_process(one.pid, one.number) if other.state == "held"]
@@ -332,13 +329,13 @@ class Acquiring:
         if hold is None or hold.state in ("held", "in_doubt"):
             return True
         session, signal = hold.session, hold.signal
-        assert signal is not None  # whoever waits has been told to stand in line
+        assert signal is not None  # set when it was enqueued
         if hold.state == "waits" and session is not None:
             return await self._sessions.wait_or_signal(session, signal, seconds)
         return await signal.wait(seconds)
 
     async def _share(self, hold: AdvisoryHold, until: float) -> None:
-        """Held alone until now. In one statement, so that nobody comes in between."""
+        """From exclusive to shared, in one statement, so that no other session is granted it in between."""
 
         def shared(statement: PendingStatement) -> None:
             hold.freeing = False
@@ -358,7 +355,7 @@ class Acquiring:
         self._wake_unqueued()
 
     def _wake_unqueued(self, number: int | None = None) -> None:
-        """The first of those who wait for a session, or for that number."""
+        """Wake the first claim that waits for a session; of those for `number`, if given."""
         if self._holds.unqueued:
             with self._holds.mutex:
                 those = (one for one in self._holds.unqueued.values() if number in (None, one.key.number))
@@ -367,7 +364,7 @@ class Acquiring:
                 first.wake()
 
     async def _dequeue(self, hold: AdvisoryHold, until: float) -> None:
-        """Out of the server's queue; should it be granted meanwhile, it is let go of."""
+        """Leave the server's queue. Should it be granted meanwhile, it is unlocked."""
         session = hold.session
         try:
             self._holds.leave(hold)
@@ -375,14 +372,14 @@ class Acquiring:
             await self._cancel(session, main, until)
             await self._free_all(session, until)
         except BaseException as error:
-            self._sessions.drop(session)  # the server lets go of all that it held, or stood in line for
+            self._sessions.drop(session)  # the server ends its holds and waits
             if not isinstance(error, BackendUnavailable):
                 raise
         finally:
             self._give_back(session)
 
     async def _cancel(self, session: AdvisorySession, main: AdvisorySession, until: float) -> None:
-        """Again and again: one that comes before the statement has begun at the server is ignored there."""
+        """Repeated: the server ignores a cancellation that comes before the statement has begun there."""
         pause = UNCONTENDED_WITHIN_S
         while session.in_flight is not None and session.alive:
             if boot_now() >= until:
@@ -396,18 +393,18 @@ class Acquiring:
             try:
                 await self._execute(session, b"lf_free_all", (), until)
                 return
-            except StatementCancelled:  # the cancellation came late, and hit this
+            except StatementCancelled:  # the cancellation came late, and hit this statement
                 continue
         raise unavailable(self._endpoint.name, "cancels everything")
 
     # What this process knows
 
     def holds_in(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
-        """What this `Locks` has of a number in that session."""
+        """The claims of this `Locks` for that number in that session."""
         return [one for one in self._holds.of(number) if one.session is not None and one.session.pid == pid]
 
     def _in_this_process(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
-        """What this process has of it."""
+        """The claims of this process for it."""
         return [hold for backend in self._same_server() for hold in backend.holds_in(pid, number)]
 
     def _same_server(self) -> builtins.list[Acquiring]:
@@ -422,12 +419,12 @@ class Acquiring:
 
 
 def _is_usual(terms: Terms, main: AdvisorySession) -> bool:
-    """Whether there is nothing to settle before it is asked for in the main session."""
+    """Whether it can be tried in the main session without preparation."""
     return terms.mode == EXCLUSIVE and main.named and terms.ttl <= main.longest_ttl
 
 
 def _report_end(ended: weakref.WeakMethod[Callable[[AdvisorySession], None]], session: AdvisorySession) -> None:
-    """The driver's threads keep nothing alive."""
+    """Weak: the threads of the driver keep no `Locks` alive."""
     method = ended()
     if method is not None:
         method(session)

@@ -1,17 +1,17 @@
 """PostgreSQL's advisory locks: no schema, no rights, and no ttl at the server.
 
-Decides: what is asked for the verbs, and what becomes of a hold when its session ends.
-Leaves to `acquiring`: to acquire and to wait. Leaves to `statements`: the statements. Leaves
-to `holds`: what this `Locks` has. Leaves to the driver: connections, and to notice their end.
+Decides: which statements answer each verb, and what happens to a hold when its session ends.
+Leaves to `acquiring`: acquire and wait. Leaves to `statements`: the SQL. Leaves to `holds`: which claims this `Locks`
+has. Leaves to the driver: connections, and to notice their end.
 
-One main session holds everything that is free when it is asked for. Whoever has to wait stands in PostgreSQL's own
-queue, which is fair, in a session of its own, and holds what it waited for in that one. At most `waiting` of these
-wait (16, see the URL), or one for each lock if these are more, and there are four times as many in all; whoever comes
-when all are taken waits here for the first that is free, and looks now and then.
+One main session holds every lock that was free when it was asked for. A claim that has to wait is in PostgreSQL's own
+queue, which is fair, in a session of its own, and holds the lock there. So does a claim that shares a name with another
+one of this `Locks`. At most `waiting` sessions wait (16, see the URL), or one for each lock if these are more; in all
+there are four times as many. A claim that finds none left waits in this process for the first that is given back.
 
-A hold lasts as long as its session. The end of a session is noticed when it happens, and told through `on_loss`. A ttl
-is how long a holder believes without a word from the server: a renewal is a round trip on the session. What its holder
-no longer believes in is abandoned, by the engine, because the server would keep it.
+A hold lasts as long as its session. The end of a session is noticed when it happens, and reported through `on_loss`.
+The ttl is how long a holder believes without an answer from the server: a renewal is a round trip on the session. A
+hold that its holder no longer believes in is abandoned by the engine, because the server would keep it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of, na
 from lockfast.backends.postgres_advisory.statements import PgLock, read
 from lockfast.errors import BackendUnavailable, LockError
 
-MAX_TTL_S: Final = 20 * 86400.0  # seconds: the server could not be told to keep a silent session for much longer
+MAX_TTL_S: Final = 20 * 86400.0  # no kernel can be set to keep a silent session for much longer
 
 
 class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
@@ -57,7 +57,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         super().__init__(endpoint, world, clock)
         self._closed = False
         self._identity = DatabaseIdentity(endpoint, blocking=world.blocking)
-        # Told of what has ended with its session: claims' ids and fences, and why.
+        # Called with the ids and fences of claims that ended with their session, and the reason.
         self.on_loss: Callable[[Sequence[tuple[str, int]], str], None] | None = None
 
     def name_of_integer(self, key: int) -> str:
@@ -68,7 +68,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
         until = boot_now() + within
         holds = [self._held(renewal) for renewal in batch]
-        heard: dict[int, bool | BackendUnavailable] = {}
+        answers_of: dict[int, bool | BackendUnavailable] = {}
         longest: dict[AdvisorySession, float] = {}
         for hold, renewal in zip(holds, batch, strict=True):
             if hold is not None:
@@ -76,10 +76,10 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         for session, ttl in longest.items():
             try:
                 await self._keep(session, ttl, until, urgent=True)
-                heard[id(session)] = bool(await self._execute(session, b"lf_ping", (), until, urgent=True))
+                answers_of[id(session)] = bool(await self._execute(session, b"lf_ping", (), until, urgent=True))
             except BackendUnavailable as error:
-                heard[id(session)] = error if session.alive else False
-        answers = [heard.get(id(hold.session), False) if hold is not None else False for hold in holds]
+                answers_of[id(session)] = error if session.alive else False
+        answers = [answers_of.get(id(hold.session), False) if hold is not None else False for hold in holds]
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if errors and len(errors) == len(answers):
             raise errors[0]
@@ -100,7 +100,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if hold.freeing:
             await self._settle(hold, hold.session, until)
         if hold.state != "held":
-            if hold.state == "ended":  # whoever ended it was interrupted
+            if hold.state == "ended":  # an interrupt came while it was being forgotten
                 self._holds.leave(hold)
             return False
         name = b"lf_free_exclusive" if hold.mode == EXCLUSIVE else b"lf_free_shared"
@@ -112,7 +112,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         except BackendUnavailable:
             if statement.sent_at or self._holds.by_id.get(claim.id) is hold:
                 raise
-            return False  # it ended with its session before it was let go of
+            return False  # it ended with its session before the unlock was sent
         finally:
             if not statement.sent_at:
                 hold.freeing, hold.unlock = False, None
@@ -139,14 +139,14 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
         elif hold.state in ("waits", "in_doubt"):
             await self._dequeue(hold, until)
-        if hold.state in ("new", "ended"):  # ended: whoever ended it was interrupted
+        if hold.state in ("new", "ended"):  # ended: an interrupt came while it was being forgotten
             self._holds.leave(hold)
             self._wake_unqueued(hold.key.number)
 
     # The end of a session
 
     def _ended(self, session: AdvisorySession) -> None:
-        """Told by the driver, when it happens. Everything that the session held is gone."""
+        """Called by the driver when a session ends. Everything that the session held is gone."""
         lost: builtins.list[AdvisoryHold] = []
         for hold in self._holds.in_session(session):
             in_main = hold.in_main
@@ -155,7 +155,9 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
                 continue
             if hold.state == "held":
                 self._holds.leave(hold)
-                if not (hold.unlock_sent and session.interrupted):  # we ended the session, after its holder let go
+                if not (
+                    hold.unlock_sent and session.interrupted
+                ):  # an interrupt here ended it, after the unlock was sent
                     lost.append(hold)
             else:
                 hold.reset()
@@ -164,7 +166,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             if not in_main:
                 self._give_back(session)
         self._report_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
-        # Nothing at the server tells whether the unlock was done before the session ended: a loss cannot be ruled out.
+        # Nothing at the server shows whether the unlock was done before the session ended: a loss cannot be ruled out.
         self._report_loss(
             [hold for hold in lost if hold.unlock_sent], "its session ended before the release was answered"
         )
@@ -173,30 +175,30 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if lost and self.on_loss is not None and not self._closed:
             self.on_loss([(hold.claim.id, hold.fence) for hold in lost], reason)
 
-    # What operators ask
+    # Inspection
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         number = key_of(key).number
-        rows = await self._look(b"lf_look", halves(number), boot_now() + within)
+        rows = await self._ask_main(b"lf_inspect", halves(number), boot_now() + within)
         return info_of(key, read(rows), self._in_this_process)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         found: dict[int, builtins.list[PgLock]] = {}
-        for one in read(await self._look(b"lf_list", (), boot_now() + within)):
+        for one in read(await self._ask_main(b"lf_list", (), boot_now() + within)):
             found.setdefault(one.number, []).append(one)
         known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
         other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
         named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
         return [info_of(name, seen, self._in_this_process) for name, seen in named]
 
-    async def _look(self, name: bytes, params: Sequence[int], until: float) -> Rows:
+    async def _ask_main(self, name: bytes, params: Sequence[int], until: float) -> Rows:
         main = await self._sessions.main(max(0.01, until - boot_now()))
         return await self._execute(main, name, params, until)
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
-        """Ours are unlocked. Another session can only be ended as a whole, with all that it holds."""
+        """A hold of this `Locks` is unlocked. Another session can only be ended, with everything that it holds."""
         number, until = key_of(key).number, boot_now() + within
-        seen = read(await self._look(b"lf_look", halves(number), until))
+        seen = read(await self._ask_main(b"lf_inspect", halves(number), until))
         before = info_of(key, seen, self._in_this_process)
         for pid in {one.pid for one in seen if one.granted}:
             mine = [hold for hold in self.holds_in(pid, number) if hold.state == "held"]
@@ -210,15 +212,17 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
 
     async def _terminate(self, pid: int, key: str, until: float) -> None:
         try:
-            rows = await self._look(b"lf_terminate", (pid,), until)
-            ended = rows[0][0] == b"t" or all(one.pid != pid for one in read(await self._look(b"lf_list", (), until)))
+            rows = await self._ask_main(b"lf_terminate", (pid,), until)
+            ended = rows[0][0] == b"t" or all(
+                one.pid != pid for one in read(await self._ask_main(b"lf_list", (), until))
+            )
         except BackendUnavailable as error:
             raise LockError(f"lock {key!r} could not be broken: {error}", name=key) from error
         if not ended:
-            raise LockError(f"lock {key!r} could not be broken: session {pid} was told to end, and does not", name=key)
+            raise LockError(f"lock {key!r} could not be broken: session {pid} was terminated, and goes on", name=key)
 
     async def in_transaction(self, connection: object, names: Mapping[str, str], wait: float | None) -> Taken:
-        """On the user's own connection, until that commits or rolls back; see `user_connection`."""
+        """On the user's own connection, until its transaction commits or rolls back; see `user_connection`."""
         taken = await take(transaction_on(connection, blocking=self._world.blocking), self._identity, names, wait)
         return taken if taken.missing is not None else taken._replace(fence=self._holds.fences.mint(taken.fence))
 
@@ -227,7 +231,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         await self._sessions.close()
 
     def before_fork(self) -> None:
-        """Connections are forgotten in the child; the parent goes on using them."""
+        """The child forgets the connections; the parent goes on using them."""
 
     def after_fork(self, *, child: bool) -> None:
         if child:

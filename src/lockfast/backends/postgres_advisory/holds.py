@@ -1,4 +1,4 @@
-"""What one `Locks` has of PostgreSQL's advisory locks: its claims, and the sessions that they belong to.
+"""The claims of one `Locks` on advisory locks, and the sessions that they belong to.
 
 Decides: which claim may be asked for in which session. The server grants a session again whatever it holds already, and
 past those who wait. So a session is never asked for a number that it holds or may hold: of the claims that share a
@@ -19,20 +19,20 @@ from lockfast.backends.postgres_advisory.io.session import PendingStatement
 from lockfast.backends.postgres_advisory.keys import Key, key_of, second_of
 from lockfast.errors import Unsupported
 
-# new: nothing is asked, or the answer was no; asked: a try is under way; waits: a session stands in the server's queue
-# for it; doubt: either ended in an error, maybe after the grant; held; ended: released, or gone with its session
+# new: not asked for, or the answer was no; asked: a try is in flight; waits: its session is in the server's queue;
+# in_doubt: a try or wait ended in an error, maybe after the grant; held; ended: released, or gone with its session
 State = Literal["new", "asked", "waits", "in_doubt", "held", "ended"]
 
 
 class Fences:
-    """Those of one server, as far as this process has seen them: should its clock be set back, ours go on."""
+    """The fences of one server that this process has seen: they grow although the server's clock is set back."""
 
     def __init__(self) -> None:
         self._last = 0
         self.after_fork()
 
     def after_fork(self) -> None:
-        self._mutex = Mutex()  # which a thread of the parent may have held
+        self._mutex = Mutex()  # a thread of the parent may have held the old one
 
     def mint(self, read: int) -> int:
         """The fence that the server's clock gives, but never lower than the last."""
@@ -41,7 +41,7 @@ class Fences:
             return self._last
 
 
-_fences: dict[str, Fences] = {}  # by the name of the place: the clock of another server may be ahead, and is its own
+_fences: dict[str, Fences] = {}  # by endpoint: each server has a clock of its own
 
 
 def fences_of(endpoint: str) -> Fences:
@@ -49,7 +49,7 @@ def fences_of(endpoint: str) -> Fences:
 
 
 class AdvisoryHold:
-    """One claim, from the first asking to its end."""
+    """One claim, from its first request to its end."""
 
     __slots__ = (
         "answered",
@@ -75,24 +75,24 @@ class AdvisoryHold:
         self.fences = fences
         self.key = key
         self.mode = claim.terms.mode
-        self.signal: Signal | None = None  # there is one for whoever waits
+        self.signal: Signal | None = None  # set for a claim that waits
         self.state: State = "new"
         self.session: Any = None  # the session that it is asked for, waited for or held in
-        self.in_main = False  # that is the main one
-        self.fence = self.read = 0  # `read` is what the server said
+        self.in_main = False  # whether that is the main session
+        self.fence = self.read = 0  # `read` is the server's clock
         self.granted_at = 0.0
         self.believed_until = 0.0  # by its holder, unless renewed, on the holder's own clock
-        self.freeing = False  # an unlock was sent, and its answer is not known
-        self.unlock: PendingStatement | None = None  # there is one while a release is under way
-        self.polls = 0  # how often a waiter has looked up
-        self.answered = False  # an acquire has returned its grant: the next one is a repetition
+        self.freeing = False  # an unlock is in flight, or its outcome is unknown
+        self.unlock: PendingStatement | None = None  # set while a release is in flight
+        self.polls = 0  # how often a waiter was answered Busy
+        self.answered = False  # an acquire has returned its grant: the next one repeats it
 
     def asked_in(self, session: Any, *, main: bool = False) -> None:
         """A try for it is about to be sent."""
         self.state, self.session, self.in_main = "asked", session, main
 
     def granted(self, answer: bytes) -> None:
-        """It is granted."""
+        """The server has granted it, and this is the clock that it read."""
         self.state = "held"
         self.read = int(answer)
         self.fence = self.fences.mint(self.read)
@@ -100,20 +100,20 @@ class AdvisoryHold:
         self.renewed(self.claim.terms.ttl)
 
     def on_try_answered(self, statement: PendingStatement) -> None:
-        """What came of asking for it in the main session."""
+        """The try in the main session is answered."""
         if statement.error is None and (answer := statement.answer[0][0]) is not None:
             self.granted(answer)
         elif self.state == "asked" and statement.error is None:
             self.reset()
-        elif self.state == "asked":  # what it did before the error stays done
+        elif self.state == "asked":  # what the statement did before the error stays done
             self.state = "in_doubt"
 
     def reset(self) -> None:
-        """It belongs to no session any more, and does not hold."""
+        """It belongs to no session, and is not held."""
         self.state, self.session, self.in_main = "new", None, False
 
     def wake(self) -> None:
-        """If anybody waits for it, let them look up."""
+        """Wake the caller that waits for it, if there is one."""
         if self.signal is not None:
             self.signal.set()
 
@@ -122,7 +122,7 @@ class AdvisoryHold:
         self.believed_until = max(self.believed_until, boot_now() + ttl)
 
     def remaining(self) -> float:
-        """Seconds for which its holder believes in it, unless renewed."""
+        """Seconds for which its holder still believes, unless renewed."""
         return self.believed_until - boot_now()
 
     @property
@@ -136,22 +136,22 @@ class AdvisoryHold:
 
     @property
     def unlock_params(self) -> tuple[int, int, int]:
-        """To unlock it."""
+        """Parameters of the statement that unlocks it."""
         return (*self.key, second_of(self.read))
 
 
 class Holds:
-    """All claims of one `Locks`, by their id and by the number that they are about."""
+    """All claims of one `Locks`, by id and by number."""
 
     def __init__(self, fences: Fences) -> None:
         self.fences = fences
         self.mutex = threading.Lock()  # for single steps
         self.by_id: dict[str, AdvisoryHold] = {}
-        self.unqueued: dict[str, AdvisoryHold] = {}  # those who wait and have no session to wait in, in order
+        self.unqueued: dict[str, AdvisoryHold] = {}  # waiters that have no session to wait in, in order
         self._by_number: dict[int, dict[str, AdvisoryHold]] = {}
 
     def enter_alone(self, claim: Claim, key: Key, session: Any) -> AdvisoryHold | None:
-        """If nobody here has to do with the number: as `enter`, and it counts as asked for in the main session."""
+        """As `enter`, and it counts as asked in the main session; None if another claim here is for that number."""
         with self.mutex:
             if key.number in self._by_number:
                 return None
@@ -173,7 +173,7 @@ class Holds:
         return hold
 
     def leave(self, hold: AdvisoryHold) -> None:
-        """Can be repeated: it is known by its id until the last, so whoever was interrupted here is found again."""
+        """Can be repeated: the id is removed last, so a claim whose removal was interrupted is found again."""
         id, number = hold.claim.id, hold.key.number
         with self.mutex:
             hold.state = "ended"
@@ -192,12 +192,12 @@ class Holds:
             return list(self._by_number.get(number, {}).values())
 
     def in_session(self, session: Any) -> list[AdvisoryHold]:
-        """What belongs to that session."""
+        """The claims that belong to that session."""
         with self.mutex:
             return [hold for hold in self.by_id.values() if hold.session is session]
 
     def is_next(self, hold: AdvisoryHold, *, alone: bool) -> bool:
-        """Whether it is the first that waits for a session to wait in; `alone`: the first for that number."""
+        """Whether it is the first unqueued waiter; `alone`: the first of those for its number."""
         number = hold.key.number
         with self.mutex:
             self.unqueued.setdefault(hold.claim.id, hold)

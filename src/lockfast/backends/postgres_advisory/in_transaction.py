@@ -1,7 +1,7 @@
 """Advisory locks that end with a transaction of the user's own.
 
-Decides: the statements; that a wait which fails leaves the transaction as it was; who is refused. Whatever is taken
-after a savepoint goes when it is rolled back to, granted in the last moment or not.
+Decides: the statements; that a wait which fails leaves the transaction as it was; what is refused. Locks that were
+taken after a savepoint end when it is rolled back to, also one that was granted in the last moment.
 
 A statement takes a lock only in the server and database of this `Locks`: it compares them as one number, see
 `DatabaseIdentity`. It takes none if the transaction holds the number under another name: the transaction remembers what
@@ -28,7 +28,7 @@ from lockfast.backends.postgres_advisory.io.user_connection import (
 )
 from lockfast.backends.postgres_advisory.keys import Key, integer_in, key_of, whole
 
-_OTHER_DATABASE, _COLLISION, _TAKEN = -2, -1, 0  # what is said in place of a fence
+_OTHER_DATABASE, _COLLISION, _TAKEN = -2, -1, 0  # answers in place of a fence
 _IDENTITY: Final = (
     "hashtextextended(current_database(), CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint))"
 )
@@ -48,25 +48,25 @@ _TRY: Final = "WHEN NOT pg_try_advisory_xact_lock({number})"
 _WAIT: Final = """WHEN set_config('lock_timeout', '{limit}', true) IS NULL THEN 0
     WHEN pg_advisory_xact_lock({number}) IS NULL THEN 0
     WHEN set_config('lock_timeout', '{before}', true) IS NULL"""
-_LOOK: Final = """SELECT l.pid, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, a.application_name
+_HELD: Final = """SELECT l.pid, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, a.application_name
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted
 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & 255 = {byte}
      OR l.objsubid = 2 AND l.mode = 'ShareLock' AND CAST(l.classid AS bigint) >> 24 = {byte})"""
-_LONGEST = 2**31 - 1  # milliseconds that lock_timeout can be
-_QUICK = 10.0  # seconds in which our own server says who it is, and at least _DIAL
-_DIAL = 1.0
+_MAX_LOCK_TIMEOUT_MS = 2**31 - 1
+_IDENTIFY_WITHIN_S = 10.0
+_MIN_DIAL_S = 1.0
 
 
 class Taken(NamedTuple):
-    fence: int  # as the server's clock has it
-    missing: str | None = None  # the key that was not to be had
-    holder: str | None = None  # who has that
+    fence: int  # from the server's clock
+    missing: str | None = None  # the key that was not acquired
+    holder: str | None = None  # of that key
 
 
 class DatabaseIdentity:
-    """The server and database that the locks of one `Locks` are in, as a number. It is another after a restart."""
+    """The server and database of one `Locks`, as a number. A restart of the server changes it."""
 
     def __init__(self, endpoint: PostgresEndpoint, *, blocking: bool) -> None:
         self._endpoint = endpoint
@@ -78,13 +78,13 @@ class DatabaseIdentity:
         sql = f"SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE {_IDENTITY} END"
         self.number = int(await ask_once(self._endpoint, sql, within, blocking=self._blocking)) or None
         if self.number is None:
-            raise unavailable(self._endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
+            raise unavailable(self._endpoint.name, "is a replica: a lock there would exclude no client of the primary")
         return self.number
 
     def other_database(self) -> ValueError:
         return ValueError(
             f"in_transaction() was given a connection to another server or database than {self._endpoint.name}: a lock "
-            "there would exclude nobody here. Nothing was taken"
+            "there would exclude no client of this one. Nothing was locked"
         )
 
 
@@ -141,7 +141,7 @@ class _Taking:
         return Taken(fence)
 
     async def all_of(self, keys: list[str], first: Taken | None = None) -> Taken:
-        """`first` is what came of trying the first of them."""
+        """`first` is the outcome of a try for the first of them."""
         await self._fetch("SAVEPOINT lockfast")
         key = ""
         try:
@@ -152,7 +152,7 @@ class _Taking:
                         await self._go_back()
                         return taken
                     taken = await self._waited(key)
-        except BaseException as error:  # the transaction goes on if it can, whatever it was
+        except BaseException as error:  # the transaction goes on if it can, whatever the error
             with suppress(Exception):
                 await self._go_back()
             if not is_timeout(error):
@@ -164,7 +164,7 @@ class _Taking:
 
     async def _waited(self, key: str) -> Taken:
         left = 0.0 if self._until is None else self._until - boot_now()
-        limit = 0 if self._until is None else max(1, min(_LONGEST, ceil(left * 1000)))
+        limit = 0 if self._until is None else max(1, min(_MAX_LOCK_TIMEOUT_MS, ceil(left * 1000)))
         fence, *_ = await self._take(key, _WAIT.format(limit=limit, number="{number}", before=self._before))
         return Taken(fence)
 
@@ -189,15 +189,19 @@ class _Taking:
                 return fence, began, before
             if known is None:
                 raise self._identity.other_database()
-            known, identity = None, await self._identity.fetch(self._patience())  # ours may have been restarted
+            known, identity = None, await self._identity.fetch(self._patience())  # the server may have been restarted
 
     def _patience(self) -> float:
-        return _QUICK if self._until is None else min(_QUICK, max(_DIAL, self._until - boot_now()))
+        return (
+            _IDENTIFY_WITHIN_S
+            if self._until is None
+            else min(_IDENTIFY_WITHIN_S, max(_MIN_DIAL_S, self._until - boot_now()))
+        )
 
     async def _missed(self, key: str) -> Taken:
-        """Who has it. Raises Unsupported if that is another name with the same number."""
+        """Who holds it. Raises Unsupported if that is another name with the same number."""
         number = key_of(key).number
-        rows = await self._fetch(_LOOK.format(byte=number & 255))
+        rows = await self._fetch(_HELD.format(byte=number & 255))
         seen = [_HeldLock(int(pid), int(high), int(low), int(kind), name) for pid, high, low, kind, name in rows]
         holders = [one for one in seen if one.kind == 1 and whole(one.high, one.low) == number]
         for one in holders if integer_in(key) is None else ():
@@ -207,7 +211,7 @@ class _Taking:
 
 
 class _HeldLock(NamedTuple):
-    """An advisory lock that a session has."""
+    """An advisory lock that a session holds."""
 
     pid: int
     high: int

@@ -1,8 +1,8 @@
 """What an operator sees of advisory locks, from `pg_locks` and `pg_stat_activity`.
 
-Decides: how a session's part in a lock is told as a holder or a waiter. What this process has itself it tells in full;
-of other sessions it tells what the server knows: pid, application_name, client, since when, state. That is not a fence,
-and there is no time at which such a hold expires.
+Decides: how a session is shown as a holder or a waiter. Claims of this process are shown in full. Of other sessions the
+server knows pid, application_name, client, since when and state, but no fence, and such a hold has no time at which it
+expires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockfast.backends.postgres_advisory.holds import AdvisoryHold
 from lockfast.backends.postgres_advisory.keys import is_tag_of, key_of, name_of_integer
 from lockfast.backends.postgres_advisory.statements import PgLock
 
-Ours = Callable[[int, int], Sequence[AdvisoryHold]]  # from pid and number to what this process has there
+Ours = Callable[[int, int], Sequence[AdvisoryHold]]  # from pid and number to the claims of this process
 
 
 def info_of(name: str, seen: Iterable[PgLock], ours: Ours) -> LockInfo:
@@ -30,7 +30,7 @@ def info_of(name: str, seen: Iterable[PgLock], ours: Ours) -> LockInfo:
             holders += [_of_ours(hold, one) for hold in held]
         elif one.granted and not mine:
             holders.append(_of_other(name, one))
-        else:  # or it is granted, and its waiter does not know yet
+        else:  # or it is granted, and its waiter has not read that yet
             queue.append(mine[0].claim.terms.holder if mine else _called(one))
     return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
 
@@ -68,6 +68,6 @@ def _called(one: PgLock) -> str:
 
 
 def nameless(number: int, prefix: str) -> str:
-    """What a number is called whose name nobody here knows. It may be in any namespace, and begin with anything."""
+    """What a number is called whose name this process does not know. The name may be in any namespace."""
     namespace, separator, _ = prefix.rpartition(NAMESPACE_SEPARATOR)
     return f"{namespace}{separator}{name_of_integer(number)}"

@@ -1,7 +1,7 @@
 """From a name to the numbers that PostgreSQL's advisory locks are about.
 
-Decides: which number stands for a name. This is a contract: another language, or somebody with psql, takes part in the
-same locks by computing the same number.
+Decides: which number stands for a name. This is a contract: a program in another language, or a psql session, takes
+part in the same locks by computing the same number.
 
     key = the first 8 bytes of SHA-256 of the name in UTF-8, as a signed big-endian integer
     tag = the 8th to the 11th byte, likewise
@@ -16,9 +16,9 @@ An integer, such as 42, is its own key: `pg_advisory_lock(42)` is the same lock.
 where a number is listed whose name is not known. It is the server's own number, so no namespace applies. The form with
 two integers, `pg_advisory_lock(1, 2)`, cannot be taken: the tags below are of that form.
 
-`pg_advisory_lock(key)` is the lock. Who holds it through lockfast also has `pg_advisory_lock_shared(tag, second)`, the
-second being that of the grant: it tells since when, and whether a holder of the key means the same name. Key and tag
-share a byte, so that a tag which belongs to a key can be told from those of the holder's other locks.
+`pg_advisory_lock(key)` is the lock. A holder through lockfast also has `pg_advisory_lock_shared(tag, second)`, where
+`second` is that of the grant: it shows since when the lock is held, and whether the holder means the same name. Key and
+tag share a byte, so that the tag of a key can be told from those of the holder's other locks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Key(NamedTuple):
 
 
 _INTEGER = re.compile(r"key (0|-?[1-9][0-9]{0,18})")
-_REMEMBERED = 10_000  # names that this process has used lately, so that it can tell whose number it sees
+_REMEMBERED = 10_000  # names that this process has used lately, to show them instead of numbers
 _names = BoundedDict[int, str](_REMEMBERED)
 
 
@@ -73,7 +73,7 @@ def name_of(number: int) -> str | None:
 
 
 def is_tag_of(tag: int, number: int) -> bool:
-    """Whether somebody who holds that number may have that tag because of it."""
+    """Whether a session that holds that number may have that tag because of it."""
     return (tag >> 24) & 0xFF == number & 0xFF
 
 

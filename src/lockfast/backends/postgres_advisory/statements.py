@@ -1,11 +1,11 @@
-"""What is said to PostgreSQL about advisory locks, and what its answers mean.
+"""The statements for advisory locks, and how their rows are read.
 
-Decides: the statements. Each is prepared once in each session. None needs a table, a function or a right of its own.
+Each statement is prepared once in each session. None needs a table, a function or a privilege of its own.
 
-A grant takes its fence from the server's clock after the lock was granted, in microseconds. Those who hold a name alone
-cannot have read the clock in one microsecond: between two of them lies an unlock. Those who share it might, so they
-read the clock one at a time. Positions in the log and numbers of transactions would not do: after a crash they come
-again, which `tests/backends/postgres_advisory/test_server_facts.py` shows.
+A grant takes its fence from the server's clock after the lock was granted, in microseconds. Two exclusive holders
+cannot have read the same microsecond: between them lies an unlock. Shared holders might, so they read the clock one at
+a time. Positions in the log and transaction ids are no fences: after a crash they come again, as
+`tests/backends/postgres_advisory/test_server_facts.py` shows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 from lockfast.backends.postgres_advisory.io.session import Rows
 from lockfast.backends.postgres_advisory.keys import whole
 
-_MINT: Final = 1818652006  # "lfmf" as a number: one lock for each tag, held while a sharer reads the clock
+_MINT: Final = 1818652006  # "lfmf" as a number: one lock for each tag, held while a shared holder reads the clock
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
 _SECOND: Final = "(f / 1000000 % 2147483648)::int4"
 
 
 def _granted(condition: str, clock: str, otherwise: str = "NULL") -> str:
-    """The fence, or nothing; with the tag if there is a fence, for a function of NULL is not called."""
+    """The fence, or NULL. The tag is locked only with a fence: a strict function is not called with NULL."""
     asked = f"SELECT CASE WHEN {condition} THEN {clock} ELSE {otherwise} END AS f OFFSET 0"
     return f"SELECT f, pg_advisory_lock_shared($2, {_SECOND}) FROM ({asked}) AS granted"
 
@@ -31,7 +31,7 @@ _UNTAG: Final = """
 (SELECT count(pg_advisory_unlock_shared($2, objid::int8::int4)) FROM pg_locks
  WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 2 AND classid::int8 = $2::int8 & 4294967295)
 """
-_LOOK: Final = """
+_INSPECT: Final = """
 SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
        extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
        extract(epoch FROM a.xact_start), a.client_port
@@ -46,7 +46,7 @@ _IN_ORDER: Final = " ORDER BY l.granted DESC, l.waitstart, l.pid"
 
 
 def _at_least(setting: str, param: str) -> str:
-    """Several may raise it at the same time, and none lowers it. The server shows such a setting as a plain number."""
+    """Several statements may raise it at a time, and none lowers it. The server shows the setting as a plain number."""
     return f"set_config('{setting}', greatest({param}, current_setting('{setting}')::int4)::text, false)"
 
 
@@ -72,8 +72,8 @@ STATEMENTS: Final = {
     b"lf_name": ("text", "SELECT set_config('application_name', $1, false)"),
     b"lf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
     b"lf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
-    b"lf_look": ("int8, int8", _LOOK + _OF_KEY + _IN_ORDER),
-    b"lf_list": ("", _LOOK + _IN_ORDER),
+    b"lf_inspect": ("int8, int8", _INSPECT + _OF_KEY + _IN_ORDER),
+    b"lf_list": ("", _INSPECT + _IN_ORDER),
 }
 
 
@@ -85,7 +85,7 @@ PREPARE: Final = "\n".join(_prepare(name, *statement) for name, statement in STA
 
 
 class PgLock(NamedTuple):
-    """One session's part in one lock, as the server shows it."""
+    """One session's hold of or wait for one lock, as the server shows it."""
 
     pid: int
     number: int
@@ -96,12 +96,12 @@ class PgLock(NamedTuple):
     connected: float  # seconds since the epoch
     state: str
     waits_since: float  # 0 if it does not wait
-    began: float  # when its transaction did; 0 if it has none, or that is not shown to us
-    tags: tuple[tuple[int, int], ...]  # of all that the session holds: tag and second
+    began: float  # its transaction; 0 if it has none, or the server does not show it to this role
+    tags: tuple[tuple[int, int], ...]  # of all locks that the session holds: tag and second
 
     @property
     def session(self) -> dict[str, object]:
-        """What an operator wants to know; None for what is not shown to us."""
+        """For operators; None for what the server does not show to this role."""
         return {
             "pid": self.pid,
             "application_name": self.application,
@@ -112,7 +112,7 @@ class PgLock(NamedTuple):
 
 
 def read(rows: Rows) -> list[PgLock]:
-    """Holders first, then those who wait, in order; each with the tags of its session."""
+    """Holders first, then waiters, in order; each with the tags of its session."""
     tags: dict[int, list[tuple[int, int]]] = {}
     for row in rows:
         pid, classid, objid, kind = (int(value or 0) for value in row[:4])

@@ -1,8 +1,8 @@
 """PostgreSQL sessions for advisory locks, for asyncio.
 
-Decides: how tasks share a session: what they ask waits in line, and is sent as soon as the answer before it is there.
+Decides: how tasks share a session: their statements queue, and each is sent as soon as the one before it is answered.
 The loop watches every session, so the end of one is noticed when it happens.
-Leaves to `session`: what is said on a session.
+Leaves to `session`: what is sent on a session.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AsyncioAdvisorySession(AdvisorySession):
         loop.add_reader(self.socket, self._readable)
 
     def submit(self, statement: PendingStatement) -> None:
-        """Send it as soon as its turn has come; never on a session whose end has arrived here."""
+        """Send it when its turn comes; never on a session whose end has arrived here."""
         if self.in_flight is not None or self._unsent or self._urgent:
             (self._urgent if statement.urgent else self._unsent).append(statement)
             return
@@ -44,7 +44,7 @@ class AsyncioAdvisorySession(AdvisorySession):
             statement.finish(self._unsent_error())
 
     def withdraw(self, statement: PendingStatement) -> None:
-        """Nobody waits for it any more; if it was not sent, it never is."""
+        """No caller waits for it any more; if it was not sent, it never is."""
         unsent = self._urgent if statement.urgent else self._unsent
         if statement in unsent:
             unsent.remove(statement)
@@ -84,7 +84,7 @@ class AsyncioSessions:
         self._opened: weakref.WeakSet[AsyncioAdvisorySession] = weakref.WeakSet()
         self._idle: list[AsyncioAdvisorySession] = []
         self._dedicated = 0  # sessions of `dedicated` that are in use or being opened
-        self._holding = 0  # those of them that hold what was waited for
+        self._holding = 0  # those of them that hold a lock
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None  # there is one while a session is idle
 
@@ -94,7 +94,7 @@ class AsyncioSessions:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("this AsyncLocks belongs to another event loop; connect once in each loop")
             self._loop = loop
-            for session in list(self._opened):  # of a loop that is closed: nobody reads them any more
+            for session in list(self._opened):  # of a loop that is closed: no loop reads them
                 session.end(ConnectionAbortedError("its event loop is closed"))
             self._reset()
         return loop
@@ -105,7 +105,7 @@ class AsyncioSessions:
         loop = self._belong_here()
         dialling = in_executor(loop, dial, self.endpoint, self.holder, self._prepare, within)
         try:
-            dialled = await asyncio.shield(dialling)  # the thread goes on: what it opens must be closed
+            dialled = await asyncio.shield(dialling)  # the thread goes on, and what it opens must be closed
         except asyncio.CancelledError:
             dialling.add_done_callback(_close_late)
             raise
@@ -167,14 +167,14 @@ class AsyncioSessions:
             if self._timer is None:
                 self._timer = session.loop.call_later(MAX_IDLE_S, self._close_idle_sessions)
         else:
-            session.end(ConnectionAbortedError("let go of"))
+            session.end(ConnectionAbortedError("closed"))
         return keep
 
     def _close_idle_sessions(self) -> None:
         self._timer = None
         now = boot_now()
         for session in [session for session in self._idle if now - session.idle_since >= MAX_IDLE_S]:
-            session.end(ConnectionAbortedError("let go of"))
+            session.end(ConnectionAbortedError("closed"))
         if self._idle:
             oldest = min(self._idle, key=lambda session: session.idle_since)
             self._timer = oldest.loop.call_later(oldest.idle_since + MAX_IDLE_S - now, self._close_idle_sessions)
@@ -214,22 +214,22 @@ class AsyncioSessions:
                 timer.cancel()
 
     async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
-        """The loop reads; whoever hears of the answer sets the signal."""
+        """The loop reads the answer, and its callback sets the signal."""
         return await signal.wait(seconds)
 
     def poll_once(self, session: AdvisorySession) -> None:
-        """The loop has read it, or will; but whoever asks now should not have to wait for a turn of the loop."""
+        """The loop would read it too, but only in its next turn."""
         if session.alive and session.in_flight is not None:
             session.read_ready()
 
     def drop(self, session: AdvisorySession) -> None:
-        session.end(ConnectionAbortedError("let go of"))
+        session.end(ConnectionAbortedError("closed"))
 
     async def close(self) -> None:
         self._closed = True
         await end_tasks([self._dialling.task])
         for session in list(self._opened):
-            session.end(ConnectionAbortedError("let go of"))
+            session.end(ConnectionAbortedError("closed"))
         self._main = None
         self._idle = []
         if self._timer is not None:

@@ -1,8 +1,7 @@
 """PostgreSQL sessions for advisory locks, blocking.
 
-Decides: which thread reads a session, and how many there are.
-Leaves to `watch`: to notice that one has ended. Leaves to `session`: what is said on
-a session.
+Decides: which thread reads a session, and how many sessions there are.
+Leaves to `watch`: to notice that one has ended. Leaves to `session`: what is sent on a session.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, Wa
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
-# Times as many sessions as may wait. Beside these are those that hold what they waited for, and the first to wait for
-# its lock: whoever is not in the server's queue is passed over by all who are, for as long as that is never empty.
+# So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first
+# that waits for its lock: a claim outside the server's queue is passed by every session that joins it.
 SESSIONS_PER_WAITING: Final = 4
-MAX_IDLE_S: Final = 30.0  # seconds after which a session that nobody waits or holds in is closed, and a few more
+MAX_IDLE_S: Final = 30.0  # after which a session in which no claim waits or holds is closed, and a few seconds more
 
 
 class Sessions(Protocol):
@@ -47,19 +46,19 @@ class Sessions(Protocol):
         ...
 
     async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
-        """A session that nobody else uses; None if as many wait as may. `beside` those there may be more, see MOST."""
+        """A session for one claim; None if as many wait as may. `beside` these, see SESSIONS_PER_WAITING."""
         ...
 
     def mark_holding(self, session: AdvisorySession) -> None:
-        """What was waited for in that session is held there: it does not count as one that waits any more."""
+        """A lock is held in that session: it does not count as one that waits any more."""
         ...
 
     def give_back(self, session: AdvisorySession) -> bool:
-        """It holds nothing any more, and nothing is under way. False if it was thrown away."""
+        """It holds nothing, and nothing is in flight. False if it was closed."""
         ...
 
     async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
-        """Raises BackendUnavailable if no answer comes in time; the statement stays under way then."""
+        """Raises BackendUnavailable if no answer comes in time; the statement stays in flight then."""
         ...
 
     def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
@@ -67,19 +66,19 @@ class Sessions(Protocol):
         ...
 
     async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
-        """Until the statement under way is answered, or so many real seconds have passed."""
+        """Wait until the statement in flight is answered, or so many real seconds have passed."""
         ...
 
     async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
-        """True once the statement under way is answered, or the signal set; False after `seconds`."""
+        """True once the statement in flight is answered, or the signal set; False after `seconds`."""
         ...
 
     def drop(self, session: AdvisorySession) -> None:
-        """End a session; the server ends whatever it held or waited for."""
+        """End a session; the server ends its holds and waits."""
         ...
 
     def poll_once(self, session: AdvisorySession) -> None:
-        """Take what has arrived, without waiting for more."""
+        """Read what has arrived, without waiting for more."""
         ...
 
     async def close(self) -> None: ...
@@ -87,7 +86,7 @@ class Sessions(Protocol):
 
 
 class _Opening:
-    """Of a session that is being opened."""
+    """Stands for a session that is being opened."""
 
     holds = False
 
@@ -107,7 +106,7 @@ class BlockingSessions:
         self._main: WatchedSession | None = None
         self._opened: weakref.WeakSet[WatchedSession] = weakref.WeakSet()
         self._idle: list[WatchedSession] = []
-        # Sessions of `dedicated` that are in use, or promises of such. Weak: an interrupt may keep one from its owner.
+        # Sessions of `dedicated` that are in use or being opened. Weak: an interrupt may keep one from its owner.
         self._dedicated: weakref.WeakSet[WatchedSession | _Opening] = weakref.WeakSet()
         self._closed = False
         self._watch: SessionWatch | None = None
@@ -163,7 +162,7 @@ class BlockingSessions:
 
     async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
         waiting = self.endpoint.waiting
-        promise = _Opening()  # gone when this ends, whatever happens
+        opening = _Opening()  # gone when this ends, whatever happens
         with self._mutex:
             given = list(self._dedicated)
             waits = sum(not one.holds for one in given)
@@ -173,11 +172,11 @@ class BlockingSessions:
                 session = self._idle.pop()
                 self._dedicated.add(session)
                 return session
-            self._dedicated.add(promise)
+            self._dedicated.add(opening)
         session = self._dial(within)
         with self._mutex:
             self._dedicated.add(session)
-            self._dedicated.discard(promise)
+            self._dedicated.discard(opening)
         return session
 
     def mark_holding(self, session: AdvisorySession) -> None:
@@ -197,7 +196,7 @@ class BlockingSessions:
         return keep
 
     def _close_idle_sessions(self) -> None:
-        """Now and then, by the thread that watches."""
+        """Called now and then by the thread that watches."""
         now = boot_now()
         with self._mutex:
             old = [session for session in self._idle if now - session.idle_since > MAX_IDLE_S]
@@ -253,7 +252,7 @@ class BlockingSessions:
         assert isinstance(session, WatchedSession)
         until = boot_now() + seconds
         in_flight = session.in_flight
-        poll = select.poll()  # of our own: whoever closes hears the same answer
+        poll = select.poll()  # of our own: a thread that closes may read the same answer
         poll.register(session.socket, select.POLLIN)
         while in_flight is not None and session.alive and session.in_flight is in_flight:
             with outside():
@@ -265,7 +264,7 @@ class BlockingSessions:
         return True
 
     def _wait_by(self, clock: Clock, session: AdvisorySession, seconds: float) -> bool:
-        """A test moves the clock: it rings a bell beside the session."""
+        """For tests that move the clock."""
         assert isinstance(session, WatchedSession)
         bell, hand = socket.socketpair()
         poll = select.poll()
@@ -287,7 +286,7 @@ class BlockingSessions:
             hand.close()
 
     def _read_ready(self, session: WatchedSession, in_flight: PendingStatement) -> None:
-        """Unless another thread was faster."""
+        """Unless another thread has read the answer."""
         if session.alive and session.in_flight is in_flight:
             session.read_ready()
 
@@ -326,7 +325,7 @@ def _wake(hand: socket.socket) -> None:
 
 def _end(session: WatchedSession) -> None:
     with session.turn:
-        session.end(ConnectionAbortedError("let go of"))
+        session.end(ConnectionAbortedError("closed"))
 
 
 def open_sessions(

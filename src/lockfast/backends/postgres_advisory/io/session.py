@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL, as both worlds use it: a statement at a time, never read by two.
+"""One connection to PostgreSQL, as both worlds use it: one statement at a time, read by one caller at a time.
 
-Decides: what a session is set up with, who is refused, and what the server's errors mean.
-Leaves to the two drivers: how to wait for the socket. Leaves to the backend: what the statements say.
+Decides: the settings of a session, which servers are refused, and what the server's errors mean.
+Leaves to the two drivers: how to wait for the socket. Leaves to the backend: the statements.
 
 A statement whose answer is late stays in flight: the session may hold locks, so it is not closed. The next caller that
 uses the session reads that answer first. `PendingStatement.done` is called with it, whether or not a caller waits.
@@ -23,8 +23,8 @@ from lockfast.backends.postgres.io.wire import Broken, complaint, connect, no_co
 from lockfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
-KEPT_S = 120  # seconds for which the server keeps a session whose client's host is silent; more if a ttl needs it
-SLACK_S = 10  # seconds more than a ttl, so that the wait for a lock can be so long and needs no proof after it
+KEPT_S = 120  # for which the server keeps a session whose client's host is silent; more if a ttl needs it
+SLACK_S = 10  # more than a ttl: a wait of that length needs no ping after the grant
 RATE_MARGIN: Final = 1.02  # how far the server's timers may differ from our clock, and more
 _KEEPALIVE_IDLE_S = 60  # before the server probes a silent client
 _KEEPALIVE_PROBES = 60  # how often it does
@@ -67,15 +67,15 @@ Done = Callable[["PendingStatement"], None]
 
 
 class PendingStatement:
-    """Something asked of a session, and what came of it."""
+    """A statement for a session, and its outcome."""
 
     __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
 
     def __init__(self, name: bytes, params: Params = (), done: Done | None = None) -> None:
         self.name = name
         self.params = params
-        self.done = done  # called once, when it is known what came of it
-        self.urgent = False  # it goes before those that are not: somebody may lose a lock, or wait for one
+        self.done = done  # called once, with the answer or the error
+        self.urgent = False  # sent before others: it renews a lease, or lets a waiter in
         self.answer: Rows = []
         self.error: BackendUnavailable | None = None
         self.finished = False
@@ -94,11 +94,11 @@ class PendingStatement:
 
 
 class StatementCancelled(BackendUnavailable):
-    """The server gave the statement up: somebody told it to, or a time limit of the server's own did."""
+    """The server cancelled the statement: on request, or because of a time limit of its own."""
 
 
 class _NoticeHandler:
-    """Hears what the server says while nothing is under way; libpq passes even its last error on as a notice.
+    """Receives notices while no statement is in flight; libpq passes even a fatal error on as a notice.
 
     Not a method of the session: libpq would keep that alive.
     """
@@ -117,7 +117,7 @@ class Dialled(NamedTuple):
 
 
 class AdvisorySession:
-    """A session."""
+    """A session of the server. Each driver has a subclass."""
 
     def __init__(self, dialled: Dialled, name: str) -> None:
         self.pgconn = pgconn = dialled.pgconn
@@ -128,20 +128,20 @@ class AdvisorySession:
         self.interrupted = False  # an interrupt ended it here, and not the server
         self.in_flight: PendingStatement | None = None
         self.idle_since = 0.0
-        self.holds = False  # what was waited for there; changed by `Sessions` alone
+        self.holds = False  # a lock that was acquired there; changed by `Sessions` alone
         self.keeps(KEPT_S)
-        self.proven_at = 0.0  # the server was there after this moment: something sent then was answered
+        self.proven_at = 0.0  # when the last statement that was answered was sent
         self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
         pgconn.nonblocking = 1
         self._notices = pgconn.notice_handler = _NoticeHandler()
 
     def keeps(self, seconds: int) -> None:
-        """For so long the server keeps it, should it hear nothing."""
+        """The server keeps it for so long while the client is silent."""
         self.kept = seconds
         self.longest_ttl = (seconds - SLACK_S) / RATE_MARGIN
 
     def send(self, statement: PendingStatement) -> None:
-        """Send it. Whatever was asked before has been answered."""
+        """Send it. Every statement before it has been answered."""
         try:
             self.in_flight = statement
             statement.sent_at = boot_now()
@@ -150,17 +150,17 @@ class AdvisorySession:
         except Exception as error:
             self.end(error)
         except BaseException:
-            self.end(_INTERRUPTED)  # nobody knows whether it was sent
+            self.end(_INTERRUPTED)  # it is unknown whether it was sent
             raise
 
     def read_ready(self) -> bool:
-        """Take what has arrived; True if nothing is under way any more. Tells `done` of the statement.
+        """Read what has arrived; True if no statement is in flight any more. Calls `done` of the statement.
 
-        An interrupt ends the session: what it cut short may be an answer, and nobody would hear that again.
+        An interrupt ends the session: it may have cut an answer short, which could not be read again.
         """
         try:
             return self._read_ready()
-        except Exception:  # of somebody who was told
+        except Exception:  # raised by a callback
             raise
         except BaseException:
             self.end(_INTERRUPTED)
@@ -171,7 +171,7 @@ class AdvisorySession:
         try:
             pgconn.consume_input()
             if in_flight is None:
-                pgconn.is_busy()  # parses what nobody asked for: notices, and the server's farewell
+                pgconn.is_busy()  # parses notices, and the error with which the server ends a session
                 if self._notices.error:
                     raise ConnectionAbortedError(self._notices.error)
                 return True
@@ -181,7 +181,7 @@ class AdvisorySession:
                     break
                 self._take(in_flight, result)
             else:
-                pgconn.flush()  # a part of it may not have been sent
+                pgconn.flush()  # a part of the statement may not have been sent
                 return False
         except Exception as error:
             self.end(error)
@@ -196,7 +196,7 @@ class AdvisorySession:
         if status == _ROWS:
             value, fields = result.get_value, range(result.nfields)
             in_flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
-        elif status == _ERROR and _is_last(result):  # its socket may stay open for a while, but it holds nothing
+        elif status == _ERROR and _is_last(result):  # the socket may stay open, but nothing is held
             raise ConnectionAbortedError(complaint(result)[1])
         elif status == _ERROR:
             in_flight.error = refusal(self.name, result)
@@ -209,7 +209,7 @@ class AdvisorySession:
             said = _first_line(self.pgconn.error_message) or str(error)
             try:
                 self._disconnect()
-            finally:  # whoever is told of the end may raise
+            finally:  # a callback may raise
                 in_flight, self.in_flight = self.in_flight, None
                 if in_flight is not None:
                     in_flight.finish(unavailable(self.name, f"ended the session: {said}"))
@@ -220,7 +220,7 @@ class AdvisorySession:
 
 
 def dial(endpoint: PostgresEndpoint, holder: str, prepare: str, within: float) -> Dialled:
-    """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported where such locks do not work."""
+    """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported behind a pooler."""
     until = boot_now() + within
     called = {}
     if holder and "fallback_application_name" not in endpoint.params:
@@ -259,7 +259,7 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float)
 
 def _must_hold_locks(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes | None) -> None:
     if replica == b"t":
-        raise unavailable(endpoint.name, "is a replica: a lock there would exclude nobody at the primary")
+        raise unavailable(endpoint.name, "is a replica: a lock there would exclude no client of the primary")
     if dialled.pid != dialled.pgconn.backend_pid and endpoint.pooler != "session":
         raise Unsupported(
             f"{endpoint.name} is reached through a pooler (PgBouncer or the like): unless that pools whole sessions, a "

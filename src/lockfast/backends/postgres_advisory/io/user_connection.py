@@ -1,9 +1,9 @@
 """The user's own connection: psycopg's, SQLAlchemy's over any client of PostgreSQL, or Django's.
 
-Decides: how a statement is run there, and how its client says what went wrong.
+Decides: how a statement is run there, and how the client's errors are read.
 Leaves to the backend: the statements. They have no parameters, so that no client can misread them.
 
-Whatever the user has set on a connection is left alone and does not matter: a style of rows, a pipeline, streaming.
+The user's settings of a connection are left alone and do not matter: row factory, pipeline, streaming.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lockfast.errors import Unsupported
 
 _NOT_AVAILABLE = "55P03"  # lock_timeout
 _NO_TRANSACTION = "25P01"  # SAVEPOINT outside of one
-_AT_ONCE = {"stream_results": False, "yield_per": None}  # given with the statement: stronger than the connection's own
+_NOT_STREAMED = {"stream_results": False, "yield_per": None}  # of the statement: overrides those of the connection
 Row = tuple[Any, ...]
 
 
 class UserTransaction:
-    """Whatever is run here is part of the transaction that the user has open, or begins one."""
+    """Statements run here are part of the transaction that the user has open, or begin one."""
 
     awaited = False
-    unsure = False  # only the server can tell if a transaction is open
+    unsure = False  # only the server knows whether a transaction is open
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -43,7 +43,7 @@ class UserTransaction:
 
 
 def transaction_on(connection: object, *, blocking: bool) -> UserTransaction:
-    """Raises ValueError if it is nothing of that kind, or of the other world."""
+    """Raises ValueError if it is no such connection, or one of the other world."""
     kind = type(connection)
     modules = [base.__module__ for base in kind.__mro__]
     libraries = {module.partition(".")[0] for module in modules}
@@ -74,13 +74,13 @@ class _Psycopg(UserTransaction):
         if connection.autocommit:
             if _in_pipeline(connection):
                 with connection.pipeline():
-                    pass  # the end of an inner one waits for all that is under way, which may be a BEGIN
+                    pass  # the end of an inner one waits for everything in flight, which may be a BEGIN
             _must_be_open(connection)
 
     async def _run(self, sql: str) -> list[Row]:
         connection = self._connection
         if _in_pipeline(connection):
-            with connection.pipeline():  # an error is over at the end of an inner one, and the next statement is heard
+            with connection.pipeline():  # an error ends with an inner one, and the next statement is run
                 return self._run_now(sql)
         return self._run_now(sql)
 
@@ -124,18 +124,18 @@ class _Sqlalchemy(UserTransaction):
     unsure = True
 
     async def _run(self, sql: str) -> list[Row]:
-        return _rows(self._connection.execute(_text(sql), execution_options=_AT_ONCE))
+        return _rows(self._connection.execute(_text(sql), execution_options=_NOT_STREAMED))
 
 
 class _AwaitedSqlalchemy(UserTransaction):
     awaited = unsure = True
 
     async def _run(self, sql: str) -> list[Row]:
-        return _rows(await self._connection.execute(_text(sql), execution_options=_AT_ONCE))
+        return _rows(await self._connection.execute(_text(sql), execution_options=_NOT_STREAMED))
 
 
 def _text(sql: str) -> Any:
-    from sqlalchemy import text  # who gives us such a connection has it
+    from sqlalchemy import text  # a caller with such a connection has it
 
     return text(sql)
 
@@ -163,12 +163,12 @@ class _Django(UserTransaction):
 
 
 def _plain(value: Any) -> Any:
-    """Where the server does not say in which encoding its text is, psycopg leaves it as bytes."""
+    """Where the encoding of the server is unknown, psycopg leaves text as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _has_rows(sql: str) -> bool:
-    """A client that is in a pipeline knows only when it has fetched them."""
+    """A client in a pipeline knows it only after it has fetched them."""
     return sql.startswith("SELECT")
 
 
@@ -180,7 +180,7 @@ def no_transaction() -> Unsupported:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a client says that the lock was not to be had within `lock_timeout`."""
+    """Whether the lock was not granted within `lock_timeout`."""
     return _state(error) == _NOT_AVAILABLE
 
 
@@ -189,7 +189,7 @@ def has_no_transaction(error: BaseException) -> bool:
 
 
 def _state(error: BaseException) -> str:
-    """SQLSTATE, however the client calls it. SQLAlchemy keeps the client's error as `orig`, Django as the cause."""
+    """SQLSTATE, as the client calls it. SQLAlchemy keeps the client's error as `orig`, Django as the cause."""
     inner = getattr(error, "orig", None) or error
     for one in (inner, inner.__cause__):
         state = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)

@@ -1,7 +1,7 @@
-"""Who notices that a session of the blocking world has ended.
+"""Notices that a session of the blocking world has ended.
 
-Decides: that one thread sleeps at all of them and is woken by nothing but that, so that an answer on its way to another
-thread costs it nothing. Leaves to `blocking`: what becomes of it.
+Decides: that one thread polls all sessions for their end alone, so that an answer for another thread does not wake it.
+Leaves to `blocking`: what happens then.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lockfast._reentry import outside, start_thread
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled
 
 _END_EVENTS: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_POLL_MS: Final = None if hasattr(select, "POLLRDHUP") else 1000  # milliseconds; where the end is not told, look for it
+_POLL_MS: Final = None if hasattr(select, "POLLRDHUP") else 1000  # where the system does not report the end
 OnEnd = Callable[[AdvisorySession], None]
 
 
 class WatchedSession(AdvisorySession):
     def __init__(self, dialled: Dialled, name: str, watch: SessionWatch, on_end: OnEnd) -> None:
         super().__init__(dialled, name)
-        self.turn = threading.RLock()  # whoever has it reads and writes
-        self.crowd = threading.RLock()  # one at a time of those who are not urgent waits for the turn
+        self.turn = threading.RLock()  # its owner reads and writes
+        self.crowd = threading.RLock()  # of the statements that are not urgent one at a time waits for the turn
         self._watch = watch
         self._on_end = on_end
         self.poll = select.poll()
@@ -36,7 +36,7 @@ class WatchedSession(AdvisorySession):
 
     def drain(self) -> None:
         while self.alive and not self.read_ready():
-            pass  # the answer is there, or the end is: nothing more comes
+            pass  # the answer or the end has arrived: nothing more comes
         if self.alive:
             self.end(ConnectionResetError("end of stream"))
 
@@ -46,18 +46,18 @@ class WatchedSession(AdvisorySession):
         super()._disconnect()
         if copy is not None:
             with suppress(OSError), copy:
-                copy.shutdown(socket.SHUT_RDWR)  # for a thread that sleeps at it: to close it would wake nobody
+                copy.shutdown(socket.SHUT_RDWR)  # wakes a thread that polls it; to close it would not
         self._on_end(self)
 
     def _copy(self) -> socket.socket | None:
-        """The socket, unless libpq has closed it: then its number may be another's by now."""
+        """The socket, unless libpq has closed it: then its number may belong to another by now."""
         with suppress(Exception):
             return socket.fromfd(self.pgconn.socket, socket.AF_UNIX, socket.SOCK_STREAM)  # of whatever kind it is
         return None
 
 
 class SessionWatch:
-    """Sleeps at all sessions until one of them ends. The thread knows no more than this, so it keeps nothing alive."""
+    """Polls all sessions until one of them ends. The thread refers to nothing else, so it keeps nothing alive."""
 
     def __init__(self, pause: float, close_idle: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -73,7 +73,7 @@ class SessionWatch:
         with self._mutex:
             if not self._started:
                 start_thread("lockfast-watch", self._run)
-                self._started = True  # not before: an interrupt may come in between, and better two watch than none
+                self._started = True  # not before: after an interrupt two threads watch, and not none
             self._watched[session.socket] = weakref.ref(session)
         self._wake()
 
@@ -81,12 +81,12 @@ class SessionWatch:
         """Its socket is about to be closed."""
         with self._mutex:
             known = self._watched.get(session.socket)
-            if known is not None and known() in (session, None):  # the number may be another's by now
+            if known is not None and known() in (session, None):  # the number may belong to another by now
                 del self._watched[session.socket]
         self._wake()
 
-    def _forget_the_dead(self) -> None:
-        """One that an interrupt kept from its owner was closed by nobody."""
+    def _forget_collected(self) -> None:
+        """A session that an interrupt kept from its owner was never closed."""
         with self._mutex:
             self._watched = {number: known for number, known in self._watched.items() if known() is not None}
 
@@ -99,7 +99,7 @@ class SessionWatch:
             poll = select.poll()
             poll.register(self._wake_reader, select.POLLIN)
             with self._mutex:
-                sessions = dict(self._watched)  # the number of one that has ended may soon be another's
+                sessions = dict(self._watched)  # the number of a session that has ended may soon belong to another
             for number in sessions:
                 poll.register(number, _END_EVENTS)
             pause = None if len(sessions) < 2 else self._pause_ms
@@ -119,7 +119,7 @@ class SessionWatch:
         for known in ended:
             session = known()
             if session is None:
-                self._forget_the_dead()
+                self._forget_collected()
                 continue
             with session.turn:
                 if session.alive and _POLL_MS is not None:
