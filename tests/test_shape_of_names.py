@@ -205,7 +205,6 @@ KNOWN_LONG_CLASSES = {
 _OLD_WORDS_BY_PACKAGE = {
     "_facades": "wishes",
     "backends.postgres": "tell_deaf tell_deaf_for_now told",
-    "backends.postgres_advisory": "_look told",
     "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
     "backends.redlock": (
         "Crew Fan Line Owed Past Shout Turn _is_plain _say _told hear is_plain look owed seal shout told"
