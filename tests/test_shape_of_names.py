@@ -199,7 +199,6 @@ KNOWN_CLASSES_TWICE = {
     "Statement": REBUILT,
 }
 KNOWN_LONG_CLASSES = {
-    "backends.postgres_advisory: PostgresAdvisoryBackend": REBUILT,
     "backends.redlock: QuorumBackend": REBUILT,
 }
 _OLD_WORDS_BY_PACKAGE = {

@@ -6,7 +6,6 @@ Leaves to `backend`: everything after the grant. Leaves to `holds`: what a sessi
 
 from __future__ import annotations
 
-import builtins
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +17,8 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.wire import unavailable
-from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds, fences_of, refuse_hash_collision
+from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
+from lockfast.backends.postgres_advisory.inspection import ahead_of, blocker_of
 from lockfast.backends.postgres_advisory.io.blocking import open_sessions
 from lockfast.backends.postgres_advisory.io.session import (
     RATE_MARGIN,
@@ -26,33 +26,28 @@ from lockfast.backends.postgres_advisory.io.session import (
     Params,
     PendingStatement,
     Rows,
-    StatementCancelled,
-    keeping,
-    kept_for,
     short,
 )
-from lockfast.backends.postgres_advisory.keys import halves, integer_in, is_tag_of, key_of
+from lockfast.backends.postgres_advisory.keys import halves, key_of
+from lockfast.backends.postgres_advisory.own_sessions import OwnSessions, execute
 from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
 from lockfast.errors import BackendUnavailable
 
 FIRST_POLL_S: Final = 0.1  # until a waiter inspects who holds the lock
 UNQUEUED_POLL_S: Final = 0.25  # between the polls of a waiter that has no session to wait in
 NOTICED_WITHIN_S: Final = 1.0  # until a grant has been read here, on a busy machine too
-UNCONTENDED_WITHIN_S: Final = 0.001  # in which a lock that no other session wants is granted
 MAX_CONTENDED: Final = 4096  # names
-
-_living: weakref.WeakSet[Acquiring] = weakref.WeakSet()  # of this process
 
 
 class Acquiring:
     def __init__(self, endpoint: PostgresEndpoint, world: World, clock: Clock | None) -> None:
         self._endpoint = endpoint
         self._world = world
-        self._holds = Holds(fences_of(endpoint.name))
+        self._holds = Holds(endpoint.name)
         self._contended = BoundedSet[int](MAX_CONTENDED)  # numbers for which a try would be in vain
         ended: weakref.WeakMethod[Callable[[AdvisorySession], None]] = weakref.WeakMethod(self._ended)
         self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_report_end, ended))
-        _living.add(self)
+        self._own = OwnSessions(world, self._sessions, self._holds, self._contended)
 
     def _ended(self, session: AdvisorySession) -> None:
         raise NotImplementedError
@@ -78,7 +73,7 @@ class Acquiring:
         if not main.named:
             await self._execute(main, b"lf_name", (short(claim.terms.holder).encode(),), until)
             main.named = True
-        await self._keep(main, claim.terms.ttl, until)
+        await self._own.keep(main, claim.terms.ttl, until)
         hold = self._holds.by_id.get(claim.id)
         if hold is not None and hold.state == "held" and hold.answered and not await self._still_held(hold, until):
             return await self._acquire(claim, None, enqueue, until)
@@ -93,25 +88,17 @@ class Acquiring:
         if hold.state == "new":
             in_vain = enqueue and not hold.polls and hold.key.number in self._contended
             if not (in_vain or hold is tried) and await self._try(hold, main, until):
-                self._leave_unqueued(hold)
+                self._own.leave_unqueued(hold)
                 return hold.grant
             if not enqueue:
                 self._holds.leave(hold)
                 return await self._busy(hold, main, until)
-            await self._enqueue(hold, until)
-            if in_vain and hold.session is not None and self._known_holder(hold) is None:
+            await self._own.enqueue(hold, until)
+            if in_vain and hold.session is not None and self._holds.known_holder(hold) is None:
                 await self._sessions.wait_answered(hold.session, min(NOTICED_WITHIN_S, until - boot_now()))
                 if hold.fence:
                     return hold.grant
         return await self._busy(hold, main, until)
-
-    async def _keep(self, session: AdvisorySession, ttl: float, until: float, *, urgent: bool = False) -> None:
-        """Make the server keep a silent session for longer than its holder believes without an answer."""
-        if ttl > session.longest_ttl:
-            settings = keeping(seconds := kept_for(ttl))
-            params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
-            await self._execute(session, b"lf_keep", params, until, urgent=urgent)
-            session.keeps(max(seconds, session.kept))
 
     async def _confirm(self, claim: Claim, until: float) -> None:
         """The holder believes from now on. The server may have heard nothing of the session since the wait began."""
@@ -144,7 +131,7 @@ class Acquiring:
                 hold.session or main, b"lf_ping", (), until
             )  # whatever was sent before is answered first
         if hold.state == "asked":  # an interrupt came before it was sent
-            self._leave_session(hold)
+            self._own.leave_session(hold)
         if hold.state == "in_doubt" and hold.in_main:
             await self._undo(hold, until)
         elif hold.state == "in_doubt":
@@ -162,9 +149,9 @@ class Acquiring:
         seen = read(await self._execute(session, b"lf_inspect", halves(hold.key.number), until))
         if any(one.pid == session.pid and one.granted for one in seen):
             rows = await self._execute(session, b"lf_tag", hold.key, until)
-            self._granted_there(hold, rows)
+            self._own.granted(hold, rows)
         else:
-            self._leave_session(hold)
+            self._own.leave_session(hold)
 
     async def _try(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> bool:
         """Without waiting: in the main session, or beside it if that shares the number."""
@@ -173,7 +160,9 @@ class Acquiring:
         if self._holds.into_main(hold, main):
             name = b"lf_try_exclusive" if hold.mode == EXCLUSIVE else b"lf_try_shared"
             return await self._try_in(main, name, hold, max(0.01, until - boot_now()))
-        return hold.mode == SHARED and self._known_holder(hold) is None and await self._try_beside(hold, until)
+        return (
+            hold.mode == SHARED and self._holds.known_holder(hold) is None and await self._own.try_shared(hold, until)
+        )
 
     async def _try_in(self, main: AdvisorySession, name: bytes, hold: AdvisoryHold, within: float) -> bool:
         statement = PendingStatement(name, hold.key, hold.on_try_answered)
@@ -184,106 +173,23 @@ class Acquiring:
                 hold.reset()
         return hold.state == "held"
 
-    async def _try_beside(self, hold: AdvisoryHold, until: float) -> bool:
-        """In a session of its own. False if all are taken."""
-        session = await self._own_session(hold, until, beside=True)
-        if session is None:
-            return False
-        hold.asked_in(session)
-        statement = PendingStatement(b"lf_try_shared", hold.key, partial(self._on_try_beside_answered, hold))
-        try:
-            await self._sessions.execute(session, statement, max(0.01, until - boot_now()))
-        except BaseException:
-            if hold.state == "asked":
-                self._sessions.drop(session)  # with what it may be granted; `_ended` resets the claim
-            raise
-        if hold.state == "asked":
-            self._leave_session(hold)
-        return hold.state == "held"
-
-    def _on_try_beside_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
-        if statement.error is None and statement.answer[0][0] is not None:
-            self._granted_there(hold, statement.answer)
-
-    def _leave_session(self, hold: AdvisoryHold) -> None:
-        """It holds nothing there, and nothing is in flight."""
-        session, in_main = hold.session, hold.in_main
-        hold.reset()
-        if not in_main:
-            self._give_back(session)
-
-    async def _own_session(self, hold: AdvisoryHold, until: float, *, beside: bool) -> AdvisorySession | None:
-        """A session for this claim alone; None if all are taken."""
-        session = await self._sessions.dedicated(max(0.01, until - boot_now()), beside=beside)
-        if session is not None:
-            try:
-                await self._keep(session, hold.claim.terms.ttl, until)
-            except BaseException:
-                self._sessions.drop(session)
-                self._give_back(session)
-                raise
-        return session
-
-    async def _enqueue(self, hold: AdvisoryHold, until: float) -> None:
-        """Wait in a session of its own; unqueued, if all are taken."""
-        if hold.signal is None:
-            hold.signal = self._world.signal()
-        alone = not self._has_queued_sibling(hold)
-        if not self._holds.is_next(hold, alone=alone):
-            return
-        try:
-            session = await self._own_session(hold, until, beside=alone)
-        except BackendUnavailable as error:
-            if not error.transient:
-                raise
-            session = None  # the server is full, or slow; the main session has answered that the lock is held
-        if session is None:
-            return
-        hold.state, hold.session = "waits", session
-        name = b"lf_lock_exclusive" if hold.mode == EXCLUSIVE else b"lf_lock_shared"
-        statement = PendingStatement(name, hold.key, partial(self._on_wait_answered, hold))
-        self._sessions.send(session, statement)
-        self._leave_unqueued(hold)  # not before: the next waiter must come after it at the server too
-
-    def _leave_unqueued(self, hold: AdvisoryHold) -> None:
-        """It has a session. There may be one for the next unqueued waiter too."""
-        if self._holds.unqueued.pop(hold.claim.id, None) is not None:
-            self._wake_unqueued()
-
-    def _on_wait_answered(self, hold: AdvisoryHold, statement: PendingStatement) -> None:
-        """The server has granted it, or given the wait up."""
-        if hold.state != "waits":
-            return
-        if statement.error is None:
-            self._granted_there(hold, statement.answer)
-            self._contended.keep(hold.key.number, boot_now() - statement.sent_at > UNCONTENDED_WITHIN_S)
-        else:
-            hold.state = "in_doubt"
-        hold.wake()
-
-    def _granted_there(self, hold: AdvisoryHold, rows: Rows) -> None:
-        """It is held in its own session, which counts no longer as one that waits."""
-        hold.granted(rows[0][0] or b"0")
-        self._sessions.mark_holding(hold.session)
-        self._wake_unqueued()
-
     async def _busy(self, hold: AdvisoryHold, main: AdvisorySession, until: float) -> Grant | Busy:
         self._contended.add(hold.key.number)
         hold.polls += 1
         if hold.state == "new" and (before := self._holds.unqueued_before(hold)):
-            return Busy(before, poll_after(before), self._known_holder(hold))  # it is woken when its turn comes
+            return Busy(before, poll_after(before), self._holds.known_holder(hold))  # it is woken when its turn comes
         if hold.state == "ended" or hold.polls > 1:
             seen = read(await self._execute(main, b"lf_inspect", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
-            holder = self._blocker(hold, seen)
-            ahead = self._ahead(hold, seen)
-            if hold.state == "new" and not self._has_queued_sibling(hold):
+            holder = blocker_of(hold, seen, self._holds.in_this_process)
+            ahead = ahead_of(hold, seen)
+            if hold.state == "new" and not self._own.has_queued_sibling(hold):
                 return Busy(ahead, UNQUEUED_POLL_S, holder)
             return Busy(ahead, poll_after(max(1, ahead)), holder)
-        others = (other for backend in self._same_server() for other in backend._holds.of(hold.key.number))
+        others = (other for holds in self._holds.neighbours() for other in holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
-        return Busy(ahead, FIRST_POLL_S, self._known_holder(hold))
+        return Busy(ahead, FIRST_POLL_S, self._holds.known_holder(hold))
 
     async def _is_granted(self, hold: AdvisoryHold, seen: Sequence[PgLock], until: float) -> bool:
         """If no holder excludes it, the grant is on its way: wait for that."""
@@ -292,37 +198,6 @@ class Acquiring:
         if session is not None and not any(hold.mode == EXCLUSIVE or not one.shared for one in holders):
             await self._sessions.wait_answered(session, min(NOTICED_WITHIN_S, until - boot_now()))
         return hold.fence > 0
-
-    def _known_holder(self, hold: AdvisoryHold) -> str | None:
-        """Who holds it, if that is a claim of this process."""
-        for backend in self._same_server():
-            for other in backend._holds.of(hold.key.number):
-                if other.state == "held" and EXCLUSIVE in (hold.mode, other.mode):
-                    return other.claim.terms.holder
-        return None
-
-    def _ahead(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> int:
-        """How many sessions are before it in the server's queue."""
-        queue = [one.pid for one in seen if not one.granted]
-        pid = hold.session.pid if hold.session is not None else 0
-        return queue.index(pid) if pid in queue else len(queue)
-
-    def _has_queued_sibling(self, hold: AdvisoryHold) -> bool:
-        """Whether a claim of this `Locks` is in the server's queue; it wakes the next unqueued waiter."""
-        return any(other.state == "waits" for other in self._holds.of(hold.key.number))
-
-    def _blocker(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> str | None:
-        """Who holds it. Raises Unsupported if that is another name with the same number; the claim goes on waiting."""
-        for one in seen:
-            if one.granted:
-                here = [other for other in self._in_this_process(one.pid, one.number) if other.state == "held"]
-                if here and here[0].key == hold.key:
-                    return here[0].claim.terms.holder
-                tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
-                if tags and hold.key.tag not in tags and integer_in(hold.claim.terms.key) is None:
-                    refuse_hash_collision(hold.claim.terms.name, f"another lock, held by {one.application!r}")
-                return one.application or f"pid {one.pid}"
-        return None
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         hold = self._holds.by_id.get(claim.id)
@@ -350,72 +225,8 @@ class Acquiring:
             if not statement.sent_at:
                 hold.freeing = False
 
-    def _give_back(self, session: AdvisorySession) -> None:
-        self._sessions.give_back(session)
-        self._wake_unqueued()
-
-    def _wake_unqueued(self, number: int | None = None) -> None:
-        """Wake the first claim that waits for a session; of those for `number`, if given."""
-        if self._holds.unqueued:
-            with self._holds.mutex:
-                those = (one for one in self._holds.unqueued.values() if number in (None, one.key.number))
-                first = next(those, None)
-            if first is not None:
-                first.wake()
-
-    async def _dequeue(self, hold: AdvisoryHold, until: float) -> None:
-        """Leave the server's queue. Should it be granted meanwhile, it is unlocked."""
-        session = hold.session
-        try:
-            self._holds.leave(hold)
-            main = await self._sessions.main(max(0.01, until - boot_now()))
-            await self._cancel(session, main, until)
-            await self._free_all(session, until)
-        except BaseException as error:
-            self._sessions.drop(session)  # the server ends its holds and waits
-            if not isinstance(error, BackendUnavailable):
-                raise
-        finally:
-            self._give_back(session)
-
-    async def _cancel(self, session: AdvisorySession, main: AdvisorySession, until: float) -> None:
-        """Repeated: the server ignores a cancellation that comes before the statement has begun there."""
-        pause = UNCONTENDED_WITHIN_S
-        while session.in_flight is not None and session.alive:
-            if boot_now() >= until:
-                raise unavailable(self._endpoint.name, "does not cancel in time")
-            await self._execute(main, b"lf_cancel", (session.pid,), until)
-            await self._sessions.wait_answered(session, pause)
-            pause *= 2
-
-    async def _free_all(self, session: AdvisorySession, until: float) -> None:
-        for _ in range(3):
-            try:
-                await self._execute(session, b"lf_free_all", (), until)
-                return
-            except StatementCancelled:  # the cancellation came late, and hit this statement
-                continue
-        raise unavailable(self._endpoint.name, "cancels everything")
-
-    # What this process knows
-
-    def holds_in(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
-        """The claims of this `Locks` for that number in that session."""
-        return [one for one in self._holds.of(number) if one.session is not None and one.session.pid == pid]
-
-    def _in_this_process(self, pid: int, number: int) -> builtins.list[AdvisoryHold]:
-        """The claims of this process for it."""
-        return [hold for backend in self._same_server() for hold in backend.holds_in(pid, number)]
-
-    def _same_server(self) -> builtins.list[Acquiring]:
-        return [backend for backend in list(_living) if backend._endpoint.name == self._endpoint.name]
-
-    async def _execute(
-        self, session: AdvisorySession, name: bytes, params: Params, until: float, *, urgent: bool = False
-    ) -> Rows:
-        statement = PendingStatement(name, params)
-        statement.urgent = urgent
-        return await self._sessions.execute(session, statement, max(0.01, until - boot_now()))
+    async def _execute(self, session: AdvisorySession, name: bytes, params: Params, until: float) -> Rows:
+        return await execute(self._sessions, session, name, params, until)
 
 
 def _is_usual(terms: Terms, main: AdvisorySession) -> bool:

@@ -28,13 +28,14 @@ from lockfast.backends.optional import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres_advisory.acquiring import Acquiring
-from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
+from lockfast.backends.postgres_advisory.holds import AdvisoryHold
 from lockfast.backends.postgres_advisory.in_transaction import DatabaseIdentity, Taken, take
-from lockfast.backends.postgres_advisory.inspection import info_of, nameless
+from lockfast.backends.postgres_advisory.inspection import info_of, infos_of
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
-from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of, name_of_integer
-from lockfast.backends.postgres_advisory.statements import PgLock, read
+from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of_integer
+from lockfast.backends.postgres_advisory.own_sessions import execute
+from lockfast.backends.postgres_advisory.statements import read
 from lockfast.errors import BackendUnavailable, LockError
 
 MAX_TTL_S: Final = 20 * 86400.0  # no kernel can be set to keep a silent session for much longer
@@ -75,8 +76,9 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
                 longest[hold.session] = max(renewal.ttl, longest.get(hold.session, 0.0))
         for session, ttl in longest.items():
             try:
-                await self._keep(session, ttl, until, urgent=True)
-                answers_of[id(session)] = bool(await self._execute(session, b"lf_ping", (), until, urgent=True))
+                await self._own.keep(session, ttl, until, urgent=True)
+                await execute(self._sessions, session, b"lf_ping", (), until, urgent=True)
+                answers_of[id(session)] = True
             except BackendUnavailable as error:
                 answers_of[id(session)] = error if session.alive else False
         answers = [answers_of.get(id(hold.session), False) if hold is not None else False for hold in holds]
@@ -124,9 +126,9 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             session, in_main = hold.session, hold.in_main
             self._holds.leave(hold)
             if in_main:
-                self._wake_unqueued(hold.key.number)
+                self._own.wake_unqueued(hold.key.number)
             else:
-                self._give_back(session)
+                self._own.give_back(session)
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         hold = self._holds.by_id.get(claim.id)
@@ -138,10 +140,10 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if hold.state == "held":
             await self.release(claim, linger=0.0, within=max(0.01, until - boot_now()))
         elif hold.state in ("waits", "in_doubt"):
-            await self._dequeue(hold, until)
+            await self._own.dequeue(hold, until)
         if hold.state in ("new", "ended"):  # ended: an interrupt came while it was being forgotten
             self._holds.leave(hold)
-            self._wake_unqueued(hold.key.number)
+            self._own.wake_unqueued(hold.key.number)
 
     # The end of a session
 
@@ -164,7 +166,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
                 hold.wake()
             hold.freeing = False
             if not in_main:
-                self._give_back(session)
+                self._own.give_back(session)
         self._report_loss([hold for hold in lost if not hold.unlock_sent], "the session that held it has ended")
         # Nothing at the server shows whether the unlock was done before the session ended: a loss cannot be ruled out.
         self._report_loss(
@@ -180,16 +182,11 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         number = key_of(key).number
         rows = await self._ask_main(b"lf_inspect", halves(number), boot_now() + within)
-        return info_of(key, read(rows), self._in_this_process)
+        return info_of(key, read(rows), self._holds.in_this_process)
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        found: dict[int, builtins.list[PgLock]] = {}
-        for one in read(await self._ask_main(b"lf_list", (), boot_now() + within)):
-            found.setdefault(one.number, []).append(one)
-        known = [(name, seen) for number, seen in found.items() if (name := name_of(number))]
-        other = [(nameless(number, prefix), seen) for number, seen in found.items() if not name_of(number)]
-        named = sorted([(name, seen) for name, seen in known if name.startswith(prefix)] + other)
-        return [info_of(name, seen, self._in_this_process) for name, seen in named]
+        seen = read(await self._ask_main(b"lf_list", (), boot_now() + within))
+        return infos_of(prefix, seen, self._holds.in_this_process)
 
     async def _ask_main(self, name: bytes, params: Sequence[int], until: float) -> Rows:
         main = await self._sessions.main(max(0.01, until - boot_now()))
@@ -199,9 +196,9 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         """A hold of this `Locks` is unlocked. Another session can only be ended, with everything that it holds."""
         number, until = key_of(key).number, boot_now() + within
         seen = read(await self._ask_main(b"lf_inspect", halves(number), until))
-        before = info_of(key, seen, self._in_this_process)
+        before = info_of(key, seen, self._holds.in_this_process)
         for pid in {one.pid for one in seen if one.granted}:
-            mine = [hold for hold in self.holds_in(pid, number) if hold.state == "held"]
+            mine = [hold for hold in self._holds.in_pid(pid, number) if hold.state == "held"]
             for hold in mine:
                 await self.release(hold.claim, linger=0.0, within=max(0.01, until - boot_now()))
             if not mine:
@@ -235,8 +232,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._holds.fences.after_fork()
-            self._holds = Holds(self._holds.fences)
+            self._holds.after_fork()
             self._sessions.after_fork()
 
     @property

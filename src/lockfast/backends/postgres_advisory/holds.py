@@ -9,9 +9,10 @@ Leaves to `acquiring`: what is asked, and when.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any, Literal
 
-from lockfast._model import Claim, Grant
+from lockfast._model import EXCLUSIVE, Claim, Grant
 from lockfast._reentry import Mutex, section
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
@@ -143,8 +144,17 @@ class AdvisoryHold:
 class Holds:
     """All claims of one `Locks`, by id and by number."""
 
-    def __init__(self, fences: Fences) -> None:
-        self.fences = fences
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self.fences = fences_of(endpoint)
+        self._reset()
+        _living.add(self)
+
+    def after_fork(self) -> None:
+        self.fences.after_fork()
+        self._reset()
+
+    def _reset(self) -> None:
         self.mutex = threading.Lock()  # for single steps
         self.by_id: dict[str, AdvisoryHold] = {}
         self.unqueued: dict[str, AdvisoryHold] = {}  # waiters that have no session to wait in, in order
@@ -191,6 +201,10 @@ class Holds:
         with self.mutex:
             return list(self._by_number.get(number, {}).values())
 
+    def in_pid(self, pid: int, number: int) -> list[AdvisoryHold]:
+        """The claims for that number in the session that the server calls `pid`."""
+        return [one for one in self.of(number) if one.session is not None and one.session.pid == pid]
+
     def in_session(self, session: Any) -> list[AdvisoryHold]:
         """The claims that belong to that session."""
         with self.mutex:
@@ -218,6 +232,26 @@ class Holds:
                 return False
             hold.asked_in(session, main=True)
             return True
+
+    # Of all `Locks` of this process that use the same server
+
+    def neighbours(self) -> list[Holds]:
+        return [holds for holds in list(_living) if holds._endpoint == self._endpoint]
+
+    def in_this_process(self, pid: int, number: int) -> list[AdvisoryHold]:
+        """As `in_pid`."""
+        return [hold for holds in self.neighbours() for hold in holds.in_pid(pid, number)]
+
+    def known_holder(self, hold: AdvisoryHold) -> str | None:
+        """Who holds it, if that is a claim of this process."""
+        for holds in self.neighbours():
+            for other in holds.of(hold.key.number):
+                if other.state == "held" and EXCLUSIVE in (hold.mode, other.mode):
+                    return other.claim.terms.holder
+        return None
+
+
+_living: weakref.WeakSet[Holds] = weakref.WeakSet()  # of this process
 
 
 def refuse_hash_collision(name: str, other: str) -> None:
