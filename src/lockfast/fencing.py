@@ -22,7 +22,7 @@ from lockfast.primitives.names import whole
 
 __all__ = [
     "REDIS_WRITE",
-    "Statement",
+    "UpdateStatement",
     "async_guarded_update",
     "async_redis_write",
     "guarded_update",
@@ -45,7 +45,7 @@ _MARKS: Final[dict[str, Callable[[int], str]]] = {  # by PEP 249's `paramstyle`:
 }
 
 
-class Statement(NamedTuple):
+class UpdateStatement(NamedTuple):
     """What to give to `execute`: `cursor.execute(*statement)`."""
 
     sql: str
@@ -60,13 +60,13 @@ def update_statement(
     fence: int,
     fence_column: str = "fence",
     paramstyle: str = "qmark",
-) -> Statement:
+) -> UpdateStatement:
     """UPDATE the row of that `key` with these `values` and this fence, unless it has seen a higher fence.
 
     No row is updated then. Names are quoted; a table may be "schema.table". `paramstyle` is that of the driver:
     "qmark", "format", "pyformat", "numeric" or "named" as in PEP 249, or "numeric_dollar" for $1, $2.
     """
-    text = _Text(table, paramstyle)
+    text = _StatementText(table, paramstyle)
     _must_be_columns(values, "values")
     seen = f"COALESCE({text.column(fence_column)}, 0) <= "
     if fence_column in values:
@@ -74,7 +74,7 @@ def update_statement(
     written = {**values, fence_column: whole(fence, "fence", 1)}
     sets = ", ".join(f"{text.name(column)} = {text.mark(value)}" for column, value in written.items())
     sql = f"UPDATE {text.table} SET {sets} WHERE {text.condition(key)} AND {seen}{text.mark(fence)}"
-    return Statement(sql, text.parameters)
+    return UpdateStatement(sql, text.parameters)
 
 
 def guarded_update(
@@ -126,7 +126,7 @@ def _update(
         cursor = _cursor((yield connection.execute(*update)), connection)
         if cursor.rowcount > 0:
             return
-        look = _Text(table, style)
+        look = _StatementText(table, style)
         sql = f"SELECT {look.column(fence_column)} FROM {look.table} WHERE {look.condition(key)}"
         cursor = _cursor((yield connection.execute(sql, look.parameters)), connection)
         row = yield cursor.fetchone()
@@ -139,7 +139,7 @@ def _update(
     )
 
 
-class _Text:
+class _StatementText:
     """The pieces of one statement, in a driver's style, and its parameters as they come up."""
 
     def __init__(self, table: Any, paramstyle: Any) -> None:

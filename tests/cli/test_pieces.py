@@ -11,13 +11,13 @@ import pytest
 
 from lockfast.cli import child, exits, group
 from lockfast.cli.demo import judge, missing, seen
-from lockfast.cli.demo.judge import Hold, Report
+from lockfast.cli.demo.judge import Report, ReportedHold
 from lockfast.cli.demo.story import NAMES, Story
-from lockfast.cli.guardian import Guardian, Plan
-from lockfast.cli.look import span
+from lockfast.cli.guardian import EndPlan, Guardian
+from lockfast.cli.inspection import span
 from lockfast.cli.options import seconds
 from lockfast.cli.run import _parser, _split
-from lockfast.cli.signals import Inbox
+from lockfast.cli.signals import SignalQueue
 from lockfast.cli.supervisor import Grace, Supervisor
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LockError
 from tests.servers.processes import has_ended
@@ -73,21 +73,21 @@ def test_the_guardian_acts_later_than_the_supervisor_and_earlier_than_the_deadli
     assert 100.0 - grace.lead < plan.term_at
     assert 100.0 - grace.margin < plan.kill_at < 100.0
     assert plan.armed
-    assert not Plan().armed
+    assert not EndPlan().armed
 
 
 class _Guardian(Guardian):
     def __init__(self) -> None:
-        self.plans: list[Plan] = []
+        self.plans: list[EndPlan] = []
 
-    def agree(self, plan: Plan) -> None:
+    def agree(self, plan: EndPlan) -> None:
         self.plans.append(plan)
 
 
 def test_an_end_that_is_due_is_not_put_off_by_a_late_renewal() -> None:
     """We were stopped, the guardian has begun to end the group, and then a renewal comes through after all."""
     lease, guardian = SimpleNamespace(lost=False, remaining=30.0), _Guardian()
-    supervisor = Supervisor(child.Child(0, -1), lease, guardian, Inbox(), None, Grace(kill_after=1.0, margin=0.1))
+    supervisor = Supervisor(child.Child(0, -1), lease, guardian, SignalQueue(), None, Grace(kill_after=1.0, margin=0.1))
     supervisor.reassure()
     lease.remaining = 1.0
     supervisor.reassure()
@@ -100,7 +100,7 @@ def test_an_end_that_is_due_is_not_put_off_by_a_late_renewal() -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (exits.Refused(127, "x"), 127),
+        (exits.CommandError(127, "x"), 127),
         (AcquireTimeout("x"), 75),
         (LeaseLost("x"), 74),
         (BackendUnavailable("x"), 69),
@@ -143,7 +143,7 @@ def _hold(who: str, fence: int, start: float, end: float) -> Iterator[Report]:
 def test_the_judge_sees_holds_in_order() -> None:
     reports = [*_hold("b", 2, 3.0, 4.0), *_hold("a", 1, 1.0, 2.0)]
     found = judge.holds(reports)
-    assert found == [Hold("a", 1, 1.0, 2.0), Hold("b", 2, 3.0, 4.0)]
+    assert found == [ReportedHold("a", 1, 1.0, 2.0), ReportedHold("b", 2, 3.0, 4.0)]
     assert judge.overlaps(found) == []
     assert judge.fences_only_grow(found)
     assert judge.median_hand_over(found) == 1.0
@@ -161,9 +161,9 @@ def test_the_judge_finds_a_fence_that_did_not_grow() -> None:
 def test_a_killed_holder_holds_until_the_blow_and_a_stopped_one_until_its_deadline() -> None:
     granted = Report(1.0, "a", "granted", {"fence": 1, "until": 2.0})
     renewed = Report(1.5, "a", "renewed", {"fence": 1, "until": 2.5})
-    assert judge.holds([granted, renewed, Report(1.7, "a", "killed")]) == [Hold("a", 1, 1.0, 1.7)]
-    assert judge.holds([granted, renewed, Report(1.7, "a", "stopped")]) == [Hold("a", 1, 1.0, 2.5)]
-    assert judge.holds([granted, renewed, Report(9.0, "a", "learned")]) == [Hold("a", 1, 1.0, 2.5)]
+    assert judge.holds([granted, renewed, Report(1.7, "a", "killed")]) == [ReportedHold("a", 1, 1.0, 1.7)]
+    assert judge.holds([granted, renewed, Report(1.7, "a", "stopped")]) == [ReportedHold("a", 1, 1.0, 2.5)]
+    assert judge.holds([granted, renewed, Report(9.0, "a", "learned")]) == [ReportedHold("a", 1, 1.0, 2.5)]
 
 
 def _story() -> Story:

@@ -260,7 +260,7 @@ def test_start_up_imports_nothing_that_it_does_not_need(shell: Shell) -> None:
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "lockfast.cli.supervisor" in imported
     assert imported.isdisjoint(
-        {"asyncio", "rich", "ctypes", "concurrent.futures", "lockfast.cli.look", "lockfast.cli.demo"}
+        {"asyncio", "rich", "ctypes", "concurrent.futures", "lockfast.cli.inspection", "lockfast.cli.demo"}
     )
 
 
@@ -270,7 +270,7 @@ def test_unforeseen_errors_are_one_line_too(
     def fail(words: list[str]) -> int:
         raise RuntimeError("the sky\nfell")
 
-    monkeypatch.setattr("lockfast.cli.look.list_locks", fail)
+    monkeypatch.setattr("lockfast.cli.inspection.list_locks", fail)
     for off in (None, "", "0"):
         monkeypatch.delenv("LOCKFAST_DEBUG", raising=False)
         if off is not None:
@@ -291,5 +291,5 @@ def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, debug: str) 
     def fail(words: list[str]) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lockfast.cli.look.list_locks", fail)
+    monkeypatch.setattr("lockfast.cli.inspection.list_locks", fail)
     assert main(["ls"]) == 130

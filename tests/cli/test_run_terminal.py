@@ -92,8 +92,8 @@ def test_the_command_can_read_the_terminal(screen: Screen) -> None:
 
 @pytest.mark.parametrize(("kind", "whose"), [("alone", b"mine"), ("piped", b"not mine"), ("unwatched", b"mine")])
 def test_the_command_has_the_foreground_unless_neighbours_need_it(screen: Screen, kind: str, whose: bytes) -> None:
-    look = "import os; print('foreground is', 'mine' if os.tcgetpgrp(2) == os.getpgrp() else 'not mine')"
-    screen.run(kind, "run", "x", "--", sys.executable, "-c", look)
+    script = "import os; print('foreground is', 'mine' if os.tcgetpgrp(2) == os.getpgrp() else 'not mine')"
+    screen.run(kind, "run", "x", "--", sys.executable, "-c", script)
     screen.wait_for(b"foreground is " + whose)
     screen.exit_code()
 

@@ -35,7 +35,7 @@ BY_NAME = [str(Path(sys.executable).with_name("lockfast"))]
         (PROGRAM, ["ls"], "lockfast.cli"),
         (PROGRAM, ["ls"], "lockfast.cli.exits"),
         (BY_NAME, ["ls"], "lockfast.cli.exits"),
-        (BY_NAME, ["ls"], "lockfast.cli.look"),
+        (BY_NAME, ["ls"], "lockfast.cli.inspection"),
         (BY_NAME, ["run", "x", "--", "true"], "argparse"),
         (BY_NAME, ["run", "x", "--", "true"], "lockfast.cli.supervisor"),
         (BY_NAME, ["run", "x", "--", "true"], "lockfast.backends.sqlite.backend"),

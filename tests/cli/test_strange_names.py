@@ -12,7 +12,7 @@ import pytest
 
 import lockfast
 from lockfast._model import HolderInfo, LockInfo
-from lockfast.cli import look, main
+from lockfast.cli import inspection, main
 from lockfast.cli.options import Parser, complain, unmistakable, visible
 from lockfast.cli.run import _parser, _split
 from lockfast.observe.events import Events
@@ -62,7 +62,7 @@ def test_each_of_them_would_be_noticed() -> None:
 def test_no_name_moves_the_cursor_or_looks_like_a_line_of_ours(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(look, "connect", HostileStore)
+    monkeypatch.setattr(inspection, "connect", HostileStore)
     monkeypatch.setenv("LOCKFAST_URL", "memory://")
     assert main(words) == 0
     shown = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_no_name_moves_the_cursor_or_looks_like_a_line_of_ours(
 def test_json_has_every_name_as_it_is(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(look, "connect", HostileStore)
+    monkeypatch.setattr(inspection, "connect", HostileStore)
     monkeypatch.setenv("LOCKFAST_URL", "memory://")
     main([*words, "--json"])
     told: Any = json.loads(capsys.readouterr().out)

@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be seve
 # Everything is imported first: the interpreter may be where other users cannot read it.
 AS_USER = """
 import contextlib, grp, io, os, pwd, shlex, sys, tempfile
-import lockfast.cli.look, lockfast.cli.run
+import lockfast.cli.inspection, lockfast.cli.run
 with contextlib.redirect_stdout(io.StringIO()):
     lockfast.cli.main(["run", "--help"]), lockfast.cli.main(["ls", "--help"])
 with tempfile.TemporaryDirectory() as folder, lockfast.connect(f"sqlite:///{folder}/locks.db") as locks:

@@ -49,7 +49,7 @@ class Scene:
         kept: list[object] = []
         for engine in (self.locks._logic.engine, self.manager._logic.locks.engine):
             kept += [*engine.keeper.leases.values(), *engine.waiting, *engine.entered]
-        kept += self.manager._logic._turns._lines
+        kept += self.manager._logic._turns._queues
         return [*kept, *(info for info in self.locks.list() if info.holders or info.waiters)]
 
     def must_leave_nothing(self, where: object) -> None:

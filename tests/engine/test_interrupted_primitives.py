@@ -60,7 +60,7 @@ def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene:
 def test_what_another_caller_of_the_manager_has_got_meanwhile_is_not_taken_from_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, others = manager._told, []
+    told, others = manager._info_of, []
 
     def in_a_thread(work: Callable[[], object]) -> None:
         thread = threading.Thread(target=work)
@@ -68,11 +68,11 @@ def test_what_another_caller_of_the_manager_has_got_meanwhile_is_not_taken_from_
         join(thread)
 
     def interrupted(lease: Lease) -> LockInfo:
-        monkeypatch.setattr(manager, "_told", told)
+        monkeypatch.setattr(manager, "_info_of", told)
         in_a_thread(lambda: others.append(scene.manager.acquire("a")))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(manager, "_told", interrupted)
+    monkeypatch.setattr(manager, "_info_of", interrupted)
     engine = scene.manager._logic.locks.engine
     monkeypatch.setattr(engine, "behind", lambda verb, lease: in_a_thread(lambda: drive(verb(lease))))
     with pytest.raises(KeyboardInterrupt):

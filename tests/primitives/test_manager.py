@@ -169,7 +169,7 @@ class Manager(Promise, about="engine"):
         patient = stage.start(second.acquire("shop", blocking=True, blocking_timeout_seconds=60))
         await stage.queue("shop", 1)
         hasty = stage.start(second.acquire("shop", blocking=True, blocking_timeout_seconds=5))
-        await stage.until(lambda: len(second.raw._logic._turns._lines.get(("waiting for", "shop"), ())) == 2)
+        await stage.until(lambda: len(second.raw._logic._turns._queues.get(("waiting for", "shop"), ())) == 2)
         await stage.asleep(1)
         assert await stage.sleep_through(hasty, at_most=10) == pytest.approx(5)
         assert not await hasty.result()
@@ -189,7 +189,7 @@ class Manager(Promise, about="engine"):
         first = stage.start(manager.acquire("shop"))
         await stage.until(lambda: manager.faults.hanging == 1)
         second = stage.start(manager.acquire("shop"))
-        await stage.until(lambda: len(manager.raw._logic._turns._lines["shop"]) == 2)
+        await stage.until(lambda: len(manager.raw._logic._turns._queues["shop"]) == 2)
         manager.faults.resume()
         assert (await first.result()).fence == (await second.result()).fence is not None
 
@@ -199,7 +199,7 @@ class Manager(Promise, about="engine"):
         await first.acquire("shop")
         waiting = [stage.start(second.acquire("shop", blocking=True)) for _ in range(3)]
         await stage.queue("shop", 1)
-        await stage.until(lambda: len(second.raw._logic._turns._lines["waiting for", "shop"]) == 3)
+        await stage.until(lambda: len(second.raw._logic._turns._queues["waiting for", "shop"]) == 3)
         for cancelled in waiting[:2]:  # the one in the queue, and the one whose turn comes then
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -207,7 +207,7 @@ class Manager(Promise, about="engine"):
         await stage.queue("shop", 1)
         await first.release("shop")
         assert await waiting[2].result()
-        assert second.raw._logic._turns._lines == {}
+        assert second.raw._logic._turns._queues == {}
 
     @needs("asyncio")
     async def test_a_turn_that_comes_to_one_who_is_being_cancelled_goes_on_to_the_next(self, stage: Stage) -> None:
@@ -215,14 +215,14 @@ class Manager(Promise, about="engine"):
         over = asyncio.Event()
         having = asyncio.ensure_future(turns.run("shop", over.wait, None))
         waiting = [asyncio.ensure_future(turns.run("shop", over.wait, None)) for _ in range(2)]
-        await stage.until(lambda: len(turns._lines.get("shop", ())) == 3)
-        turns._leave("shop", turns._lines["shop"][0])  # to the first that waits, which has not heard of it when …
+        await stage.until(lambda: len(turns._queues.get("shop", ())) == 3)
+        turns._leave("shop", turns._queues["shop"][0])  # to the first that waits, which has not heard of it when …
         waiting[0].cancel()
-        await stage.until(lambda: len(turns._lines["shop"]) == 1)
+        await stage.until(lambda: len(turns._queues["shop"]) == 1)
         over.set()
         assert await asyncio.wait_for(waiting[1], LIMIT) is True
         assert await asyncio.wait_for(having, LIMIT) is True
-        assert turns._lines == {}
+        assert turns._queues == {}
 
     # Blocks
 

@@ -113,7 +113,7 @@ from lockfast._facades import manager as facade
 other = threading.Thread(target=facade._mutex.acquire)  # as if it were about to make it
 other.start()
 other.join()
-manager._logic._turns._lines["b"] = ["a caller"]  # or to ask for a name
+manager._logic._turns._queues["b"] = ["a caller"]  # or to ask for a name
 child = os.fork()
 if not child:
     same = lockfast.get_distributed_lock()

@@ -123,7 +123,7 @@ def test_the_one_manager_and_the_statements_are_typed() -> None:
     with lockfast.get_distributed_lock("memory://typing-manager") as manager:
         assert_type(manager, DistributedLock)
     statement = fencing.update_statement("t", {"x": 1}, key={"id": 1}, fence=3)
-    assert_type(statement, fencing.Statement)
+    assert_type(statement, fencing.UpdateStatement)
     assert_type(statement.sql, str)
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE t (id, x, fence)")

@@ -106,9 +106,9 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from lockfast.cli.migrate import migrate
 
         return migrate
-    from lockfast.cli import look
+    from lockfast.cli import inspection
 
-    return {"ls": look.list_locks, "show": look.show, "break": look.break_}[name]
+    return {"ls": inspection.list_locks, "show": inspection.show, "break": inspection.break_}[name]
 
 
 def _explain(error: BaseException) -> int:

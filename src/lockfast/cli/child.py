@@ -34,8 +34,8 @@ def find(command: str) -> str:
             unfit = path
     if unfit is not None:
         what = "is a folder" if os.path.isdir(unfit) else "is not executable"
-        raise exits.Refused(exits.CANNOT_EXECUTE, f"cannot run {command!r}: {unfit!r} {what}")
-    raise exits.Refused(exits.NOT_FOUND, f"cannot run {command!r}: command not found")
+        raise exits.CommandError(exits.CANNOT_EXECUTE, f"cannot run {command!r}: {unfit!r} {what}")
+    raise exits.CommandError(exits.NOT_FOUND, f"cannot run {command!r}: command not found")
 
 
 class Child:
@@ -50,7 +50,7 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Let it become the command, with these variables added to our environment.
 
-        If it was killed while it waited for this, it is not `started`, and `look` tells how it ended.
+        If it was killed while it waited for this, it is not `started`, and `poll` tells how it ended.
         """
         text = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
         message = memoryview(_LENGTH.pack(len(text)) + text)
@@ -61,7 +61,7 @@ class Child:
             return
         self.started = True
 
-    def look(self) -> int | None:
+    def poll(self) -> int | None:
         """The signal that stopped it, if one did since the last look. Sets `status` if it has ended."""
         while self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
@@ -111,7 +111,7 @@ def _lead_group(pid: int) -> None:
 def _become(path: str, argv: Sequence[str], go: int) -> None:
     _lead_group(os.getpid())
     _forget_our_signals()
-    environment = _hear(go)
+    environment = _read_environment(go)
     if environment is None:
         os._exit(0)
     try:
@@ -129,7 +129,7 @@ def _forget_our_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _hear(go: int) -> dict[bytes, bytes] | None:
+def _read_environment(go: int) -> dict[bytes, bytes] | None:
     """What `start` wrote; None if the other side is gone, and then the command must not run."""
     head = _read_all(go, _LENGTH.size)
     if head is None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lockfast._model import Health
 from lockfast.cli import exits
-from lockfast.cli.look import span
+from lockfast.cli.inspection import span
 from lockfast.cli.options import Parser, print_table, report_warnings, visible
 from lockfast.cli.store import add_store_options, reports_silence, url_of_existing
 from lockfast.sync import connect

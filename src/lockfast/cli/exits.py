@@ -23,7 +23,7 @@ INTERRUPTED: Final = SIGNAL + 2
 BROKEN_PIPE: Final = SIGNAL + 13
 
 
-class Refused(Exception):
+class CommandError(Exception):
     """A command cannot go on, for a reason that has an exit code of its own."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 def meaning(error: BaseException) -> tuple[int, str]:
     """The exit code for an error, and the line that tells of it."""
-    if isinstance(error, Refused):
+    if isinstance(error, CommandError):
         return error.code, str(error)
     if isinstance(error, AcquireTimeout):
         return BUSY, str(error)

@@ -22,11 +22,11 @@ from lockfast._time import boot_now
 from lockfast.cli.group import ask_to_end, lives, signal_group
 
 NEVER: Final = float("inf")
-_LOOK_LIMIT = 0.5  # poll() does not count a suspended machine's time, so nothing sleeps longer than this
-_LOOK_AGAIN = 0.03  # while the group is ending
+_MAX_SLEEP_S = 0.5  # poll() does not count a suspended machine's time, so nothing sleeps longer than this
+_POLL_EVERY_S = 0.03  # while the group is ending
 
 
-class Plan(NamedTuple):
+class EndPlan(NamedTuple):
     """What is to happen without further news, on the boot clock."""
 
     term_at: float = NEVER
@@ -47,7 +47,7 @@ class Guardian:
         self.pid = pid
         self._pipe = pipe
 
-    def agree(self, plan: Plan) -> None:
+    def agree(self, plan: EndPlan) -> None:
         """From now on this plan holds. From any thread; never waits."""
         try:
             os.write(self._pipe, _PLAN.pack(*plan))
@@ -56,7 +56,7 @@ class Guardian:
 
     def dismiss(self) -> None:
         """The group needs no guardian any more. Afterwards it is gone, whatever state it was in."""
-        self.agree(Plan())
+        self.agree(EndPlan())
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._pipe)
@@ -105,7 +105,7 @@ def _open_files() -> Iterable[int]:
 
 
 def _watch(pipe: int, group: int, kill_after: float) -> None:
-    plan = Plan()
+    plan = EndPlan()
     while True:
         ready, _, _ = select.select([pipe], [], [], _sleep(plan))
         if ready:  # news first, however late it is read
@@ -114,26 +114,26 @@ def _watch(pipe: int, group: int, kill_after: float) -> None:
                 if plan.armed:
                     _end(group, min(plan.kill_at, boot_now() + kill_after))
                 return
-            plan = Plan(*_PLAN.unpack(message))
+            plan = EndPlan(*_PLAN.unpack(message))
         elif boot_now() >= plan.kill_at:
             signal_group(group, signal.SIGKILL)
-            plan = Plan()
+            plan = EndPlan()
         elif boot_now() >= plan.term_at:
             ask_to_end(group)
             plan = plan._replace(term_at=NEVER)
 
 
-def _sleep(plan: Plan) -> float | None:
+def _sleep(plan: EndPlan) -> float | None:
     if not plan.armed:
         return None
-    return min(max(0.0, min(plan) - boot_now()), _LOOK_LIMIT)
+    return min(max(0.0, min(plan) - boot_now()), _MAX_SLEEP_S)
 
 
 def _end(group: int, kill_at: float) -> None:
     """TERM, and KILL to whoever is left when the grace is over."""
     there = ask_to_end(group)
     while there and boot_now() < kill_at:
-        select.select([], [], [], min(_LOOK_AGAIN, max(0.0, kill_at - boot_now())))
+        select.select([], [], [], min(_POLL_EVERY_S, max(0.0, kill_at - boot_now())))
         there = lives(group)
     if there:
         signal_group(group, signal.SIGKILL)

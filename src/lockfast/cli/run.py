@@ -17,16 +17,16 @@ from lockfast._time import format_duration, length
 from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import child, exits, guardian
 from lockfast.cli.options import TIMES, Parser, code, complain, report_warnings, seconds
-from lockfast.cli.signals import Inbox, interrupt_on_signals
+from lockfast.cli.signals import SignalQueue, interrupt_on_signals
 from lockfast.cli.store import add_store_options, report_outages, url_of
-from lockfast.cli.supervisor import Grace, Outcome, Supervisor
+from lockfast.cli.supervisor import CommandOutcome, Grace, Supervisor
 from lockfast.cli.terminal import open_terminal
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
 from lockfast.observe.events import Event
 from lockfast.primitives.names import valid
 from lockfast.sync import Lease, Lock, Locks, connect
 
-_LEAST_TTL = 0.5  # below, there is no time to end a command before its lease ends
+_MIN_TTL_S = 0.5  # below, there is no time to end a command before its lease ends
 
 _ABOUT = """Wait for the lock NAME, run COMMAND while holding it, release it, and exit as
 COMMAND did.
@@ -148,7 +148,7 @@ def _split(parser: Parser, words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _grace(args: Namespace) -> Grace:
-    ttl = length(args.ttl, "--ttl", least=_LEAST_TTL)
+    ttl = length(args.ttl, "--ttl", least=_MIN_TTL_S)
     margin = min(0.5, ttl / 10)
     if args.kill_after is None:
         return Grace(min(5.0, ttl / 6), margin)
@@ -172,19 +172,19 @@ def _run(args: Namespace, path: str, command: list[str], grace: Grace) -> int:
 
 
 def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian, grace: Grace) -> int:
-    inbox = Inbox()
+    signals = SignalQueue()
     troubles: dict[str, str] = {}  # by kind of event: what went wrong last
     outcome = None
     with connect(args.url, holder=args.holder, namespace=args.namespace) as locks:
         report_outages(locks)
-        lock = _lock(args, locks, inbox)
+        lock = _lock(args, locks, signals)
         _say_who_is_first(args, locks)
         try:
             with lock as lease:
-                inbox.collect_signals()
+                signals.collect_signals()
                 _say(args, f"acquired {args.name!r} with fence {lease.fence}")
                 terminal = open_terminal()
-                supervisor = Supervisor(process, lease, guard, inbox, terminal, grace)
+                supervisor = Supervisor(process, lease, guard, signals, terminal, grace)
                 locks.events.listen(lambda event: _note(event, troubles))
                 locks._logic.engine.on_renewed = supervisor.reassure  # no event: those wait for a stderr that blocks
                 supervisor.reassure()
@@ -211,7 +211,7 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
     return outcome.code
 
 
-def _lock(args: Namespace, locks: Locks, inbox: Inbox) -> Lock:
+def _lock(args: Namespace, locks: Locks, signals: SignalQueue) -> Lock:
     if args.url.startswith("memory:") and not args.quiet:
         complain("a memory:// store is seen by this process alone, so the lock keeps nobody out")
     return locks.lock(
@@ -220,7 +220,7 @@ def _lock(args: Namespace, locks: Locks, inbox: Inbox) -> Lock:
         wait=args.wait,
         min_hold=args.min_hold,
         metadata=args.metadata,
-        on_lost=lambda lease: inbox.news(),
+        on_lost=lambda lease: signals.notify(),
     )
 
 
@@ -264,7 +264,7 @@ def _say(args: Namespace, text: str) -> None:
         complain(text)
 
 
-def _lost(outcome: Outcome | None, what: str, troubles: dict[str, str]) -> int:
+def _lost(outcome: CommandOutcome | None, what: str, troubles: dict[str, str]) -> int:
     """Say so in one line: what became of the lease, and what of the command."""
     if outcome is None:
         became = "the command was not started"
@@ -277,7 +277,7 @@ def _lost(outcome: Outcome | None, what: str, troubles: dict[str, str]) -> int:
     return exits.LOST
 
 
-def _pass_on_interrupt(outcome: Outcome) -> None:
+def _pass_on_interrupt(outcome: CommandOutcome) -> None:
     """Ctrl-C reached the command's group and not ours. A script around us must hear of it as it would without us."""
     if outcome.on_terminal and outcome.signal in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(outcome.signal, signal.SIG_IGN)

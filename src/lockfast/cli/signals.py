@@ -11,7 +11,7 @@ import select
 import signal
 from types import FrameType
 
-NEWS = 0  # not a signal: something changed elsewhere, look at everything again
+NOTIFIED = 0  # not a signal: something changed elsewhere, look at everything again
 
 PASSED_ON = frozenset(
     {
@@ -26,7 +26,7 @@ PASSED_ON = frozenset(
     }
 )
 _ENDS_A_WAIT = PASSED_ON - {signal.SIGWINCH, signal.SIGTSTP}
-_LOOK_LIMIT = 0.5  # select() does not count a suspended machine's time, so nothing sleeps longer than this
+_MAX_SLEEP_S = 0.5  # select() does not count a suspended machine's time, so nothing sleeps longer than this
 
 
 class Interrupted(BaseException):
@@ -56,8 +56,8 @@ def interrupt_on_signals() -> None:
             signal.signal(signum, interrupt)
 
 
-class Inbox:
-    """Collects signals, and `NEWS` from any thread, until they are asked for."""
+class SignalQueue:
+    """Collects signals, and `NOTIFIED` from any thread, until they are asked for."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -71,16 +71,16 @@ class Inbox:
             if signum in (signal.SIGCHLD, signal.SIGCONT) or not _is_ignored(signum):
                 signal.signal(signum, _note)
 
-    def news(self) -> None:
+    def notify(self) -> None:
         """Wake the one that waits. From any thread."""
         try:
-            os.write(self._write, bytes((NEWS,)))
+            os.write(self._write, bytes((NOTIFIED,)))
         except OSError:
             return  # full: it will wake anyway
 
     def wait(self, seconds: float) -> bytes:
         """What came, in order; empty after `seconds` or a little earlier."""
-        select.select([self._read], [], [], min(max(0.0, seconds), _LOOK_LIMIT))
+        select.select([self._read], [], [], min(max(0.0, seconds), _MAX_SLEEP_S))
         return self.take()
 
     def take(self) -> bytes:

@@ -64,7 +64,7 @@ def url_of_existing(args: Namespace) -> str:
     return url
 
 
-def url_to_look_at(args: Namespace) -> str:
+def url_to_inspect(args: Namespace) -> str:
     """`url_of_existing`, or that of an empty store in place of a default one that was never used but can be: no user
     wrote the name of that, so it is not mistyped."""
     try:
@@ -76,7 +76,7 @@ def url_to_look_at(args: Namespace) -> str:
         return "memory://never-used"
 
 
-class _NoStore(exits.Refused):
+class _NoStore(exits.CommandError):
     """There is no such file."""
 
     def __init__(self, text: str, why: str) -> None:
@@ -131,9 +131,9 @@ def _must_be_usable(file: Path) -> None:
     try:
         mode = file.parent.stat().st_mode
     except FileNotFoundError:
-        raise exits.Refused(exits.UNAVAILABLE, f"this host has no store for all users yet; {share}") from None
+        raise exits.CommandError(exits.UNAVAILABLE, f"this host has no store for all users yet; {share}") from None
     if mode & stat.S_IWOTH:
-        raise exits.Refused(
+        raise exits.CommandError(
             exits.UNAVAILABLE, f"anybody could put another file into {folder}: {share} && chmod o-rwx {folder}"
         )
     if not _may_write(file.parent):
@@ -152,8 +152,8 @@ def _may_write(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK, effective_ids=_EFFECTIVE)
 
 
-def _not_yours(path: Path, how: str) -> exits.Refused:
-    return exits.Refused(exits.UNAVAILABLE, f"{_belongs_to_others(path)}; {how}")
+def _not_yours(path: Path, how: str) -> exits.CommandError:
+    return exits.CommandError(exits.UNAVAILABLE, f"{_belongs_to_others(path)}; {how}")
 
 
 def _belongs_to_others(path: Path) -> str:

@@ -17,13 +17,13 @@ from typing import NamedTuple, Protocol
 from lockfast._time import boot_now, format_duration
 from lockfast.cli.child import Child, exit_code
 from lockfast.cli.group import ask_to_end, lives, signal_group
-from lockfast.cli.guardian import NEVER, Guardian, Plan
+from lockfast.cli.guardian import NEVER, EndPlan, Guardian
 from lockfast.cli.options import complain
-from lockfast.cli.signals import PASSED_ON, Inbox
+from lockfast.cli.signals import PASSED_ON, SignalQueue
 from lockfast.cli.terminal import Terminal
 
-_LOOK_AGAIN = 0.03  # while the group is ending
-_STUCK = 5.0  # a killed group that is still there after this is stuck in the kernel; nobody can do more
+_POLL_EVERY_S = 0.03  # while the group is ending
+_STUCK_AFTER_S = 5.0  # a killed group that is still there after this is stuck in the kernel; nobody can do more
 
 
 class Grace(NamedTuple):
@@ -37,12 +37,12 @@ class Grace(NamedTuple):
         """How long before the deadline the ending must begin."""
         return self.kill_after + self.margin
 
-    def plan(self, deadline: float) -> Plan:
+    def plan(self, deadline: float) -> EndPlan:
         """For the guardian, which gives the supervisor the first fifth of the time."""
-        return Plan(deadline - 0.8 * self.lead, deadline - 0.8 * self.margin)
+        return EndPlan(deadline - 0.8 * self.lead, deadline - 0.8 * self.margin)
 
 
-class Held(Protocol):
+class SupervisedLease(Protocol):
     """What is asked of a lease."""
 
     @property
@@ -51,7 +51,7 @@ class Held(Protocol):
     def remaining(self) -> float: ...
 
 
-class Outcome(NamedTuple):
+class CommandOutcome(NamedTuple):
     code: int  # of the command itself
     ended: str | None  # why it had to end, if it did not end by itself
     signal: int | None  # that ended it
@@ -60,12 +60,18 @@ class Outcome(NamedTuple):
 
 class Supervisor:
     def __init__(
-        self, child: Child, lease: Held, guardian: Guardian, inbox: Inbox, terminal: Terminal | None, grace: Grace
+        self,
+        child: Child,
+        lease: SupervisedLease,
+        guardian: Guardian,
+        signals: SignalQueue,
+        terminal: Terminal | None,
+        grace: Grace,
     ) -> None:
         self._child = child
         self._lease = lease
         self._guardian = guardian
-        self._inbox = inbox
+        self._signals = signals
         self._terminal = terminal
         self._grace = grace
         self._end_at = NEVER  # when the ending begins; never moved any more once it has come
@@ -81,12 +87,12 @@ class Supervisor:
             self._end_at = now + remaining - self._grace.lead
             self._guardian.agree(self._grace.plan(now + remaining))
 
-    def supervise(self) -> Outcome:
+    def supervise(self) -> CommandOutcome:
         """Until the command has ended, by itself or by us."""
         child = self._child
         while True:
-            self._heed(self._inbox.wait(self._end_at - boot_now()))
-            stopped_by = child.look()
+            self._handle(self._signals.wait(self._end_at - boot_now()))
+            stopped_by = child.poll()
             why = self._why_end()  # first, even if the command has ended: of its group somebody may be left
             if why is not None:
                 return self._end(why, min(boot_now(), self._end_at) + self._grace.kill_after)
@@ -100,8 +106,8 @@ class Supervisor:
             return "its lease was lost"
         return "its lease could not be renewed in time" if boot_now() >= self._end_at else None
 
-    def _heed(self, letters: bytes) -> None:
-        for signum in letters:
+    def _handle(self, received: bytes) -> None:
+        for signum in received:
             if signum in PASSED_ON:
                 signal_group(self._child.pid, signum)
             elif signum == signal.SIGCONT:
@@ -120,9 +126,9 @@ class Supervisor:
         terminal.take_back()
         left = format_duration(self._lease.remaining)
         complain(f"stopped; unless continued, the lease ends in {left} and the command with it")
-        letters = _stop_ourselves(self._inbox)
-        self._heed(letters)
-        if signal.SIGCONT not in letters and stopped_by != signal.SIGSTOP:
+        received = _stop_ourselves(self._signals)
+        self._handle(received)
+        if signal.SIGCONT not in received and stopped_by != signal.SIGSTOP:
             self._continue(lend=terminal.alone)  # the kernel does not stop those whom no shell could continue
 
     def _continue(self, *, lend: bool) -> None:
@@ -133,28 +139,28 @@ class Supervisor:
 
     # The end
 
-    def _end(self, why: str, kill_at: float) -> Outcome:
+    def _end(self, why: str, kill_at: float) -> CommandOutcome:
         child = self._child
         ended_by_itself = child.status is not None and os.WIFEXITED(child.status)
-        self._guardian.agree(Plan(NEVER, kill_at))  # should we be stopped now, it finishes this
+        self._guardian.agree(EndPlan(NEVER, kill_at))  # should we be stopped now, it finishes this
         there = ask_to_end(child.pid)
         while there and boot_now() < kill_at:
-            self._heed(self._inbox.wait(min(_LOOK_AGAIN, kill_at - boot_now())))
+            self._handle(self._signals.wait(min(_POLL_EVERY_S, kill_at - boot_now())))
             there = self._anybody_left()
         if there:
             signal_group(child.pid, signal.SIGKILL)
-            give_up_at = boot_now() + _STUCK
+            give_up_at = boot_now() + _STUCK_AFTER_S
             while self._anybody_left() and boot_now() < give_up_at:
-                self._inbox.wait(_LOOK_AGAIN)
+                self._signals.wait(_POLL_EVERY_S)
         return self._outcome(None if ended_by_itself else why)
 
     def _anybody_left(self) -> bool:
         """Whether anybody of the group lives. The command itself is waited for, or its remains would count."""
-        self._child.look()
+        self._child.poll()
         return lives(self._child.pid)
 
-    def _outcome(self, why: str | None) -> Outcome:
-        self._guardian.agree(Plan())
+    def _outcome(self, why: str | None) -> CommandOutcome:
+        self._guardian.agree(EndPlan())
         status = self._child.status
         killed_by = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         terminal = self._terminal
@@ -162,12 +168,12 @@ class Supervisor:
         if terminal is not None:
             terminal.take_back(repair=killed_by is not None)
         code = exit_code(signal.SIGKILL if status is None else status)
-        return Outcome(code, why, killed_by, had_terminal)
+        return CommandOutcome(code, why, killed_by, had_terminal)
 
 
-def _stop_ourselves(inbox: Inbox) -> bytes:
+def _stop_ourselves(signals: SignalQueue) -> bytes:
     """As Ctrl-Z would; returns when continued, with what came meanwhile."""
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)  # this very thread: it does not run on meanwhile
     signal.signal(signal.SIGTSTP, before)
-    return inbox.take()
+    return signals.take()

@@ -19,7 +19,7 @@ from lockfast.engine.core import Engine
 from lockfast.errors import BackendUnavailable, Conflict, StaleFence
 from lockfast.primitives.names import json_text, whole
 
-LARGEST_VALUE = 1024 * 1024  # characters of JSON
+MAX_VALUE_CHARS = 1024 * 1024  # characters of JSON
 
 
 class Versioned(NamedTuple):
@@ -159,7 +159,7 @@ class CellLogic:
         if stored.value is None:
             return None
         try:
-            return parsed(stored.value, LARGEST_VALUE)
+            return parsed(stored.value, MAX_VALUE_CHARS)
         except ValueError as error:
             raise damaged_cell(self._name, f"its value {error}") from None
 
@@ -172,7 +172,7 @@ async def _ready(write: Write) -> Write:
 
 
 def _text(value: Any) -> str:
-    return json_text(value, "a cell's value", LARGEST_VALUE)
+    return json_text(value, "a cell's value", MAX_VALUE_CHARS)
 
 
 def _number(value: int | None, what: str, least: int = 0) -> int | None:

@@ -20,12 +20,12 @@ from lockfast.engine.lease import Lease
 from lockfast.errors import AcquireTimeout
 
 Decorate = Callable[[Any], Any]
-Wrap = Callable[["_Plan"], Callable[..., Any]]
+Wrap = Callable[["_DecoratedCall"], Callable[..., Any]]
 
 _KINDS_OF_METHOD = (staticmethod, classmethod)  # what they hold is decorated, so that either order of decorators works
 
 
-class _Plan(NamedTuple):
+class _DecoratedCall(NamedTuple):
     """What a decorated function does at each call."""
 
     function: Callable[..., Any]
@@ -56,7 +56,7 @@ class _Plan(NamedTuple):
             return args, kwargs
         if self.lease_as in kwargs:
             raise TypeError(
-                f"{_say(self.function)} is given {shown(self.lease_as)} by its lock; callers do not pass it"
+                f"{_shown(self.function)} is given {shown(self.lease_as)} by its lock; callers do not pass it"
             )
         at = self.lease_at
         if at is not None and len(args) > at:
@@ -77,7 +77,7 @@ def locked(
 
     def wrap_of(function: Callable[..., Any]) -> Wrap:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise TypeError(f"{_say(function)} is asynchronous; decorate it with the locks of lockfast.aio")
+            raise TypeError(f"{_shown(function)} is asynchronous; decorate it with the locks of lockfast.aio")
         return _generator if inspect.isgeneratorfunction(function) else _function
 
     return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
@@ -98,7 +98,7 @@ def async_locked(
         if inspect.isasyncgenfunction(function):
             return _async_generator
         if not inspect.iscoroutinefunction(function):
-            raise TypeError(f"{_say(function)} is not asynchronous; decorate it with the locks of lockfast.connect()")
+            raise TypeError(f"{_shown(function)} is not asynchronous; decorate it with the locks of lockfast.connect()")
         return _coroutine_function
 
     return _decorator(wrap_of, make_lock, template, lease_as, options, skip, default)
@@ -125,10 +125,10 @@ def _decorator(
             raise TypeError(f"only functions can be decorated, not {shown(function)}")
         wrap = wrap_of(function)
         if default is not None and wrap in (_generator, _async_generator):
-            raise ValueError(f"{_say(function)} yields nothing when it is skipped, so it has no use for a default")
+            raise ValueError(f"{_shown(function)} yields nothing when it is skipped, so it has no use for a default")
         signature = inspect.signature(function)
         at = _position(signature, lease_as)
-        plan = _Plan(function, make_lock, template, signature, lease_as, at, options, skip, default)
+        plan = _DecoratedCall(function, make_lock, template, signature, lease_as, at, options, skip, default)
         _check(plan)
         return functools.wraps(function)(wrap(plan))
 
@@ -138,7 +138,7 @@ def _decorator(
 # The four kinds. `inside` tells a timeout of the lock from one that the body raises: that is never swallowed.
 
 
-def _function(plan: _Plan) -> Callable[..., Any]:
+def _function(plan: _DecoratedCall) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         inside = False
         try:
@@ -153,15 +153,15 @@ def _function(plan: _Plan) -> Callable[..., Any]:
     return call
 
 
-def _done(answer: Any, plan: _Plan) -> Any:
+def _done(answer: Any, plan: _DecoratedCall) -> Any:
     """The answer itself. Raises TypeError for a coroutine: it would run when the lock is gone."""
     if inspect.iscoroutine(answer):
         answer.close()
-        raise TypeError(f"{_say(plan.function)} gave a coroutine; decorate it with the locks of lockfast.aio")
+        raise TypeError(f"{_shown(plan.function)} gave a coroutine; decorate it with the locks of lockfast.aio")
     return answer
 
 
-def _generator(plan: _Plan) -> Callable[..., Any]:
+def _generator(plan: _DecoratedCall) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inside = False
         try:
@@ -176,7 +176,7 @@ def _generator(plan: _Plan) -> Callable[..., Any]:
     return call
 
 
-def _coroutine_function(plan: _Plan) -> Callable[..., Any]:
+def _coroutine_function(plan: _DecoratedCall) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> Any:
         inside = False
         try:
@@ -191,7 +191,7 @@ def _coroutine_function(plan: _Plan) -> Callable[..., Any]:
     return call
 
 
-def _async_generator(plan: _Plan) -> Callable[..., Any]:
+def _async_generator(plan: _DecoratedCall) -> Callable[..., Any]:
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inside = False
         try:
@@ -258,7 +258,7 @@ class _Anything:
         return "x"
 
 
-def _check(plan: _Plan) -> None:
+def _check(plan: _DecoratedCall) -> None:
     """Raises ValueError for whatever could only go wrong at a call."""
     parameters, template = plan.signature.parameters, plan.template
     if plan.lease_as is not None:
@@ -268,7 +268,7 @@ def _check(plan: _Plan) -> None:
         if field not in known:
             named = f"names {shown(field)}" if field and not field.isdigit() else "has a field without a name"
             has = f"has only {', '.join(known)}" if known else "has no parameters"
-            raise ValueError(f"{shown(template)} {named}, but {_say(plan.function)} {has}")
+            raise ValueError(f"{shown(template)} {named}, but {_shown(plan.function)} {has}")
     try:
         name = template.format(**dict.fromkeys(known, _Anything()))
     except (ValueError, TypeError) as error:
@@ -276,13 +276,13 @@ def _check(plan: _Plan) -> None:
     plan.make_lock(name, **plan.options)  # made for nothing, but refused now and not later
 
 
-def _check_lease_as(plan: _Plan, lease_as: str) -> None:
+def _check_lease_as(plan: _DecoratedCall, lease_as: str) -> None:
     parameter = plan.signature.parameters.get(lease_as)
     if parameter is None:
-        raise ValueError(f"{_say(plan.function)} has no parameter {shown(lease_as)} to be given the lease")
+        raise ValueError(f"{_shown(plan.function)} has no parameter {shown(lease_as)} to be given the lease")
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise ValueError(
-            f"{shown(lease_as)} of {_say(plan.function)} cannot be given by its name, so not the lease either"
+            f"{shown(lease_as)} of {_shown(plan.function)} cannot be given by its name, so not the lease either"
         )
 
 
@@ -319,5 +319,5 @@ def _fields(template: str) -> Iterator[str]:
             yield from _fields(spec or "")
 
 
-def _say(function: Any) -> str:
+def _shown(function: Any) -> str:
     return f"{getattr(function, '__qualname__', function)}()"

@@ -139,17 +139,17 @@ class ElectionLogic:
                 if led is None or not led.lost:
                     raise  # of another lock: the caller's business
 
-    def observer(self) -> Observer:
-        return Observer(self.engine, Claim(new_claim_id(), self._request.terms))
+    def observer(self) -> LeadershipObserver:
+        return LeadershipObserver(self.engine, Claim(new_claim_id(), self._request.terms))
 
     def __repr__(self) -> str:
         return f"{self._request.terms.name!r} as {self._request.terms.holder!r}, {self._lease!r}"
 
 
-class Observer:
+class LeadershipObserver:
     """Tells each change once, in order, and sleeps in between."""
 
-    __slots__ = ("_after", "_claim", "_engine", "_last", "_process", "_untold", "_waking")
+    __slots__ = ("_after", "_claim", "_engine", "_last", "_pending", "_process", "_waking")
 
     def __init__(self, engine: Engine, claim: Claim) -> None:
         engine.must_be_open()
@@ -160,7 +160,7 @@ class Observer:
         self._claim = claim
         self._waking = Waking(self._engine, claim)
         self._after = 0  # the number of the last change that we know of
-        self._untold: deque[Leadership] = deque()
+        self._pending: deque[Leadership] = deque()
         self._last: Leadership | None = None
         self._process = os.getpid()
 
@@ -171,31 +171,31 @@ class Observer:
             self._begin(Claim(new_claim_id(), self._claim.terms))
         engine.waiting[self._claim.id] = self._claim  # so that a `Locks` that closes ends it
         while not engine.closed:
-            while self._untold:
-                told = self._untold.popleft()
-                if self._is_news(told):
-                    self._last = told
-                    return told
-            observation = await self._look()
+            while self._pending:
+                change = self._pending.popleft()
+                if self._is_news(change):
+                    self._last = change
+                    return change
+            observation = await self._refresh()
             if observation.changes:
                 self._waking.found()
             elif not engine.closed:
                 await self._waking.wait(observation.retry_after)
         return None
 
-    def _is_news(self, told: Leadership) -> bool:
+    def _is_news(self, change: Leadership) -> bool:
         """Not what was told last, as after a silence of ours, when it begins again with what is true."""
         last = self._last
-        return last is None or not (told == last or (told.vacant and last.vacant))
+        return last is None or not (change == last or (change.vacant and last.vacant))
 
-    async def _look(self) -> Observation:
+    async def _refresh(self) -> Observation:
         engine, until = self._engine, self._engine.now() + self._engine.patience
         observation, _ = await engine.insist(
             lambda within: engine.backend.observe(self._claim, after=self._after, within=within), until
         )
         for change in observation.changes:
             self._after = change.number
-            self._untold.append(Leadership(change.holder, change.fence))
+            self._pending.append(Leadership(change.holder, change.fence))
         return observation
 
     async def close(self) -> None:

@@ -24,16 +24,16 @@ from lockfast.errors import AcquireTimeout, LeaseLost, LockError
 from lockfast.primitives.lock import LockLogic
 from lockfast.primitives.names import positive, whole
 
-SHIELDED = 1.0  # seconds for which a booking that is under way puts off a cancellation, to be given back
-FASTEST = 1e300  # so that any whole number can be divided by
-LONGEST = 2.0**61  # nanoseconds: what a store can count, with room for the time that it is
+SHIELDED_S = 1.0  # seconds for which a booking that is under way puts off a cancellation, to be given back
+MAX_RATE = 1e300  # so that any whole number can be divided by
+MAX_BOOKING_NS = 2.0**61  # nanoseconds: what a store can count, with room for the time that it is
 
 
 def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
     """Raises ValueError for a rate that makes no sense."""
     burst = 1 if burst is None else whole(burst, "burst", 1)
-    spacing = length(per, "per") * NANO / min(positive(rate, "rate"), FASTEST)
-    if burst > LONGEST or spacing * burst > LONGEST:
+    spacing = length(per, "per") * NANO / min(positive(rate, "rate"), MAX_RATE)
+    if burst > MAX_BOOKING_NS or spacing * burst > MAX_BOOKING_NS:
         raise ValueError(f"{burst} at {rate:g} in {format_duration(length(per, 'per'))} is too slow to be counted")
     return Rate(max(1, math.ceil(spacing)), burst)  # rounded so that the rate is never exceeded
 
@@ -100,7 +100,7 @@ class LimiterLogic:
 
         async def ask(within: float) -> None:
             patience = max(0.0, give_up_at - engine.now())  # a try that went unanswered has used some of it
-            within = min(within, SHIELDED)
+            within = min(within, SHIELDED_S)
             taken.append(
                 await engine.backend.throttle(self._key, self._rate, cost=cost, patience=patience, within=within)
             )

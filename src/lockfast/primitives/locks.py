@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from lockfast.primitives.multi import MultiLease, MultiLogic
     from lockfast.primitives.rwlock import RWLockLogic
 
-TURN: Final = 10.0  # ttl of the turn of one who waits at a limiter
-NO_NAMES: Final = 10_000  # that are remembered
+TURN_TTL_S: Final = 10.0  # ttl of the turn of one who waits at a limiter
+MAX_UNUSABLE_NAMES: Final = 10_000  # that are remembered
 
 
 class LocksLogic:
@@ -49,7 +49,9 @@ class LocksLogic:
         self.engine = engine
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
-        self._no_names = BoundedSet[str](NO_NAMES)  # texts that are no names, and were listed: they can be broken
+        self._unusable_names = BoundedSet[str](
+            MAX_UNUSABLE_NAMES
+        )  # texts that are no names, and were listed: they can be broken
 
     def _request(
         self,
@@ -145,7 +147,7 @@ class LocksLogic:
 
         self.engine.must_be_able("limiters", self.engine.backend.capabilities.limiter)
         name = valid(name, "limiter name")
-        turn = self._request(name, ttl=TURN)
+        turn = self._request(name, ttl=TURN_TTL_S)
         mine = turn.terms._replace(key=aside(turn.terms.key, "turn"), name=f"{name} (a limiter's turn)")
         turn = turn._replace(terms=mine)
         return LimiterLogic(self.engine, name, qualify(self.namespace, name), rate_of(rate, per, burst), turn)
@@ -175,7 +177,7 @@ class LocksLogic:
         flaw = flaw_in(name)
         if not flaw:
             return info._replace(name=name)
-        self._no_names.add(name)
+        self._unusable_names.add(name)
         return info._replace(name=name, damage=listed([info.damage, f"a lock name {flaw}"]))
 
     async def break_lock(self, name: LockName) -> LockInfo:
@@ -183,7 +185,7 @@ class LocksLogic:
         try:
             name = valid(name_on(engine.backend, name))
         except ValueError:
-            if not isinstance(name, str) or type(name) is not str or name not in self._no_names:
+            if not isinstance(name, str) or type(name) is not str or name not in self._unusable_names:
                 raise
         key = qualify(self.namespace, name)
         engine.must_be_open()

@@ -32,7 +32,7 @@ from lockfast.primitives.names import valid
 M = TypeVar("M")
 T = TypeVar("T")
 
-FEW: Final = 64  # leases that may have ended unseen before they are looked for
+MIN_BEFORE_SWEEP: Final = 64  # leases that may have ended unseen before they are looked for
 
 
 class LockResult(NamedTuple):
@@ -66,7 +66,7 @@ class ManagerLogic:
     def __init__(self, locks: LocksLogic) -> None:
         self.locks = locks
         self._held: dict[str, Lease] = {}  # by name: taken by `acquire`, and not known to have ended
-        self._sweep_at = FEW
+        self._sweep_at = MIN_BEFORE_SWEEP
         self._turns = _Turns(locks.engine.world)
 
     @property
@@ -90,7 +90,7 @@ class ManagerLogic:
                 answer = await self._wait(request, started, taken)
             if isinstance(answer, Busy):
                 return await self._refused(request, answer, started)
-            return LockResult(True, _told(answer))
+            return LockResult(True, _info_of(answer))
         except BaseException:
             for lease in taken:
                 self.locks.engine.behind(self._give_back, lease)
@@ -163,7 +163,7 @@ class ManagerLogic:
         if len(self._held) > self._sweep_at:
             for ended in [lease for lease in list(self._held.values()) if not lease.held]:
                 self._forget(ended)
-            self._sweep_at = FEW + 2 * len(self._held)
+            self._sweep_at = MIN_BEFORE_SWEEP + 2 * len(self._held)
 
     def _forget(self, lease: Lease) -> None:
         if self._held.get(lease.name) is lease:
@@ -278,7 +278,7 @@ class _Turns:
         self.pid = os.getpid()
         self._world = world
         self._mutex = threading.Lock()
-        self._lines: dict[Hashable, list[Signal]] = {}  # the first in each has the turn
+        self._queues: dict[Hashable, list[Signal]] = {}  # the first in each has the turn
 
     async def run(self, what: Hashable, work: Callable[[], Awaitable[T]], wait: float | None) -> T | None:
         """What `work` answers, when the turn has come; None if that is not within `wait` seconds."""
@@ -294,25 +294,25 @@ class _Turns:
 
     async def _take(self, what: Hashable, signal: Signal, wait: float | None) -> bool:
         with self._mutex:
-            line = self._lines.setdefault(what, [])
-            line.append(signal)
-            if line[0] is signal:
+            queue = self._queues.setdefault(what, [])
+            queue.append(signal)
+            if queue[0] is signal:
                 return True
-        return await signal.wait(wait) or line[0] is signal
+        return await signal.wait(wait) or queue[0] is signal
 
     def _leave(self, what: Hashable, signal: Signal) -> None:
         """Leave the line; the next has the turn, if this was the first."""
         with self._mutex:
-            line = self._lines.get(what, [])
-            if signal in line:
-                line.remove(signal)
-            if line:
-                line[0].set()  # it has the turn now, or has had it before: then that changes nothing
+            queue = self._queues.get(what, [])
+            if signal in queue:
+                queue.remove(signal)
+            if queue:
+                queue[0].set()  # it has the turn now, or has had it before: then that changes nothing
             else:
-                self._lines.pop(what, None)
+                self._queues.pop(what, None)
 
 
-def _told(lease: Lease) -> LockInfo:
+def _info_of(lease: Lease) -> LockInfo:
     """Without asking again: an answer that got lost would leave a lock that nobody knows of."""
     facts = (lease.holder, lease.claim_id, lease.fence, lease.mode, lease.acquired_at, lease.expires_at, lease.metadata)
     return LockInfo(lease.name, (HolderInfo(*facts),))

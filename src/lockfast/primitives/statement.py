@@ -31,7 +31,7 @@ Traceback = TracebackType | None
 
 # Bytes of code from where a `with` looks `__exit__` up to where it enters: one instruction up to Python 3.13, a few in
 # 3.14. To look it up by its name takes more.
-NEAR: Final = 16
+MAX_DISTANCE_BYTES: Final = 16
 
 
 class Entered(Protocol):
@@ -64,7 +64,7 @@ class With:
         if self.found_at is None:
             return False
         number, code, offset = self.found_at
-        return number == id(call) and code is call.f_code and 0 <= call.f_lasti - offset <= NEAR
+        return number == id(call) and code is call.f_code and 0 <= call.f_lasti - offset <= MAX_DISTANCE_BYTES
 
 
 class _Alive(ref):  # type: ignore[type-arg]

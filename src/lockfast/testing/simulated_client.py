@@ -22,7 +22,7 @@ from lockfast.observe.events import Event
 from lockfast.primitives.election import ElectionLogic
 from lockfast.primitives.limiter import LimiterLogic
 from lockfast.primitives.lock import LockLogic
-from lockfast.primitives.locks import TURN
+from lockfast.primitives.locks import TURN_TTL_S
 from lockfast.primitives.multi import MultiLogic
 from lockfast.primitives.names import aside
 from lockfast.testing.simulated import SimulatedWorld, Task
@@ -77,7 +77,7 @@ class Client:
         return AsyncElection(self.parts.election(self.engine, request))
 
     def limiter(self, name: str, rate: Rate) -> AsyncLimiter:
-        turn = Request(Terms(aside(name, "turn"), name, self.engine.holder, TURN))
+        turn = Request(Terms(aside(name, "turn"), name, self.engine.holder, TURN_TTL_S))
         return AsyncLimiter(self.parts.limiter(self.engine, name, name, rate, turn))
 
     def _on_event(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from lockfast._model import PRESENCE_S
 from lockfast._values import Rate
 from lockfast.aio import AsyncLease, AsyncLock
 from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, LimitMismatch, LockError
-from lockfast.primitives.election import Observer
+from lockfast.primitives.election import LeadershipObserver
 from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import Client
 from lockfast.testing.simulation_checks import HOP
@@ -196,7 +196,7 @@ class Jobs:
 
     async def watch(self, client: Client, plan: JobPlan) -> None:
         """Observe an election until cancelled, now and then too busy to listen."""
-        observer: Observer = client.election(plan, client.world.name)._logic.observer()
+        observer: LeadershipObserver = client.election(plan, client.world.name)._logic.observer()
         watch = ElectionWatch(client, plan.name, observer._claim.id)
         self._record.watches.append(watch)
         busy = self._random.random() < 0.5

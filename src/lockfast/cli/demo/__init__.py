@@ -13,7 +13,7 @@ from pathlib import Path
 from lockfast._time import format_duration
 from lockfast.cli import exits
 from lockfast.cli.demo import judge
-from lockfast.cli.demo.story import LIMIT, NAMES, TTL, Story
+from lockfast.cli.demo.story import LIMIT_S, NAMES, TTL_S, Story
 from lockfast.cli.demo.view import choose
 from lockfast.cli.options import Parser, keep_logs_quiet
 from lockfast.cli.signals import interrupt_on_signals
@@ -60,11 +60,11 @@ def seen(story: Story) -> Iterator[str]:
         yield "  never two holders at once"
     if judge.fences_only_grow(holds):
         yield "  fences only grew"
-    for blow in filter(None, (story.killed, story.stopped)):
-        successor = judge.next_after(holds, blow.fence)
+    for fault in filter(None, (story.killed, story.stopped)):
+        successor = judge.next_after(holds, fault.fence)
         if successor is not None:
-            after, ttl = format_duration(successor.start - blow.at), format_duration(TTL)
-            yield f"  {blow.who} was {blow.kind} while holding; {successor.who} took over {after} later (ttl {ttl})"
+            after, ttl = format_duration(successor.start - fault.at), format_duration(TTL_S)
+            yield f"  {fault.who} was {fault.kind} while holding; {successor.who} took over {after} later (ttl {ttl})"
     if story.stopped is not None and story.has_seen(story.stopped.who, "learned"):
         yield f"  {story.stopped.who} learned that it had lost as soon as it was continued"
     if story.stopped is not None and story.has_seen(story.stopped.who, "refused"):
@@ -75,7 +75,7 @@ def missing(story: Story) -> Iterator[str]:
     """What should have been seen and was not."""
     holds = judge.holds(story.reports)
     if not story.ended:
-        yield f"an end within {format_duration(LIMIT)}"
+        yield f"an end within {format_duration(LIMIT_S)}"
     for who in NAMES:
         if not any(hold.who == who for hold in holds):
             yield f"a grant to {who}"
@@ -85,8 +85,8 @@ def missing(story: Story) -> Iterator[str]:
         yield f"growing fences: {[hold.fence for hold in holds]}"
     if story.written != sorted(story.written):
         yield f"writes in the order of their fences: {story.written}"
-    for blow, what in ((story.killed, "killed"), (story.stopped, "stopped")):
-        if blow is None or judge.next_after(holds, blow.fence) is None:
+    for fault, what in ((story.killed, "killed"), (story.stopped, "stopped")):
+        if fault is None or judge.next_after(holds, fault.fence) is None:
             yield f"a takeover from a {what} holder"
     for kind, what in (("learned", "noticed"), ("refused", "had its late write refused"), ("told", "got LeaseLost")):
         if story.stopped is None or not story.has_seen(story.stopped.who, kind):

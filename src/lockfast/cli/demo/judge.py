@@ -24,7 +24,7 @@ class Report(NamedTuple):
         return int(self.facts.get("fence", 0))
 
 
-class Hold(NamedTuple):
+class ReportedHold(NamedTuple):
     """From when until when a worker could believe that it holds the lock."""
 
     who: str
@@ -33,14 +33,14 @@ class Hold(NamedTuple):
     end: float
 
 
-def holds(reports: Iterable[Report]) -> list[Hold]:
+def holds(reports: Iterable[Report]) -> list[ReportedHold]:
     """Every hold that was reported, in order of their beginning."""
-    found: list[Hold] = []
-    running: dict[str, Hold] = {}
+    found: list[ReportedHold] = []
+    running: dict[str, ReportedHold] = {}
     for report in sorted(reports):
         mine = running.get(report.who)
         if report.kind == "granted":
-            running[report.who] = Hold(report.who, report.fence, report.at, float(report.facts["until"]))
+            running[report.who] = ReportedHold(report.who, report.fence, report.at, float(report.facts["until"]))
         elif mine is None:
             continue
         elif report.kind == "renewed" and report.fence == mine.fence:
@@ -51,21 +51,21 @@ def holds(reports: Iterable[Report]) -> list[Hold]:
     return sorted([*found, *running.values()], key=lambda hold: hold.start)
 
 
-def overlaps(of: list[Hold]) -> list[tuple[Hold, Hold]]:
+def overlaps(of: list[ReportedHold]) -> list[tuple[ReportedHold, ReportedHold]]:
     """Neighbours of which the later began before the earlier had ended."""
     return [(one, two) for one, two in pairwise(of) if two.start < one.end]
 
 
-def fences_only_grow(of: list[Hold]) -> bool:
+def fences_only_grow(of: list[ReportedHold]) -> bool:
     return all(one.fence < two.fence for one, two in pairwise(of))
 
 
-def next_after(of: list[Hold], fence: int) -> Hold | None:
+def next_after(of: list[ReportedHold], fence: int) -> ReportedHold | None:
     """Who held after the holder of that fence."""
     return next((hold for hold in of if hold.fence > fence), None)
 
 
-def median_hand_over(of: list[Hold]) -> float:
+def median_hand_over(of: list[ReportedHold]) -> float:
     """Seconds from one hold's end to the next one's beginning, in the middle case."""
     gaps = sorted(two.start - one.end for one, two in pairwise(of))
     return gaps[len(gaps) // 2] if gaps else 0.0

@@ -19,12 +19,12 @@ from lockfast.cli.demo.workers import Workers
 from lockfast.sync import Locks
 
 NAMES: Final = ("anna", "bert", "cleo", "dora")
-TTL: Final = 1.5
-LIMIT: Final = 18.0  # seconds for everything
-_REDRAW = 0.1
+TTL_S: Final = 1.5
+LIMIT_S: Final = 18.0  # seconds for everything
+_REDRAW_S = 0.1
 
 # What is said of a report, in which state it leaves the worker, and whether it belongs to the story.
-_TOLD: Final[dict[str, tuple[str, str, bool]]] = {
+_SHOWN: Final[dict[str, tuple[str, str, bool]]] = {
     "granted": ("holds the lock with fence {fence}, {queue} waiting", "holds", False),
     "releasing": ("", "waits", False),
     "killed": ("was killed with SIGKILL while holding", "killed", True),
@@ -37,7 +37,7 @@ _TOLD: Final[dict[str, tuple[str, str, bool]]] = {
 }
 
 
-class _TooLong(Exception):
+class _TimedOut(Exception):
     pass
 
 
@@ -55,10 +55,10 @@ class Story:
         self._view = view
         self._ledger = folder / "ledger"
         self._states = dict.fromkeys(NAMES, "starts")
-        self._blow: Report | None = None  # the last one, until somebody takes over
+        self._fault: Report | None = None  # the last one, until somebody takes over
         self._drawn_at = 0.0
         self._began = boot_now()
-        self._workers = Workers(NAMES, url, self._lock, TTL, self._ledger)
+        self._workers = Workers(NAMES, url, self._lock, TTL_S, self._ledger)
 
     def __enter__(self) -> Story:
         return self
@@ -75,31 +75,31 @@ class Story:
         try:
             self._play()
             self.ended = True
-        except _TooLong:
-            self._view.tell(boot_now() - self._began, "", "this takes too long; giving up", loud=True)
+        except _TimedOut:
+            self._view.log(boot_now() - self._began, "", "this takes too long; giving up", loud=True)
 
     def _play(self) -> None:
         self._until(lambda: all(self._grants(who) >= 2 for who in NAMES))
-        self.killed = self._strike("bert", signal.SIGKILL)
+        self.killed = self._inject("bert", signal.SIGKILL)
         self._until(lambda: self._written_after(self.killed))
-        self.stopped = self._strike("dora", signal.SIGSTOP)
+        self.stopped = self._inject("dora", signal.SIGSTOP)
         self._until(lambda: self._written_after(self.stopped))  # so that its late write comes too late
-        self._record(self._workers.hit("dora", signal.SIGCONT))
+        self._record(self._workers.send_signal("dora", signal.SIGCONT))
         self._until(lambda: self.has_seen("dora", "told"))
         before = {who: self._grants(who) for who in NAMES if who != "bert"}
         self._until(lambda: all(self._grants(who) > count for who, count in before.items()))
         self._workers.finish()
         self._until(lambda: None not in self._workers.exit_codes().values())
 
-    def _strike(self, who: str, signum: signal.Signals) -> Report:
+    def _inject(self, who: str, signum: signal.Signals) -> Report:
         """Hit a worker that has the lock and keeps it."""
-        self._workers.tell_to_stay(who)
+        self._workers.order_to_stay(who)
         self._until(lambda: self.has_seen(who, "staying"))
         fence = next(report.fence for report in self.reports if report.who == who and report.kind == "staying")
-        blow = self._workers.hit(who, signum)._replace(facts={"fence": fence})
-        self._record(blow)
-        self._blow = blow
-        return blow
+        fault = self._workers.send_signal(who, signum)._replace(facts={"fence": fence})
+        self._record(fault)
+        self._fault = fault
+        return fault
 
     # What was reported
 
@@ -109,35 +109,34 @@ class Story:
     def _grants(self, who: str) -> int:
         return sum(report.who == who and report.kind == "granted" for report in self.reports)
 
-    def _written_after(self, blow: Report | None) -> bool:
-        return any(blow and report.kind == "wrote" and report.fence > blow.fence for report in self.reports)
+    def _written_after(self, fault: Report | None) -> bool:
+        return any(fault and report.kind == "wrote" and report.fence > fault.fence for report in self.reports)
 
     def _until(self, enough: Callable[[], bool]) -> None:
         while not enough():
-            if boot_now() - self._began > LIMIT:
-                raise _TooLong
-            for report in self._workers.hear(_REDRAW / 2):
+            if boot_now() - self._began > LIMIT_S:
+                raise _TimedOut
+            for report in self._workers.receive(_REDRAW_S / 2):
                 self._record(report)
             self._draw()
 
     def _record(self, report: Report) -> None:
         self.reports.append(report)
-        if report.kind not in _TOLD:
+        if report.kind not in _SHOWN:
             return
-        text, self._states[report.who], loud = _TOLD[report.kind]
+        text, self._states[report.who], loud = _SHOWN[report.kind]
         if text:
             queue = self._locks.inspect(self._lock).waiters if report.kind == "granted" else 0
             told = text.format(fence=report.fence, queue=queue)
-            self._view.tell(report.at - self._began, report.who, told, loud=loud)
-        if report.kind == "granted" and self._blow is not None and report.fence > self._blow.fence:
-            after = (
-                f"took over, {format_duration(report.at - self._blow.at)} after {self._blow.who} was {self._blow.kind}"
-            )
-            self._view.tell(report.at - self._began, report.who, after, loud=True)
-            self._blow = None
+            self._view.log(report.at - self._began, report.who, told, loud=loud)
+        if report.kind == "granted" and self._fault is not None and report.fence > self._fault.fence:
+            fault, after = self._fault, format_duration(report.at - self._fault.at)
+            line = f"took over, {after} after {fault.who} was {fault.kind}"
+            self._view.log(report.at - self._began, report.who, line, loud=True)
+            self._fault = None
 
     def _draw(self) -> None:
         now = boot_now()
-        if now - self._drawn_at >= _REDRAW:
+        if now - self._drawn_at >= _REDRAW_S:
             self._drawn_at = now
             self._view.draw(now - self._began, self._locks.inspect(self._lock), self._states)

@@ -14,7 +14,7 @@ from lockfast._model import LockInfo
 
 
 class View(Protocol):
-    def tell(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
+    def log(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
         """Something happened; `loud` if it belongs to the story and not to the everyday."""
         ...
 
@@ -26,7 +26,7 @@ class View(Protocol):
 
 
 class PlainView:
-    def tell(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
+    def log(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
         print(f"{elapsed:7.3f}s  {who:<8} {text}", flush=True)
 
     def draw(self, elapsed: float, info: LockInfo, states: dict[str, str]) -> None:
@@ -43,7 +43,7 @@ class RichView:
         self._told: deque[str] = deque(maxlen=10)
         self._live = Live(auto_refresh=False)
 
-    def tell(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
+    def log(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
         line = f"{elapsed:7.3f}s  {who:<8} {text}"
         self._told.append(f"[bold yellow]{line}[/]" if loud else f"[dim]{line}[/]")
 

@@ -19,9 +19,9 @@ from lockfast.errors import AcquireTimeout, LeaseLost
 from lockfast.observe.events import Event
 from lockfast.sync import Lease, Locks, connect
 
-_WORK = 0.12  # seconds that a turn takes
-_PATIENCE = 10.0
-_LONGEST_STAY = 30.0
+_WORK_S = 0.12  # seconds that a turn takes
+_WAIT_S = 10.0
+_MAX_STAY_S = 30.0
 
 
 class Ledger:
@@ -42,7 +42,7 @@ class Ledger:
             return True
 
 
-class Worker:
+class DemoWorker:
     def __init__(self, who: str, locks: Locks, lock: str, ttl: float, ledger: Ledger) -> None:
         self._who = who
         self._locks = locks
@@ -52,7 +52,7 @@ class Worker:
         self._stay = threading.Event()
         self._finish = threading.Event()
 
-    def heed_orders(self) -> None:
+    def read_orders(self) -> None:
         for line in sys.stdin:
             if line.strip() == "stay":
                 self._stay.set()
@@ -69,7 +69,7 @@ class Worker:
         report("done")
 
     def _try_once(self, lost: threading.Event) -> None:
-        lock = self._locks.lock(self._lock, ttl=self._ttl, wait=_PATIENCE, on_lost=lambda lease: lost.set())
+        lock = self._locks.lock(self._lock, ttl=self._ttl, wait=_WAIT_S, on_lost=lambda lease: lost.set())
         with lock as lease:
             self._turn(lease, lost)
 
@@ -78,10 +78,10 @@ class Worker:
         if self._stay.is_set():
             self._stay.clear()
             report("staying", fence=lease.fence)
-            lost.wait(_LONGEST_STAY)
+            lost.wait(_MAX_STAY_S)
             report("learned", fence=lease.fence, late=lease.lost)
         else:
-            time.sleep(_WORK)
+            time.sleep(_WORK_S)
         written = self._ledger.write(lease.fence, self._who)
         report("wrote" if written else "refused", fence=lease.fence)
         report("releasing", fence=lease.fence)
@@ -101,8 +101,8 @@ def main() -> None:
     keep_logs_quiet()
     with connect(url, holder=who) as locks:
         locks.events.listen(lambda event: _report_renewal(event, float(ttl)))
-        worker = Worker(who, locks, lock, float(ttl), Ledger(Path(ledger)))
-        threading.Thread(target=worker.heed_orders, daemon=True).start()
+        worker = DemoWorker(who, locks, lock, float(ttl), Ledger(Path(ledger)))
+        threading.Thread(target=worker.read_orders, daemon=True).start()
         worker.work()
 
 

@@ -44,7 +44,7 @@ class Workers:
         assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, name)
 
-    def hear(self, seconds: float) -> list[Report]:
+    def receive(self, seconds: float) -> list[Report]:
         """What was reported within so long, in the order of arrival."""
         reports: list[Report] = []
         for key, _ in self._selector.select(max(0.0, seconds)):
@@ -56,12 +56,12 @@ class Workers:
             reports += [_parsed(key.data, line) for line in lines]
         return reports
 
-    def tell_to_stay(self, name: str) -> None:
+    def order_to_stay(self, name: str) -> None:
         stdin = self._stdin(name)
         stdin.write(b"stay\n")
         stdin.flush()
 
-    def hit(self, name: str, signum: signal.Signals) -> Report:
+    def send_signal(self, name: str, signum: signal.Signals) -> Report:
         self._running[name].send_signal(signum)
         done = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped", signal.SIGCONT: "continued"}[signum]
         return Report(boot_now(), name, done)

@@ -13,7 +13,7 @@ import pytest
 
 from lockfast._time import pause_before_retry
 from lockfast._values import NANO, Rate
-from lockfast.primitives.locks import TURN
+from lockfast.primitives.locks import TURN_TTL_S
 from lockfast.primitives.names import aside, qualify
 from lockfast.testing.awaited_primitives import AwaitedLimiter
 from lockfast.testing.contract.s10_rate_limits import api, sleeps_until
@@ -125,7 +125,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
     async def test_one_that_died_while_it_waited_holds_up_the_others_for_a_bounded_time(self, stage: Stage) -> None:
         verbs = stage.locks().faults
         rate, key = Rate(1 * NANO, 1), qualify(stage.namespace, "api")
-        turn = stage.claim("api", ttl=TURN)
+        turn = stage.claim("api", ttl=TURN_TTL_S)
         turn = turn._replace(terms=turn.terms._replace(key=aside(key, "turn")))
         await verbs.throttle(key, rate, cost=1, patience=0.0, within=5)
         await verbs.acquire(turn, enqueue=True, within=5)
@@ -133,7 +133,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         waiter = stage.start(api(stage.locks(), per=1).acquire())
         await stage.until(lambda: stage._waiting() == 1)
         await stage.asleep(1)
-        stage.clock.advance(TURN)
+        stage.clock.advance(TURN_TTL_S)
         assert await waiter.result()
 
     @pytest.mark.parametrize("cause", ["paused", "broken"])
@@ -149,7 +149,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         else:
             locks.faults.lose_request("renew", ALWAYS)
         heard = stage.record(locks)
-        stage.clock.advance(TURN)
+        stage.clock.advance(TURN_TTL_S)
         await stage.until(lambda: [event for event in heard if event.kind == "lost"])
         assert not waiter.done
         stage.clock.advance_to(start + 60)

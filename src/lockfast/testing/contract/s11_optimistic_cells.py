@@ -14,14 +14,14 @@ import pytest
 from lockfast._reentry import run_to_end
 from lockfast._time import full_jitter
 from lockfast.errors import BackendUnavailable, Conflict, LockError, StaleFence
-from lockfast.primitives.cell import LARGEST_VALUE
+from lockfast.primitives.cell import MAX_VALUE_CHARS
 from lockfast.testing.awaited_primitives import AwaitedCell
 from lockfast.testing.contract.story import Promise, about, needs
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Stage
 
 VALUES: tuple[Any, ...] = (None, True, 0, -1.5, "", "ünïcödé \ud800", [], {}, {"a": [1, {"b": None}]}, 2**70)
-NO_VALUES = {"object": object(), "set": {1}, "nan": float("nan"), "bytes": b"", "large": "x" * LARGEST_VALUE}
+NO_VALUES = {"object": object(), "set": {1}, "nan": float("nan"), "bytes": b"", "large": "x" * MAX_VALUE_CHARS}
 
 
 class OptimisticCells(Promise, about="store", needs=("cell",)):
@@ -53,7 +53,7 @@ class OptimisticCells(Promise, about="store", needs=("cell",)):
 
     async def test_the_largest_value_goes_through(self, stage: Stage) -> None:
         cell = stage.locks().cell("page")
-        largest = "x" * (LARGEST_VALUE - 2)  # and two quotes
+        largest = "x" * (MAX_VALUE_CHARS - 2)  # and two quotes
         await cell.write(largest)
         assert (await cell.read()).value == largest
 

@@ -15,7 +15,7 @@ from typing import Any
 from lockfast._model import HolderInfo, LockInfo
 from lockfast.cli import exits
 from lockfast.cli.options import Parser, complain, print_table, report_warnings, unmistakable, visible
-from lockfast.cli.store import add_store_options, report_outages, url_to_look_at
+from lockfast.cli.store import add_store_options, report_outages, url_to_inspect
 from lockfast.primitives.names import flaw_in
 from lockfast.sync import Locks, connect
 
@@ -94,7 +94,7 @@ def break_(words: list[str]) -> int:
     if args.json:
         _print_json({"broken": before.locked, **_as_json(before)})
     elif before.locked:
-        print(_told_broken(_for_people(before), time.time()))
+        print(_broken_in_words(_for_people(before), time.time()))
     else:
         complain(f"nobody held {args.name!r}; nothing was broken")
     return exits.OK if before.locked else exits.NO
@@ -109,7 +109,7 @@ def _parser(command: str, about: str, more: str) -> Parser:
 
 def _connect(args: Namespace) -> Locks:
     report_warnings()
-    locks = connect(url_to_look_at(args), namespace=args.namespace)
+    locks = connect(url_to_inspect(args), namespace=args.namespace)
     report_outages(locks)
     return locks
 
@@ -192,7 +192,7 @@ def _in_full(info: LockInfo, now: float) -> str:
     return "\n".join(lines)
 
 
-def _told_broken(before: LockInfo, now: float) -> str:
+def _broken_in_words(before: LockInfo, now: float) -> str:
     lines = [
         f"broke {before.name}, held by {who.holder}"
         + (f" for {span(now - who.acquired_at)}" if who.claim_id else "")
