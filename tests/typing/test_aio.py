@@ -36,8 +36,8 @@ async def entering_gives_the_lease(locks: AsyncLocks) -> None:
         assert_type(lease.lost, bool)
         assert_type(lease.remaining, float)
         lease.check()
-        assert_type(await lease.extend(), bool)
-        assert_type(await lease.extend(60), bool)
+        assert_type(await lease.extend(), None)
+        assert_type(await lease.extend(60), None)
         assert_type(await lease.release(), bool)
 
 

@@ -61,8 +61,8 @@ def test_entering_gives_the_lease() -> None:
             assert_type(lease.lost, bool)
             assert_type(lease.remaining, float)
             lease.check()
-            assert_type(lease.extend(), bool)
-            assert_type(lease.extend(timedelta(seconds=60)), bool)
+            assert_type(lease.extend(), None)
+            assert_type(lease.extend(timedelta(seconds=60)), None)
             assert_type(lease.release(), bool)
 
 

@@ -18,13 +18,13 @@ class Lease(lease.Lease):
 
     __slots__ = ()
 
-    def extend(self, ttl: Seconds | None = None) -> bool:
+    def extend(self, ttl: Seconds | None = None) -> None:
         """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
 
         Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
         BackendUnavailable if the backend does not answer; the lease is then what it was before.
         """
-        return drive(self._extend(ttl))
+        drive(self._extend(ttl))
 
     def release(self) -> bool:
         """True if it was held until now. False if it had ended before; the next holder is not touched.
@@ -47,13 +47,13 @@ class AsyncLease(lease.Lease):
 
     __slots__ = ()
 
-    async def extend(self, ttl: Seconds | None = None) -> bool:
+    async def extend(self, ttl: Seconds | None = None) -> None:
         """Hold it for at least `ttl` seconds from now, and use that ttl from now on. Never shortens.
 
         Raises LeaseLost if it is no longer ours; nothing is taken again behind your back. Raises
         BackendUnavailable if the backend does not answer; the lease is then what it was before.
         """
-        return await self._extend(ttl)
+        await self._extend(ttl)
 
     async def release(self) -> bool:
         """True if it was held until now. False if it had ended before; the next holder is not touched.

@@ -69,9 +69,9 @@ class MultiLease(multi.MultiLease):
 
     __slots__ = ()
 
-    def extend(self, ttl: Seconds | None = None) -> bool:
+    def extend(self, ttl: Seconds | None = None) -> None:
         """Hold all of them for at least `ttl` seconds from now. Raises LeaseLost if one is no longer ours."""
-        return drive(self._extend(ttl))
+        drive(self._extend(ttl))
 
     def release(self) -> bool:
         """True if all were held until now. Every one is let go of, whatever becomes of the others."""
@@ -83,9 +83,9 @@ class AsyncMultiLease(multi.MultiLease):
 
     __slots__ = ()
 
-    async def extend(self, ttl: Seconds | None = None) -> bool:
+    async def extend(self, ttl: Seconds | None = None) -> None:
         """Hold all of them for at least `ttl` seconds from now. Raises LeaseLost if one is no longer ours."""
-        return await self._extend(ttl)
+        await self._extend(ttl)
 
     async def release(self) -> bool:
         """True if all were held until now. Every one is let go of, whatever becomes of the others."""

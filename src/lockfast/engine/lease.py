@@ -226,11 +226,10 @@ class Lease(Unique):
 
     # What its holder asks for
 
-    async def _extend(self, ttl: Seconds | None) -> bool:
+    async def _extend(self, ttl: Seconds | None) -> None:
         wanted = self._ttl if ttl is None else self._engine.valid_ttl(ttl)
         self._check()
         await self._engine.extend(self, wanted)
-        return True
 
     async def _downgrade(self) -> None:
         self._check()

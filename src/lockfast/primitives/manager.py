@@ -171,10 +171,11 @@ class ManagerLogic:
 
     async def _extended(self, lease: Lease, seconds: Seconds) -> bool:
         try:
-            return await lease._extend(seconds)
+            await lease._extend(seconds)
         except (LeaseLost, NotHeld):
             self._forget(lease)
             return False
+        return True
 
     async def _refused(self, request: Request, busy: Busy, started: float) -> LockResult:
         name = request.terms.name

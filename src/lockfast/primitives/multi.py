@@ -131,11 +131,10 @@ class MultiLease(Unique):
         lease._adopt(self._owner, None, None, None)
         self._leases.append(lease)
 
-    async def _extend(self, ttl: Seconds | None) -> bool:
+    async def _extend(self, ttl: Seconds | None) -> None:
         self._check()
         for lease in self._leases:
             await lease._extend(ttl)
-        return True
 
     async def _release(self) -> bool:
         freed = await self._end()

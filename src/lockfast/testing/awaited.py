@@ -27,8 +27,9 @@ class AwaitedLease:
     def __init__(self, raw: Any) -> None:
         self.raw = raw
 
-    async def extend(self, ttl: Any = None) -> bool:
-        return bool(await _settle(self.raw.extend(ttl)))
+    async def extend(self, ttl: Any = None) -> None:
+        answer = await _settle(self.raw.extend(ttl))
+        assert answer is None  # so that only an exception can report a failure
 
     async def release(self) -> bool:
         return bool(await _settle(self.raw.release()))

@@ -83,6 +83,7 @@ async def _take_and_give_back(locks: AwaitedLocks) -> int:
 
 async def _extends(lease: AwaitedLease) -> bool:
     try:
-        return await lease.extend()
+        await lease.extend()
     except BackendUnavailable:
         return False
+    return True
