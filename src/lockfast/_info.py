@@ -22,6 +22,11 @@ class HolderInfo(NamedTuple):
     metadata: Any = None
     session: dict[str, Any] | None = None  # the connection that holds it, where a hold belongs to one
 
+    @property
+    def holder_id(self) -> str:
+        """The same as `holder`, as lock tables call it."""
+        return self.holder
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON: None for an unknown value or an infinite time."""
         return {**self._asdict(), "expires_at": self.expires_at if self.expires_at < inf else None}
@@ -40,6 +45,33 @@ class LockInfo(NamedTuple):
     def locked(self) -> bool:
         """True if there was a holder at that moment."""
         return bool(self.holders)
+
+    # One row of a lock table: the name, and the first holder. All but the name are None while nobody holds it.
+
+    @property
+    def lock_name(self) -> str:
+        """The same as `name`, as lock tables call it."""
+        return self.name
+
+    @property
+    def holder_id(self) -> str | None:
+        """Who holds it: the first holder, of a lock the only one. None if nobody does."""
+        return self.holders[0].holder if self.holders else None
+
+    @property
+    def acquired_at(self) -> float | None:
+        """When the first holder acquired it, in seconds since the epoch. None if nobody holds it."""
+        return self.holders[0].acquired_at if self.holders else None
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the first holder's lease ends unless renewed, in seconds since the epoch. None if nobody holds it."""
+        return self.holders[0].expires_at if self.holders else None
+
+    @property
+    def metadata(self) -> Any:
+        """The first holder's metadata. None if it has none, or if nobody holds the name."""
+        return self.holders[0].metadata if self.holders else None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values only, ready for JSON."""

@@ -12,7 +12,8 @@ from lockfast.testing.faults import FaultyBackend
 from lockfast.testing.stage import Stage
 
 
-async def _settle(answer: Any) -> Any:
+async def settled(answer: Any) -> Any:
+    """What a call of either world answers."""
     return await answer if isawaitable(answer) else answer
 
 
@@ -32,23 +33,23 @@ class AwaitedManager:
         return str(self.raw.holder_id)
 
     async def acquire(self, *args: Any, **options: Any) -> LockResult:
-        result: LockResult = await _settle(self.raw.acquire(*args, **options))
+        result: LockResult = await settled(self.raw.acquire(*args, **options))
         return result
 
     async def release(self, name: str) -> bool:
-        return bool(await _settle(self.raw.release(name)))
+        return bool(await settled(self.raw.release(name)))
 
     async def extend(self, name: str, seconds: Any) -> bool:
-        return bool(await _settle(self.raw.extend(name, seconds)))
+        return bool(await settled(self.raw.extend(name, seconds)))
 
     async def release_all(self) -> int:
-        return int(await _settle(self.raw.release_all()))
+        return int(await settled(self.raw.release_all()))
 
     async def with_lock(self, name: str, fn: Any, **options: Any) -> Any:
-        return await _settle(self.raw.with_lock(name, fn, **options))
+        return await settled(self.raw.with_lock(name, fn, **options))
 
     def lock(self, name: str, **options: Any) -> AwaitedLock:
         return AwaitedLock(self.raw.lock(name, **options))
 
     async def close(self) -> None:
-        await _settle(self.raw.close())
+        await settled(self.raw.close())

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+import lockfast
 from lockfast import AcquireTimeout, BackendUnavailable, LeaseLost, LockInfo, LockResult
+from lockfast.testing.awaited import AwaitedLock
 from lockfast.testing.contract import Promise, needs
 from lockfast.testing.faults import ALWAYS
 from lockfast.testing.stage import Stage
 from tests.contract.backends import BACKENDS
 from tests.contract.suites import at_scale, classes
-from tests.primitives.managed import AwaitedManager
+from tests.primitives.managed import AwaitedManager, settled
 from tests.servers.waiting import LIMIT
 
 
@@ -50,6 +52,28 @@ class Manager(Promise, about="engine"):
         assert result.error == "lock 'shop' is held by 'first'"
         assert isinstance(result.lock, LockInfo)
         assert [(holder.holder, holder.metadata) for holder in result.lock.holders] == [("first", "why")]
+
+    @pytest.mark.parametrize("acquired", [True, False])
+    async def test_the_result_has_the_columns_of_a_lock_table(self, stage: Stage, acquired: bool) -> None:
+        first = await AwaitedManager(stage, holder="first").acquire("shop", 20, metadata={"step": 1})
+        row = (first if acquired else await AwaitedManager(stage).acquire("shop")).lock
+        assert row is not None
+        assert (row.lock_name, row.holder_id, row.metadata) == ("shop", "first", {"step": 1})
+        assert (row.acquired_at, row.expires_at) == (row.holders[0].acquired_at, row.holders[0].expires_at)
+
+    async def test_every_method_takes_the_name_as_lock_name(self, stage: Stage) -> None:
+        manager = AwaitedManager(stage).raw
+
+        async def work() -> str:
+            return "done"
+
+        assert await settled(manager.acquire(lock_name="shop"))
+        assert await settled(manager.extend(lock_name="shop", seconds=60)) is True
+        assert await settled(manager.release(lock_name="shop")) is True
+        async with AwaitedLock(manager.lock(lock_name="shop")) as lease:
+            assert lease.name == "shop"
+        fn = (lambda: "done") if isinstance(manager, lockfast.DistributedLock) else work
+        assert await settled(manager.with_lock(lock_name="shop", fn=fn)) == "done"
 
     async def test_every_instance_has_a_holder_id_of_its_own(self, stage: Stage) -> None:
         first, second = AwaitedManager(stage), AwaitedManager(stage)

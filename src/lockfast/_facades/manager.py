@@ -76,20 +76,20 @@ class DistributedLock:
         wait = (blocking, blocking_timeout_seconds)
         return drive(self._logic.acquire(lock_name, timeout_seconds, *wait, metadata))
 
-    def release(self, name: str) -> bool:
+    def release(self, lock_name: str) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
 
         Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
         """
         logic = self._logic
-        return drive(logic.release(name), logic.locks.engine, lambda: logic.holds(name))
+        return drive(logic.release(lock_name), logic.locks.engine, lambda: logic.holds(lock_name))
 
-    def extend(self, name: str, seconds: Seconds) -> bool:
+    def extend(self, lock_name: str, seconds: Seconds) -> bool:
         """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
 
         Raises BackendUnavailable if the backend does not answer; it is then held for as long as it was before.
         """
-        return drive(self._logic.extend(name, seconds))
+        return drive(self._logic.extend(lock_name, seconds))
 
     def release_all(self) -> int:
         """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
@@ -97,7 +97,7 @@ class DistributedLock:
 
     def lock(
         self,
-        name: str,
+        lock_name: str,
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -108,19 +108,19 @@ class DistributedLock:
 
         Raises AcquireTimeout if it is not to be had; the block never runs without it.
         """
-        return Lock(self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
+        return Lock(self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
 
     def with_lock(
         self,
-        name: str,
+        lock_name: str,
         fn: Work[T],
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
         metadata: Any = None,
     ) -> T:
-        """What `fn()` returns, run as the block of `lock(name)`. Raises AcquireTimeout without having run it."""
-        scope = self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata)
+        """What `fn()` returns, run as the block of `lock(lock_name)`. Raises AcquireTimeout without having run it."""
+        scope = self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata)
         return cast(T, drive(self._logic.with_lock(scope, fn)))
 
     def close(self) -> None:
@@ -192,19 +192,19 @@ class AsyncDistributedLock:
         wait = (blocking, blocking_timeout_seconds)
         return await self._logic.acquire(lock_name, timeout_seconds, *wait, metadata)
 
-    async def release(self, name: str) -> bool:
+    async def release(self, lock_name: str) -> bool:
         """True if this manager held it until now. False if it did not, or lost it; the next holder is not touched.
 
         Raises BackendUnavailable if the backend does not answer; call again, or its time ends it.
         """
-        return await self._logic.release(name)
+        return await self._logic.release(lock_name)
 
-    async def extend(self, name: str, seconds: Seconds) -> bool:
+    async def extend(self, lock_name: str, seconds: Seconds) -> bool:
         """Hold it for at least `seconds` from now. False if this manager does not hold it any more.
 
         Raises BackendUnavailable if the backend does not answer; it is then held for as long as it was before.
         """
-        return await self._logic.extend(name, seconds)
+        return await self._logic.extend(lock_name, seconds)
 
     async def release_all(self) -> int:
         """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
@@ -212,7 +212,7 @@ class AsyncDistributedLock:
 
     def lock(
         self,
-        name: str,
+        lock_name: str,
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
@@ -223,21 +223,21 @@ class AsyncDistributedLock:
 
         Raises AcquireTimeout if it is not to be had; the block never runs without it.
         """
-        return AsyncLock(self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
+        return AsyncLock(self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
 
     async def with_lock(
         self,
-        name: str,
+        lock_name: str,
         fn: AsyncWork[T],
         timeout_seconds: Seconds = 30,
         blocking: bool = True,
         blocking_timeout_seconds: Seconds | None = 10,
         metadata: Any = None,
     ) -> T:
-        """What the coroutine `fn()` returns, run as the block of `lock(name)`. It is not run if
+        """What the coroutine `fn()` returns, run as the block of `lock(lock_name)`. It is not run if
         AcquireTimeout is raised.
         """
-        scope = self._logic.scope(name, timeout_seconds, blocking, blocking_timeout_seconds, metadata)
+        scope = self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata)
         return cast(T, await self._logic.with_lock(scope, fn))
 
     async def close(self) -> None:

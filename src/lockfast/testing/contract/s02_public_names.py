@@ -230,6 +230,8 @@ class PublicNames(Promise, about="engine"):
         assert held.acquired_at == pytest.approx(lease.acquired_at)
         assert before + 29 <= held.expires_at <= time.time() + 31
         assert info.as_dict()["holders"][0]["fence"] == lease.fence
+        row = (info.lock_name, info.holder_id, info.acquired_at, info.expires_at, info.metadata)
+        assert row == ("shop", held.holder_id, held.acquired_at, held.expires_at, held.metadata)
         await lease.release()
         await waiter.result()
 
@@ -245,13 +247,16 @@ class PublicNames(Promise, about="engine"):
     async def test_inspect_shows_no_less_time_after_a_shorter_extension(self, stage: Stage) -> None:
         before = time.time()
         lease = await stage.locks().lock("shop", ttl=60, renew=False).take()
-        assert await lease.extend(5)
+        await lease.extend(5)
         (held,) = (await stage.info("shop")).holders
         assert held.expires_at >= before + 59
 
     @about("store")
     async def test_inspect_of_a_name_that_nobody_uses_is_empty(self, stage: Stage) -> None:
-        assert await stage.info("shop") == LockInfo("shop")
+        info = await stage.info("shop")
+        assert info == LockInfo("shop")
+        assert (info.lock_name, info.holder_id, info.acquired_at, info.expires_at) == ("shop", None, None, None)
+        assert info.metadata is None
 
     @about("store")
     async def test_list_gives_what_is_held_or_waited_for_in_order_of_names(self, stage: Stage) -> None:
