@@ -106,7 +106,7 @@ ROOMS: dict[str, set[str]] = {
     "sync": _BELOW_FACES | {"_facades"},
     "aio": _BELOW_FACES | {"_facades"},
     "fencing": _WORDS | {"primitives"},  # for users' own stores: knows no engine and no client
-    "": _WORDS | {"sync", "aio", "_facades", "primitives", "engine", "fencing"},
+    "": _WORDS | {"sync", "aio", "_facades", "primitives", "engine", "observe", "fencing"},
     "testing": _BELOW_FACES | _FACES | {"backends.memory"},
     "cli": _BELOW_FACES | _FACES | {"backends.sqlite"},  # which file a URL names
     "__main__": {"cli"},

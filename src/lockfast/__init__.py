@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lockfast._facades.manager import DistributedLock, get_distributed_lock
     from lockfast._facades.primitives import Cell, Election, Limiter, MultiLease, MultiLock, RWLock
     from lockfast.engine.order import LockOrderWarning
+    from lockfast.observe.events import Event, Events
     from lockfast.primitives.cell import Versioned
     from lockfast.primitives.election import Leadership
     from lockfast.primitives.manager import LockOptions, LockResult
@@ -46,6 +47,8 @@ __all__ = [
     "Diagnosis",
     "DistributedLock",
     "Election",
+    "Event",
+    "Events",
     "Health",
     "HolderInfo",
     "Leadership",
@@ -82,6 +85,7 @@ _LATER = {
     "LockOrderWarning": "lockfast.engine.order",
     "Versioned": "lockfast.primitives.cell",
     "Leadership": "lockfast.primitives.election",
+    **dict.fromkeys(("Event", "Events"), "lockfast.observe.events"),
     **dict.fromkeys(("LockOptions", "LockResult"), "lockfast.primitives.manager"),
     **dict.fromkeys(("DistributedLock", "get_distributed_lock"), "lockfast._facades.manager"),
     **dict.fromkeys(

@@ -7,7 +7,7 @@ facts of its message as attributes and survives pickling.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 
 class LockError(Exception):
@@ -57,10 +57,10 @@ class LimitMismatch(LockError, ValueError):
     asked: int | None = None
 
     @classmethod
-    def tell(cls, name: str, limit: int | None, asked: int | None) -> NoReturn:
-        """Raise it: `limit` is the one in use, `asked` the other."""
+    def between(cls, name: str, limit: int | None, asked: int | None) -> LimitMismatch:
+        """The error for a backend to raise: `limit` is the one in use, `asked` the other."""
         text = f"{name!r} is in use {_with(limit)}, and was asked for {_with(asked)}; one name has one limit at a time"
-        raise cls(text, name=name, limit=limit, asked=asked)
+        return cls(text, name=name, limit=limit, asked=asked)
 
 
 def _with(limit: int | None) -> str:

@@ -127,3 +127,26 @@ def test_the_turn_of_who_waits_at_a_limiter_is_no_lock_that_anybody_sees(
         assert not locks.inspect("mail").locked
         assert locks.lock("mail").acquire(False)  # locks and limiters have names apart
         assert [info.name for info in locks.list()] == ["mail"]
+
+
+NAMED: list[Callable[[Any], Any]] = [
+    lambda locks: locks.lock("stock"),
+    lambda locks: locks.semaphore("stock", 2),
+    lambda locks: locks.rwlock("stock"),
+    lambda locks: locks.rwlock("stock").read(),
+    lambda locks: locks.election("stock"),
+    lambda locks: locks.limiter("stock", rate=1),
+    lambda locks: locks.cell("stock"),
+]
+
+
+@pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
+def test_every_object_has_the_name_that_it_was_made_with(connect: Callable[..., Any], url: str) -> None:
+    locks = connect(url, namespace="shop")
+    assert [make(locks).name for make in NAMED] == ["stock"] * len(NAMED)
+    assert locks.all("b", "a").names == ("a", "b")
+
+
+def test_a_lease_over_several_names_has_the_metadata_of_each(locks: Locks) -> None:
+    with locks.all("a", "b", metadata={"job": 1}) as lease:
+        assert lease.metadata == lease.leases["a"].metadata == {"job": 1}

@@ -80,6 +80,11 @@ class Lock(Exits):
     def __init__(self, logic: LockLogic) -> None:
         self._logic = logic
 
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
 
@@ -113,6 +118,11 @@ class AsyncLock(AsyncExits):
 
     def __init__(self, logic: LockLogic) -> None:
         self._logic = logic
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
         """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.

@@ -32,6 +32,11 @@ class RWLock:
     def __init__(self, logic: RWLockLogic) -> None:
         self._logic = logic
 
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
     def read(self) -> Lock:
         """To enter beside other readers. Waits for writers that came before, and lets none that came later by."""
         return Lock(self._logic.read())
@@ -51,6 +56,11 @@ class AsyncRWLock:
 
     def __init__(self, logic: RWLockLogic) -> None:
         self._logic = logic
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
 
     def read(self) -> AsyncLock:
         """To enter beside other readers. Waits for writers that came before, and lets none that came later by."""
@@ -165,6 +175,16 @@ class Election(Exits):
         self._logic = logic
 
     @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
+    @property
+    def candidate(self) -> str:
+        """The holder that this one campaigns as: what `leader()` and `candidates()` show of it."""
+        return self._logic.candidate
+
+    @property
     def is_leader(self) -> bool:
         """Whether this candidate leads. From the clock: right after a pause of any length, too."""
         return self._logic.is_leader
@@ -237,6 +257,16 @@ class AsyncElection(AsyncExits):
 
     def __init__(self, logic: ElectionLogic) -> None:
         self._logic = logic
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
+    @property
+    def candidate(self) -> str:
+        """The holder that this one campaigns as: what `leader()` and `candidates()` show of it."""
+        return self._logic.candidate
 
     @property
     def is_leader(self) -> bool:
@@ -320,6 +350,11 @@ class Limiter:
     def __init__(self, logic: LimiterLogic) -> None:
         self._logic = logic
 
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
     def try_acquire(self, cost: int = 1) -> Allowance:
         """Take `cost` permits if they are to be had now. Never waits."""
         return drive(self._logic.try_acquire(cost))
@@ -343,6 +378,11 @@ class AsyncLimiter:
     def __init__(self, logic: LimiterLogic) -> None:
         self._logic = logic
 
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
+
     async def try_acquire(self, cost: int = 1) -> Allowance:
         """Take `cost` permits if they are to be had now. Never waits."""
         return await self._logic.try_acquire(cost)
@@ -365,6 +405,11 @@ class Cell:
 
     def __init__(self, logic: CellLogic) -> None:
         self._logic = logic
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
 
     def read(self) -> Versioned:
         """`value, version`; None and 0 if nothing is there."""
@@ -402,6 +447,11 @@ class AsyncCell:
 
     def __init__(self, logic: CellLogic) -> None:
         self._logic = logic
+
+    @property
+    def name(self) -> str:
+        """The name that it was made with, without its namespace."""
+        return self._logic.name
 
     async def read(self) -> Versioned:
         """`value, version`; None and 0 if nothing is there."""

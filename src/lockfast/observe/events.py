@@ -35,13 +35,15 @@ logger = logging.getLogger("lockfast")
 
 
 class Event(NamedTuple):
+    """One thing that happened to a lease, or to the backend as a whole: then `name` is empty."""
+
     kind: Kind
     name: str
     holder: str
     claim_id: str = ""
     fence: int | None = None
     waited: float | None = None  # seconds from asking to being granted or giving up
-    held: float | None = None  # seconds from being granted to now
+    held_for: float | None = None  # seconds from being granted to now
     detail: str = ""  # a reason or an error, for people
 
 
@@ -86,6 +88,7 @@ class Events:
         return bool(self._listeners) or logger.isEnabledFor(logging.DEBUG)
 
     def emit(self, event: Event) -> None:
+        """Pass it to the log and to every listener."""
         thread = get_ident()
         if thread in self._in_listener:
             return  # a listener's own doing: it would be called for its own events without end

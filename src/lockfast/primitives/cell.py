@@ -30,11 +30,11 @@ class Versioned(NamedTuple):
 
 
 class CellLogic:
-    __slots__ = ("_engine", "_key", "_name")
+    __slots__ = ("_engine", "_key", "name")
 
     def __init__(self, engine: Engine, name: str, key: str) -> None:
         self._engine = engine
-        self._name = name
+        self.name = name
         self._key = key
 
     async def read(self) -> Versioned:
@@ -62,7 +62,7 @@ class CellLogic:
                 return
             if written.outcome == "damaged":
                 if damaged:
-                    raise damaged_cell(self._name, stored.damage or "its version cannot be read")
+                    raise damaged_cell(self.name, stored.damage or "its version cannot be read")
                 damaged = True
                 continue
             if failures and written.version:
@@ -107,20 +107,20 @@ class CellLogic:
         if written.outcome == "written":
             return written.version
         if written.outcome == "damaged":
-            raise damaged_cell(self._name, "its version cannot be read")
+            raise damaged_cell(self.name, "its version cannot be read")
         if failures:
             raise self._unknown(written.version)
         if written.outcome == "stale":
             raise StaleFence(
-                f"cell {self._name!r} was written with fence {written.fence}, so fence {write.fence} is out of date; "
+                f"cell {self.name!r} was written with fence {written.fence}, so fence {write.fence} is out of date; "
                 "nothing was changed",
-                name=self._name,
+                name=self.name,
                 fence=write.fence,
                 last=written.fence,
             )
         raise Conflict(
-            f"cell {self._name!r} has version {written.version}, not {write.if_version}; nothing was changed",
-            name=self._name,
+            f"cell {self.name!r} has version {written.version}, not {write.if_version}; nothing was changed",
+            name=self.name,
             version=written.version,
             expected=write.if_version,
         )
@@ -128,9 +128,9 @@ class CellLogic:
     def _unknown(self, version: int) -> BackendUnavailable:
         """An earlier try may have gone through, and been overwritten since."""
         return BackendUnavailable(
-            f"it is not known whether cell {self._name!r} was written: the reply was lost, and it has version "
+            f"it is not known whether cell {self.name!r} was written: the reply was lost, and it has version "
             f"{version} now",
-            name=self._name,
+            name=self.name,
         )
 
     async def _ask(self, write: Write) -> tuple[Written, int]:
@@ -144,7 +144,7 @@ class CellLogic:
     async def _stored(self) -> Stored:
         stored = await self._read()
         if stored.damage:
-            raise damaged_cell(self._name, stored.damage)
+            raise damaged_cell(self.name, stored.damage)
         return stored
 
     async def _read(self) -> Stored:
@@ -161,10 +161,10 @@ class CellLogic:
         try:
             return parsed(stored.value, MAX_VALUE_CHARS)
         except ValueError as error:
-            raise damaged_cell(self._name, f"its value {error}") from None
+            raise damaged_cell(self.name, f"its value {error}") from None
 
     def __repr__(self) -> str:
-        return repr(self._name)
+        return repr(self.name)
 
 
 async def _ready(write: Write) -> Write:

@@ -55,6 +55,15 @@ class ElectionLogic:
         return self._lock.request
 
     @property
+    def name(self) -> str:
+        return self._request.terms.name
+
+    @property
+    def candidate(self) -> str:
+        terms = self._request.terms
+        return terms.holder if self._request.named else self.engine.holder  # which is another one after a fork
+
+    @property
     def is_leader(self) -> bool:
         return self._lease is not None and self._lease.held
 

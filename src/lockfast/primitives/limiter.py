@@ -39,11 +39,11 @@ def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
 
 
 class LimiterLogic:
-    __slots__ = ("_engine", "_key", "_name", "_rate", "_turn")
+    __slots__ = ("_engine", "_key", "_rate", "_turn", "name")
 
     def __init__(self, engine: Engine, name: str, key: str, rate: Rate, turn: Request) -> None:
         self._engine = engine
-        self._name = name
+        self.name = name
         self._key = key
         self._rate = rate
         self._turn = turn
@@ -121,7 +121,7 @@ class LimiterLogic:
 
     def _check(self, cost: int) -> None:
         if whole(cost, "cost", 1) > self._rate.burst:
-            raise ValueError(f"cost {cost} is more than limiter {shown(self._name)} gives at once: {self._rate.burst}")
+            raise ValueError(f"cost {cost} is more than limiter {shown(self.name)} gives at once: {self._rate.burst}")
 
     def __repr__(self) -> str:
-        return f"{self._name!r} one each {format_duration(self._rate.interval / NANO)}, burst {self._rate.burst}"
+        return f"{self.name!r} one each {format_duration(self._rate.interval / NANO)}, burst {self._rate.burst}"

@@ -74,6 +74,10 @@ class LockLogic:
         # until its own `with` is left.
         self._current: dict[Entry, None] = {}
 
+    @property
+    def name(self) -> str:
+        return self.request.terms.name
+
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
         """The lease, or None if it was not to be had in time."""
         wait = wait_for(blocking, timeout, self.request.wait)

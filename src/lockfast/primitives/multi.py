@@ -82,9 +82,19 @@ class MultiLease(Unique):
         return self._engine.holder
 
     @property
+    def metadata(self) -> Any:
+        """What was given to `all(…, metadata=)`, as others see it with each name."""
+        return self._leases[0].metadata
+
+    @property
     def ttl(self) -> float:
         """How long each renewal lasts, in seconds."""
         return min(lease.ttl for lease in self._leases)
+
+    @property
+    def acquired_at(self) -> float:
+        """Wall-clock time of the last grant, from which on all are held, by the server's clock, for people to read."""
+        return max(lease.acquired_at for lease in self._leases)
 
     @property
     def expires_at(self) -> float:

@@ -19,6 +19,10 @@ class RWLockLogic:
         self._read = read
         self._write = write
 
+    @property
+    def name(self) -> str:
+        return self._write.terms.name
+
     def read(self) -> LockLogic:
         return LockLogic(self._engine, self._read)
 
@@ -26,4 +30,4 @@ class RWLockLogic:
         return LockLogic(self._engine, self._write)
 
     def __repr__(self) -> str:
-        return repr(self._write.terms.name)
+        return repr(self.name)

@@ -64,7 +64,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         for other in chain((held.claim for held in holders), (waiter.claim for waiter in waiters)):
             if other.terms.mode == SHARED and other.id != claim.id:
                 if other.terms.limit != terms.limit:
-                    LimitMismatch.tell(terms.name, other.terms.limit, terms.limit)
+                    raise LimitMismatch.between(terms.name, other.terms.limit, terms.limit)
                 return
 
     def _grant_again(self, resource: MemoryResource, holder: MemoryHolder, claim: Claim, now: float) -> Grant:

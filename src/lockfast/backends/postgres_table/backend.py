@@ -91,7 +91,7 @@ class PostgresTableBackend:
         if "damaged" in answer:
             raise damaged_lock(terms.name, self, NO_HOLD)
         if "limit" in answer:
-            LimitMismatch.tell(terms.name, answer["limit"], terms.limit)
+            raise LimitMismatch.between(terms.name, answer["limit"], terms.limit)
         return requests.busy(answer, deaf=driver.deaf)
 
     async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:

@@ -95,7 +95,7 @@ class RedisBackend:
         self._contended.add(terms.key)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
-            LimitMismatch.tell(terms.name, answer[0] or None, terms.limit)
+            raise LimitMismatch.between(terms.name, answer[0] or None, terms.limit)
         return _busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:

@@ -133,7 +133,7 @@ def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
         (terms.key, SHARED, claim.id, t.now),
     ).fetchone()
     if row is not None and row[0] != terms.limit:
-        LimitMismatch.tell(terms.name, row[0], terms.limit)
+        raise LimitMismatch.between(terms.name, row[0], terms.limit)
 
 
 def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow, claim: Claim) -> Grant:

@@ -185,7 +185,7 @@ class LossIsReported(Promise, about="engine"):
         (event,) = [event for event in heard if event.kind == "lost"]
         facts = (event.name, event.holder, event.claim_id, event.fence)
         assert facts == ("watch", "worker-7", lease.claim_id, lease.fence)
-        assert event.held == pytest.approx(30)
+        assert event.held_for == pytest.approx(30)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     async def test_the_error_tells_what_was_lost_and_survives_pickling(self, stage: Stage) -> None:

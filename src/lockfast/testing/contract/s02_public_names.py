@@ -334,7 +334,7 @@ class PublicNames(Promise, about="engine"):
         assert {(event.name, event.holder, event.claim_id) for event in heard} == {("shop", "worker-7", lease.claim_id)}
         assert heard[1].fence == heard[2].fence == lease.fence
         assert heard[1].waited == 0
-        assert heard[2].held == pytest.approx(3)
+        assert heard[2].held_for == pytest.approx(3)
 
     async def test_the_events_of_a_wait_say_how_long_it_took(self, stage: Stage) -> None:
         holder = await stage.locks(holder="worker-7").lock("shop", ttl=600).take()

@@ -198,6 +198,7 @@ class SeveralNames(Promise, about="engine"):
 
     async def test_all_names_are_renewed_and_extended(self, stage: Stage) -> None:
         lease = await stage.locks().all("a", "b", ttl=30).take()
+        assert lease.acquired_at == max(one.acquired_at for one in lease.leases.values())
         await stage.asleep()
         await stage.pass_time(100)
         assert lease.held

@@ -34,6 +34,7 @@ class Elections(Promise, about="engine", needs=("observe",)):
     async def test_two_candidates_of_one_locks_are_two(self, stage: Stage) -> None:
         locks = stage.locks(holder="host-1")
         unnamed, named = locks.election("lead"), locks.election("lead", candidate="ann")
+        assert (unnamed.raw.candidate, named.raw.candidate) == ("host-1", "ann")
         await named.win()
         assert not unnamed.is_leader
         follower = stage.start(unnamed.win())
