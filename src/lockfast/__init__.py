@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lockfast._model import Diagnosis, Health, HolderInfo, LockInfo
 from lockfast._values import Allowance
+from lockfast.engine.backoff import Backoff
 from lockfast.errors import (
     AcquireTimeout,
     BackendUnavailable,
@@ -42,6 +43,7 @@ __all__ = [
     "AcquireTimeout",
     "Allowance",
     "BackendUnavailable",
+    "Backoff",
     "Cell",
     "Conflict",
     "Diagnosis",

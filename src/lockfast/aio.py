@@ -11,7 +11,8 @@ from lockfast._facades.opening import open_async_locks
 from lockfast._model import Diagnosis, LockInfo
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
-from lockfast.engine.core import PATIENCE_S
+from lockfast.engine.backoff import Backoff
+from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.observe.events import Events
 from lockfast.primitives.locks import LocksLogic
 from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
@@ -95,6 +96,8 @@ class AsyncLocks:
         reentrant: bool = False,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncLock:
         """A lock on `name`. Nothing is asked of the backend yet.
@@ -102,12 +105,15 @@ class AsyncLocks:
         On advisory locks an integer is the server's own key, in any namespace: 42 is `pg_advisory_lock(42)`.
         `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
         `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
-        `min_hold` seconds after the grant. `on_lost(lease)` is called if it is lost, and awaited if it can be:
-        with the ContextVars that `acquire` or the `async with` was called with.
+        `min_hold` seconds after the grant. Past an age of `max_hold` seconds the lease is not renewed any more, so a
+        body that is stuck loses it, at most a ttl later. `renew_every` is the time between two renewals (None: a third
+        of the ttl). `on_lost(lease)` is called if the lease is lost, and awaited if it can be, with the ContextVars
+        that `acquire` or the `async with` was called with.
         Raises ValueError for a bad name, time or metadata.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
-        return AsyncLock(self._logic.lock(name, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return AsyncLock(self._logic.lock(name, on_lost=on_lost, **options, **limits))
 
     def semaphore(
         self,
@@ -119,6 +125,8 @@ class AsyncLocks:
         renew: bool = True,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncLock:
         """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
@@ -126,7 +134,8 @@ class AsyncLocks:
         Raises LimitMismatch when acquired while others use the name with another limit.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return AsyncLock(self._logic.semaphore(name, limit, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return AsyncLock(self._logic.semaphore(name, limit, on_lost=on_lost, **options, **limits))
 
     def rwlock(
         self,
@@ -137,13 +146,16 @@ class AsyncLocks:
         renew: bool = True,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncRWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
         from lockfast._facades.primitives import AsyncRWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return AsyncRWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return AsyncRWLock(self._logic.rwlock(name, on_lost=on_lost, **options, **limits))
 
     def all(
         self,
@@ -152,6 +164,8 @@ class AsyncLocks:
         wait: Seconds | None = None,
         renew: bool = True,
         metadata: Any = None,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[AsyncMultiLease], object] | None = None,
     ) -> AsyncMultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
@@ -161,7 +175,8 @@ class AsyncLocks:
         from lockfast._facades.primitives import AsyncMultiLease, AsyncMultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options))
+        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        return AsyncMultiLock(self._logic.all(names, AsyncMultiLease, on_lost, **options, **limits))
 
     def election(
         self,
@@ -171,6 +186,8 @@ class AsyncLocks:
         ttl: Seconds = 30,
         wait: Seconds | None = None,
         metadata: Any = None,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[AsyncLease], object] | None = None,
     ) -> AsyncElection:
         """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
@@ -180,7 +197,8 @@ class AsyncLocks:
         from lockfast._facades.primitives import AsyncElection
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
-        return AsyncElection(self._logic.election(name, candidate, **options))
+        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        return AsyncElection(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> AsyncLimiter:
         """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
@@ -307,6 +325,7 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE_S,
+    retry: Backoff = DEFAULT_RETRY,
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
@@ -321,6 +340,7 @@ def connect(
             holder=holder,
             namespace=namespace,
             patience=patience,
+            retry=retry,
             replicas=replicas,
             schema=schema,
             advisory=advisory,

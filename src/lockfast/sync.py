@@ -12,7 +12,8 @@ from lockfast._model import Diagnosis, LockInfo
 from lockfast._reentry import drive, nothing
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
-from lockfast.engine.core import PATIENCE_S
+from lockfast.engine.backoff import Backoff
+from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.observe.events import Events
 from lockfast.primitives.locks import LocksLogic
 from lockfast.primitives.names import DEFAULT_NAMESPACE, LockName
@@ -62,6 +63,8 @@ class Locks:
         reentrant: bool = False,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Lock:
         """A lock on `name`. Nothing is asked of the backend yet.
@@ -69,12 +72,15 @@ class Locks:
         On advisory locks an integer is the server's own key, in any namespace: 42 is `pg_advisory_lock(42)`.
         `ttl` is how long the lease outlives a holder that died; a live one renews it (unless `renew=False`).
         `wait` is how long to wait for it: None for ever, 0 not at all. After release the name stays taken until
-        `min_hold` seconds after the grant. `on_lost(lease)` is called, in another thread, if it is lost:
-        with the ContextVars that `acquire` or the `with` was called with.
+        `min_hold` seconds after the grant. Past an age of `max_hold` seconds the lease is not renewed any more, so a
+        body that is stuck loses it, at most a ttl later. `renew_every` is the time between two renewals (None: a third
+        of the ttl). `on_lost(lease)` is called, in another thread, if the lease is lost, with the ContextVars that
+        `acquire` or the `with` was called with.
         Raises ValueError for a bad name, time or metadata.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "reentrant": reentrant, "metadata": metadata}
-        return Lock(self._logic.lock(name, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return Lock(self._logic.lock(name, on_lost=on_lost, **options, **limits))
 
     def semaphore(
         self,
@@ -86,6 +92,8 @@ class Locks:
         renew: bool = True,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Lock:
         """As `lock`, but up to `limit` may hold it at once, each with a lease and a fence of its own.
@@ -93,7 +101,8 @@ class Locks:
         Raises LimitMismatch when acquired while others use the name with another limit.
         """
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return Lock(self._logic.semaphore(name, limit, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return Lock(self._logic.semaphore(name, limit, on_lost=on_lost, **options, **limits))
 
     def rwlock(
         self,
@@ -104,13 +113,16 @@ class Locks:
         renew: bool = True,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> RWLock:
         """A read/write lock: `.read()` and `.write()` are locks on `name`, with these options."""
         from lockfast._facades.primitives import RWLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return RWLock(self._logic.rwlock(name, min_hold=min_hold, on_lost=on_lost, **options))
+        limits = {"min_hold": min_hold, "max_hold": max_hold, "renew_every": renew_every}
+        return RWLock(self._logic.rwlock(name, on_lost=on_lost, **options, **limits))
 
     def all(
         self,
@@ -119,6 +131,8 @@ class Locks:
         wait: Seconds | None = None,
         renew: bool = True,
         metadata: Any = None,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[MultiLease], object] | None = None,
     ) -> MultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
@@ -128,7 +142,8 @@ class Locks:
         from lockfast._facades.primitives import MultiLease, MultiLock
 
         options = {"ttl": ttl, "wait": wait, "renew": renew, "metadata": metadata}
-        return MultiLock(self._logic.all(names, MultiLease, on_lost, **options))
+        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        return MultiLock(self._logic.all(names, MultiLease, on_lost, **options, **limits))
 
     def election(
         self,
@@ -138,6 +153,8 @@ class Locks:
         ttl: Seconds = 30,
         wait: Seconds | None = None,
         metadata: Any = None,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[Lease], object] | None = None,
     ) -> Election:
         """To be, or to watch, the one leader of `name`. The candidate is this instance's `holder` if not named.
@@ -147,7 +164,8 @@ class Locks:
         from lockfast._facades.primitives import Election
 
         options = {"ttl": ttl, "wait": wait, "metadata": metadata, "on_lost": on_lost}
-        return Election(self._logic.election(name, candidate, **options))
+        limits = {"max_hold": max_hold, "renew_every": renew_every}
+        return Election(self._logic.election(name, candidate, **options, **limits))
 
     def limiter(self, name: str, *, rate: float, per: Seconds = 1.0, burst: int | None = None) -> Limiter:
         """At most `rate` permits in `per` seconds, evenly spaced; with `burst` up to so many at once after a rest.
@@ -265,6 +283,7 @@ def connect(
     holder: str | None = None,
     namespace: str = DEFAULT_NAMESPACE,
     patience: Seconds = PATIENCE_S,
+    retry: Backoff = DEFAULT_RETRY,
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
@@ -276,7 +295,8 @@ def connect(
 
     Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
-    does not answer, where no `wait` says otherwise: for `inspect`, `list`, `break_lock` and `close` too.
+    does not answer, where no `wait` says otherwise: for `inspect`, `list`, `break_lock` and `close` too. `retry` is
+    how long the pauses are between two such requests; by default 0.02 to 1 second, growing, all of it by chance.
     With `replicas` a grant or a renewal counts only once so many replicas of a Redis have it.
     `schema` is where in a PostgreSQL the lock table is (`public`, or what the URL says with `?schema=`); `advisory`
     means its advisory locks instead of the table, as a URL that begins with `postgresql+advisory://` does.
@@ -292,6 +312,7 @@ def connect(
             holder=holder,
             namespace=namespace,
             patience=patience,
+            retry=retry,
             replicas=replicas,
             schema=schema,
             advisory=advisory,

@@ -17,8 +17,11 @@ async def connecting_gives_locks() -> None:
     assert_type(plain, AsyncLocks)
     assert_type(plain.holder, str)
     await plain.close()
-    async with lockfast.aio.connect("memory://typing-aio", holder="worker-7", namespace="shop", patience=5) as locks:
+    retry = lockfast.Backoff(0.1, cap=2)
+    async with lockfast.aio.connect("memory://typing-aio", holder="worker-7", patience=5, retry=retry) as locks:
         assert_type(locks, AsyncLocks)
+        assert_type(locks.lock("order:42", renew_every=5, max_hold=timedelta(hours=1)), AsyncLock)
+        locks.locked("order:{id}", renew_every=5, max_hold=3600)
 
 
 async def entering_gives_the_lease(locks: AsyncLocks) -> None:

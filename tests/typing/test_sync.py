@@ -17,7 +17,12 @@ def test_connecting_gives_locks() -> None:
     plain = lockfast.connect("memory://typing")
     assert_type(plain, Locks)
     full = lockfast.connect(
-        "memory://typing", holder="worker-7", namespace="shop", patience=timedelta(seconds=5), clock=FakeClock()
+        "memory://typing",
+        holder="worker-7",
+        namespace="shop",
+        patience=timedelta(seconds=5),
+        retry=lockfast.Backoff(base=0.1, cap=timedelta(seconds=2), jitter=0.5),
+        clock=FakeClock(),
     )
     assert_type(full, Locks)
     assert_type(full.holder, str)
@@ -43,6 +48,13 @@ def test_a_lock_takes_seconds_or_a_timedelta() -> None:
             on_lost=told,
         )
         assert_type(every, Lock)
+        assert_type(locks.lock("order:42", renew_every=5, max_hold=timedelta(hours=1)), Lock)
+        assert_type(locks.semaphore("seats", 2, renew_every=5.5, max_hold=3600), Lock)
+        assert_type(locks.rwlock("prices", renew_every=None, max_hold=None).read(), Lock)
+        assert_type(locks.all("a", "b", renew_every=5, max_hold=3600), lockfast.MultiLock)
+        assert_type(locks.election("lead", renew_every=5, max_hold=3600), lockfast.Election)
+        locks.locked("order:{id}", renew_every=5, max_hold=3600)
+        locks.singleton("cron", renew_every=5, max_hold=3600)
 
 
 def test_entering_gives_the_lease() -> None:
@@ -107,7 +119,11 @@ def an_integer_is_a_key_of_advisory_locks(locks: Locks) -> None:
 
 
 def test_mistakes_are_caught_before_they_run() -> None:
+    with pytest.raises(ValueError, match=r"retry must be a lockfast.Backoff, not 3"):
+        lockfast.connect("memory://typing", retry=3)  # type: ignore[arg-type]
     with lockfast.connect("memory://typing") as locks:
+        with pytest.raises(ValueError, match="max_hold"):
+            locks.lock("order:42", max_hold="1h")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="string"):
             locks.lock(4.2)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="ttl"):

@@ -11,7 +11,8 @@ from lockfast._facades.opening import open_async_locks, open_locks
 from lockfast._reentry import Mutex, drive, nothing, section
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
-from lockfast.engine.core import PATIENCE_S
+from lockfast.engine.backoff import Backoff
+from lockfast.engine.core import DEFAULT_RETRY, PATIENCE_S
 from lockfast.primitives.manager import LockResult, ManagerLogic, the_same
 from lockfast.primitives.names import DEFAULT_NAMESPACE
 
@@ -40,6 +41,7 @@ class DistributedLock:
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         patience: Seconds = PATIENCE_S,
+        retry: Backoff = DEFAULT_RETRY,
         replicas: int = 0,
         schema: str | None = None,
         advisory: bool = False,
@@ -49,7 +51,7 @@ class DistributedLock:
     ) -> None:
         wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, **wishes, **options))
+        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, retry=retry, **wishes, **options))
 
     @property
     def holder_id(self) -> str:
@@ -156,6 +158,7 @@ class AsyncDistributedLock:
         holder_id: str | None = None,
         namespace: str = DEFAULT_NAMESPACE,
         patience: Seconds = PATIENCE_S,
+        retry: Backoff = DEFAULT_RETRY,
         replicas: int = 0,
         schema: str | None = None,
         advisory: bool = False,
@@ -165,7 +168,7 @@ class AsyncDistributedLock:
     ) -> None:
         wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_async_locks(url_or_client, holder=holder_id, **wishes, **options))
+        self._logic = ManagerLogic(open_async_locks(url_or_client, holder=holder_id, retry=retry, **wishes, **options))
 
     @property
     def holder_id(self) -> str:

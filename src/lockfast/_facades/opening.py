@@ -7,12 +7,14 @@ from functools import partial
 
 from lockfast._connect import factory_of
 from lockfast._facades.lock import AsyncLease, Lease
+from lockfast._text import shown
 from lockfast._time import Seconds, length
 from lockfast._worlds import Clock, drive, valid_clock
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.opening import BackendFactory, ConnectOptions
+from lockfast.engine.backoff import Backoff
 from lockfast.engine.checks import lock_order
-from lockfast.engine.core import Engine
+from lockfast.engine.core import DEFAULT_RETRY, Engine
 from lockfast.engine.process import adopt
 from lockfast.engine.releasing import time_to_linger
 from lockfast.errors import LockError
@@ -25,6 +27,7 @@ def open_locks(
     holder: str | None,
     namespace: str,
     patience: Seconds,
+    retry: Backoff = DEFAULT_RETRY,
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
@@ -40,11 +43,18 @@ def open_locks(
         lease_type=Lease,
         holder=holder,
         patience=length(patience, "patience"),
+        retry=_valid_retry(retry),
         order=lock_order(debug),
     )
     locks = LocksLogic(engine, namespace)
     adopt(engine, _close)
     return locks
+
+
+def _valid_retry(retry: object) -> Backoff:
+    if not isinstance(retry, Backoff):
+        raise ValueError(f"retry must be a lockfast.Backoff, not {shown(retry)}")
+    return retry
 
 
 def _close(engine: Engine) -> None:
@@ -57,6 +67,7 @@ def open_async_locks(
     holder: str | None,
     namespace: str,
     patience: Seconds,
+    retry: Backoff = DEFAULT_RETRY,
     replicas: int = 0,
     schema: str | None = None,
     advisory: bool = False,
@@ -75,6 +86,7 @@ def open_async_locks(
         lease_type=AsyncLease,
         holder=holder,
         patience=length(patience, "patience"),
+        retry=_valid_retry(retry),
         order=lock_order(debug),
     )
     locks = LocksLogic(engine, namespace)

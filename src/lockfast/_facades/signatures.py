@@ -63,6 +63,8 @@ class SingletonOptions(TypedDict, total=False):
     reentrant: bool
     metadata: Any
     min_hold: Seconds
+    max_hold: Seconds | None
+    renew_every: Seconds | None
     on_lost: Callable[[Lease], object] | None
 
 
@@ -156,6 +158,8 @@ class AsyncSingletonOptions(TypedDict, total=False):
     reentrant: bool
     metadata: Any
     min_hold: Seconds
+    max_hold: Seconds | None
+    renew_every: Seconds | None
     on_lost: Callable[[AsyncLease], object] | None
 
 

@@ -49,9 +49,7 @@ class LocksLogic:
         self.engine = engine
         self.namespace = valid(namespace, "namespace")
         valid(engine.holder, "holder")
-        self._unusable_names = BoundedSet[str](
-            MAX_UNUSABLE_NAMES
-        )  # texts that are no names, and were listed: they can be broken
+        self._unusable_names = BoundedSet[str](MAX_UNUSABLE_NAMES)  # listed as damaged: break_lock takes them
 
     def _request(
         self,
@@ -63,6 +61,8 @@ class LocksLogic:
         reentrant: bool = False,
         metadata: Any = None,
         min_hold: Seconds = 0,
+        max_hold: Seconds | None = None,
+        renew_every: Seconds | None = None,
         on_lost: Callable[[Any], object] | None = None,
         mode: Mode = EXCLUSIVE,
         limit: int | None = None,
@@ -95,12 +95,17 @@ class LocksLogic:
         min_hold = length(min_hold, "min_hold", most=self.engine.backend.capabilities.max_ttl, zero=True)
         if min_hold:
             self.engine.must_be_able("min_hold: nothing expires there", self.engine.backend.capabilities.expires)
+        if not renew and (max_hold is not None or renew_every is not None):
+            raise ValueError("max_hold and renew_every are about renewals, so they make no sense with renew=False")
+        every, longest = self.engine.valid_renewals(terms.ttl, renew_every, max_hold)
         return Request(
             terms=terms,
             wait=None if wait is None else length(wait, "wait", zero=True),
             renew=renew,
             reentrant=reentrant,
             min_hold=min_hold,
+            max_hold=longest,
+            renew_every=every,
             on_lost=on_lost,
             named=holder is not None,
         )

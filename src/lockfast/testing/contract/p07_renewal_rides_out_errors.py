@@ -45,6 +45,35 @@ class RenewalRidesOutErrors(Promise, about="engine"):
         assert locks.faults.calls["renew"] == 0
         await stage.until(lambda: stage.is_free("line"), "the name to be free")
 
+    async def test_a_lease_is_renewed_at_the_interval_that_its_caller_chose(self, stage: Stage) -> None:
+        locks = stage.locks()
+        lease = await locks.lock("line", ttl=30, renew_every=20).take()
+        await stage.asleep()
+        await stage.pass_time(15)
+        assert locks.faults.calls["renew"] == 0
+        await stage.pass_time(285)
+        assert lease.held
+        assert 10 <= locks.faults.calls["renew"] <= 20
+
+    @about("store")
+    async def test_a_lease_is_not_renewed_past_its_max_hold_and_then_its_lock_is_free(self, stage: Stage) -> None:
+        lost: list[object] = []
+        locks = stage.locks()
+        lease = await locks.lock("line", ttl=30, max_hold=100, on_lost=lost.append).take()
+        await stage.asleep()
+        await stage.pass_time(100)
+        assert lease.remaining > 10
+        renewals = locks.faults.calls["renew"]
+        await stage.pass_time(lease.remaining - 0.1)
+        assert lease.held
+        assert locks.faults.calls["renew"] == renewals
+        stage.clock.advance(0.1)
+        await stage.until(lambda: lost, "the loss to be reported")
+        await stage.until(lambda: stage.is_free("line"), "the name to be free")
+        assert (await stage.locks().lock("line").take()).fence > lease.fence
+        with pytest.raises(LeaseLost, match="it reached its max_hold of 100s"):
+            lease.check()
+
     @pytest.mark.parametrize(
         "error", [BackendUnavailable("gone for a moment"), OSError("reset"), ZeroDivisionError("a bug of a driver")]
     )

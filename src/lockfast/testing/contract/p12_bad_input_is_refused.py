@@ -76,6 +76,21 @@ class BadInputIsRefused(Promise, about="input"):
             locks.lock("door", min_hold=min_hold)
         _assert_nothing_sent(locks)
 
+    @pytest.mark.parametrize("option", ["max_hold", "renew_every"])
+    @pytest.mark.parametrize("value", [*NO_LENGTHS, 0, timedelta(0)], ids=_name)
+    async def test_a_limit_of_renewals_that_is_none(self, stage: Stage, option: str, value: Any) -> None:
+        locks = stage.locks()
+        with pytest.raises(ValueError, match=option):
+            locks.lock("door", **{option: value})
+        _assert_nothing_sent(locks)
+
+    async def test_renewals_too_rare_for_the_ttl_or_for_a_lease_that_is_not_renewed(self, stage: Stage) -> None:
+        locks = stage.locks()
+        for options in ({"renew_every": 30}, {"renew_every": 5, "renew": False}, {"max_hold": 60, "renew": False}):
+            with pytest.raises(ValueError, match="renew"):
+                locks.lock("door", ttl=30, **options)
+        _assert_nothing_sent(locks)
+
     @pytest.mark.parametrize("blocking", [5, 0, 1, "no", None, 0.5], ids=_name)
     async def test_a_blocking_that_is_neither_true_nor_false(self, stage: Stage, blocking: Any) -> None:
         locks = stage.locks()
