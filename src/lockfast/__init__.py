@@ -80,7 +80,7 @@ __all__ = [
     "get_distributed_lock",
 ]
 
-# What takes time to import and not everybody needs: only its users wait for it. "" is a module of that name.
+# What takes time to import and few programs need is imported when it is first used. "" is a module of that name.
 _LATER = {
     "aio": "",
     "fencing": "",

@@ -63,7 +63,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'lockfast.aio' has no attribute {name!r}")
-    from lockfast._facades import manager, primitives  # only now: not everybody needs them
+    from lockfast._facades import manager, primitives  # only now: few programs need them
 
     if name.endswith(("DistributedLock", "distributed_lock")):
         return manager.get_async_distributed_lock if name.startswith("get") else manager.AsyncDistributedLock
@@ -78,7 +78,7 @@ class AsyncLocks:
 
     @property
     def holder(self) -> str:
-        """What this instance calls itself when others ask who holds a lock."""
+        """What others see when they ask who holds a lock of this instance."""
         return self._logic.engine.holder
 
     @property
@@ -170,7 +170,7 @@ class AsyncLocks:
     ) -> AsyncMultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
 
-        `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
+        `wait` is for all of them together; if one times out, none is kept. If one is lost, all are released.
         """
         from lockfast._facades.primitives import AsyncMultiLease, AsyncMultiLock
 
@@ -210,7 +210,7 @@ class AsyncLocks:
         return AsyncLimiter(self._logic.limiter(name, rate, per, burst))
 
     def cell(self, name: str) -> AsyncCell:
-        """A JSON value with a version. Its names are apart from those of locks."""
+        """A JSON value with a version. Cells and locks do not share their names."""
         from lockfast._facades.primitives import AsyncCell
 
         return AsyncCell(self._logic.cell(name))
@@ -251,7 +251,7 @@ class AsyncLocks:
     def singleton(
         self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[AsyncSingletonOptions]
     ) -> Any:
-        """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
+        """As `locked`, but skips instead of waiting: while another call holds the lock, this one returns `default`.
 
         `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
         """
@@ -284,7 +284,7 @@ class AsyncLocks:
         return await self._logic.list(prefix)
 
     async def break_lock(self, name: LockName) -> LockInfo:
-        """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
+        """End every hold of `name`, and return what was there. The next grant has a higher fence.
 
         The former holder learns of it at its next renewal; until then only the fence stops it.
         What `list` has shown as damaged because its name is none can be broken by that very text.
@@ -299,9 +299,9 @@ class AsyncLocks:
         return await self._logic.doctor()
 
     async def close(self) -> None:
-        """Release what is still held, and let go of connections. A backend that does not answer has `patience` for it.
+        """Release what is still held, and close the connections. A backend that does not answer has `patience` for it.
 
-        A body that still runs under a lock loses it, and is told so as of any other loss.
+        A body that still runs under a lock loses it, and learns of that as of any other loss.
         """
         await self._logic.close()
 

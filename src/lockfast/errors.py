@@ -27,14 +27,14 @@ class LockError(Exception):
 
 
 class AcquireTimeout(LockError, TimeoutError):
-    """The lock was not to be had within `wait`. Nothing is left behind on the server."""
+    """The lock was not acquired within `wait`. Nothing is left behind on the server."""
 
     waited: float = 0.0
-    holder: str | None = None  # somebody who was in the way when last asked
+    holder: str | None = None  # one that held it when it was last asked for
 
 
 class LeaseLost(LockError):
-    """The lease ended while its holder still wanted it. Somebody else may hold the lock now."""
+    """The lease ended while its holder still wanted it. Another holder may have the lock now."""
 
     fence: int = 0
     holder: str | None = None
@@ -75,7 +75,7 @@ class Conflict(LockError):
 
 
 class StaleFence(LockError):
-    """Somebody with a higher fence was here before: the writer has lost its lock since. Nothing was changed."""
+    """A higher fence was used before: the writer has lost its lock since. Nothing was changed."""
 
     fence: int = 0
     last: int = 0  # the highest that was seen
@@ -84,10 +84,10 @@ class StaleFence(LockError):
 class BackendUnavailable(LockError):
     """The backend could not be asked, or did not answer. What was asked may still have happened.
 
-    `transient` tells whether trying again could help: False for a read-only, full or corrupt store.
+    `transient` says whether trying again could help: False for a read-only, full or corrupt store.
     `sent` is False if nothing of it can have reached the server, since there was no connection to it.
     `retry_after` is how many seconds have to pass first, if the backend answers and says so.
-    `hint` is the end of the message: a command that tells more, where there is one.
+    `hint` is the end of the message: a command that shows more, where there is one.
     `kind` is what the server calls its refusal, where it does.
     """
 

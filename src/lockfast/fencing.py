@@ -5,7 +5,7 @@ can: it remembers the highest fence that it has seen with the data, and refuses 
 
 Decides: the statement that does that in SQL, the script that does it in Redis, and what is raised when they refuse.
 Leaves to the caller: connections, transactions and their end. No client library is imported; `docs/fencing.md` shows
-the statements for those who write their own.
+the statements, for code that writes its own.
 """
 
 from __future__ import annotations
@@ -122,20 +122,20 @@ def _update(
     _must_have(connection, "execute", "a connection")
     style = paramstyle or _paramstyle_of(connection)
     update = update_statement(table, values, key=key, fence=fence, fence_column=fence_column, paramstyle=style)
-    for _ in range(2):  # again if the row came in between the update and the look
+    for _ in range(2):  # again if the row was inserted between the UPDATE and the SELECT
         cursor = _cursor((yield connection.execute(*update)), connection)
         if cursor.rowcount > 0:
             return
-        look = _StatementText(table, style)
-        sql = f"SELECT {look.column(fence_column)} FROM {look.table} WHERE {look.condition(key)}"
-        cursor = _cursor((yield connection.execute(sql, look.parameters)), connection)
+        select = _StatementText(table, style)
+        sql = f"SELECT {select.column(fence_column)} FROM {select.table} WHERE {select.condition(key)}"
+        cursor = _cursor((yield connection.execute(sql, select.parameters)), connection)
         row = yield cursor.fetchone()
         if row is None:
             raise LookupError(f"{shown(table)} has no row with {_shown_key(key)}; nothing was written")
         if row[0] is not None and row[0] > fence:
             _refuse(f"{shown(table)} with {_shown_key(key)}", table, fence, row[0])
     raise LockError(
-        f"{shown(connection)} does not tell how many rows it updated; it is not known whether {shown(table)} was"
+        f"{shown(connection)} does not report how many rows it updated; it is not known whether {shown(table)} was"
     )
 
 
@@ -175,7 +175,7 @@ class _StatementText:
     def condition(self, key: Mapping[str, Any]) -> str:
         _must_be_columns(key, "key")
         if not key:
-            raise ValueError("the key that tells the row from all others must not be empty")
+            raise ValueError("the key that identifies the row must not be empty")
         return " AND ".join(f"{self.column(column)} = {self.mark(value)}" for column, value in key.items())
 
     @property
@@ -202,7 +202,7 @@ def _paramstyle_of(connection: object) -> str:
         style = getattr(module, "paramstyle", None)
         if isinstance(style, str):
             return style
-    raise ValueError(f"{type(connection).__name__} does not tell its paramstyle; give it: {', '.join(_MARKS)}")
+    raise ValueError(f"{type(connection).__name__} does not say its paramstyle; pass it: {', '.join(_MARKS)}")
 
 
 def _cursor(answer: Any, connection: Any) -> Any:

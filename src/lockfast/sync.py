@@ -45,7 +45,7 @@ class Locks:
 
     @property
     def holder(self) -> str:
-        """What this instance calls itself when others ask who holds a lock."""
+        """What others see when they ask who holds a lock of this instance."""
         return self._logic.engine.holder
 
     @property
@@ -137,7 +137,7 @@ class Locks:
     ) -> MultiLock:
         """All of the names as one lock. They are taken in one order, so two callers never wait for each other.
 
-        `wait` is for all of them together; if one is not to be had none is kept. If one is lost all are let go of.
+        `wait` is for all of them together; if one times out, none is kept. If one is lost, all are released.
         """
         from lockfast._facades.primitives import MultiLease, MultiLock
 
@@ -177,7 +177,7 @@ class Locks:
         return Limiter(self._logic.limiter(name, rate, per, burst))
 
     def cell(self, name: str) -> Cell:
-        """A JSON value with a version. Its names are apart from those of locks."""
+        """A JSON value with a version. Cells and locks do not share their names."""
         from lockfast._facades.primitives import Cell
 
         return Cell(self._logic.cell(name))
@@ -211,7 +211,7 @@ class Locks:
     def singleton(
         self, name: str, *, default: Any = None, lease_as: str | None = None, **options: Unpack[SingletonOptions]
     ) -> Any:
-        """As `locked`, but skips instead of waiting: while somebody else is at it a call returns `default`.
+        """As `locked`, but skips instead of waiting: while another call holds the lock, this one returns `default`.
 
         `min_hold` keeps the name taken for its time even after a fast run, so that a late second one is skipped too.
         """
@@ -242,7 +242,7 @@ class Locks:
         return drive(self._logic.list(prefix))
 
     def break_lock(self, name: LockName) -> LockInfo:
-        """End every hold of `name`, whoever's it is, and tell what was there. The next grant has a higher fence.
+        """End every hold of `name`, and return what was there. The next grant has a higher fence.
 
         The former holder learns of it at its next renewal; until then only the fence stops it.
         What `list` has shown as damaged because its name is none can be broken by that very text.
@@ -257,9 +257,9 @@ class Locks:
         return drive(self._logic.doctor())
 
     def close(self) -> None:
-        """Release what is still held, and let go of connections. A backend that does not answer has `patience` for it.
+        """Release what is still held, and close the connections. A backend that does not answer has `patience` for it.
 
-        A body that still runs under a lock loses it, and is told so as of any other loss.
+        A body that still runs under a lock loses it, and learns of that as of any other loss.
         """
         drive(self._logic.close(), self._logic.engine, nothing)
 
@@ -293,7 +293,7 @@ def connect(
 ) -> Locks:
     """Locks on the backend of that URL or client; without one on `$LOCKFAST_URL`, else on SQLite in the state folder.
 
-    Nothing is opened until the first use. `holder` is what others are told when they ask who holds a lock,
+    Nothing is opened until the first use. `holder` is what others see when they ask who holds a lock,
     `namespace` keeps the names of two applications apart, `patience` is how long to keep asking a backend that
     does not answer, where no `wait` says otherwise: for `inspect`, `list`, `break_lock` and `close` too. `retry` is
     how long the pauses are between two such requests; by default 0.02 to 1 second, growing, all of it by chance.

@@ -93,6 +93,6 @@ def test_a_singleton_refuses_to_wait_and_a_generator_a_default(locks: Locks) -> 
 
 
 def test_a_function_that_turns_out_to_be_asynchronous_does_not_run_without_the_lock(locks: Locks) -> None:
-    with pytest.raises(TypeError, match=r"gave a coroutine; decorate it with the locks of lockfast\.aio"):
+    with pytest.raises(TypeError, match=r"returned a coroutine; decorate it with the locks of lockfast\.aio"):
         locks.locked("job")(_gives_a_coroutine)()
     assert locks.list() == []

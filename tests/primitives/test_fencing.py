@@ -118,7 +118,7 @@ def test_percent_signs_in_names_are_kept_from_drivers_that_format() -> None:
     [
         ({"fence": 0}, "fence must be a whole number of at least 1"),
         ({"fence": "7"}, "fence must be a whole number"),
-        ({"key": {}}, "key that tells the row from all others must not be empty"),
+        ({"key": {}}, "key that identifies the row must not be empty"),
         ({"values": {"fence": 3}}, "'fence' is written by the check itself"),
         ({"values": {"": 3}}, "name of a table or column must have characters"),
         ({"table": "a..b"}, "name of a table or column must have characters"),
@@ -159,7 +159,7 @@ class Answering:
 
 def test_a_cursor_that_answers_nothing_is_asked_itself(accounts: Table) -> None:
     cursor = Answering(accounts.cursor())
-    with pytest.raises(ValueError, match="Answering does not tell its paramstyle; give it"):
+    with pytest.raises(ValueError, match="Answering does not say its paramstyle; pass it"):
         fencing.guarded_update(cursor, "accounts", {"balance": 5}, key={"id": "42"}, fence=3)
     fencing.guarded_update(cursor, "accounts", {"balance": 5}, key={"id": "42"}, fence=3, paramstyle="qmark")
     with pytest.raises(StaleFence):
@@ -176,7 +176,7 @@ def test_a_row_that_comes_in_meanwhile_is_written_after_all(accounts: Table) -> 
 
 def test_a_driver_that_does_not_count_is_not_believed(accounts: Table) -> None:
     cursor = Answering(accounts.cursor(), rowcount=-1)
-    with pytest.raises(LockError, match="does not tell how many rows"):
+    with pytest.raises(LockError, match="does not report how many rows"):
         fencing.guarded_update(cursor, "accounts", {"balance": 5}, key={"id": "42"}, fence=3, paramstyle="qmark")
 
 

@@ -170,7 +170,7 @@ def test_with_lock_refuses_work_that_would_go_on_without_the_lock() -> None:
     with DistributedLock("memory://context") as manager:
         with pytest.raises(TypeError, match=r"lockfast\.aio"):
             _ = manager.with_lock("a", work)
-        with pytest.raises(TypeError, match="gave a coroutine"):
+        with pytest.raises(TypeError, match="returned a coroutine"):
             _ = manager.with_lock("a", lambda: work())
 
 

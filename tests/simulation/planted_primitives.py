@@ -68,7 +68,7 @@ class ForgetsTheFirst(MultiLogic):
     """What was taken stays taken when a later name is not granted."""
 
     async def _undo(self, multi: MultiLease, error: BaseException | None = None) -> None:
-        self.let_go_of(multi)
+        self.mark_released(multi)
 
 
 class TakesNamesAsGiven(MultiLogic):

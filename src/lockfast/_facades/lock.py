@@ -86,18 +86,18 @@ class Lock(Exits):
         return self._logic.name
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
-        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
+        """The lease, or None after `timeout` seconds, by default the lock's own `wait`.
 
         Raises BackendUnavailable if the backend cannot be asked. However it fails, nothing is left behind.
         """
         return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
 
     def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
         drive(self._logic.release(), self._logic.engine, nothing)
 
     def locked(self) -> bool:
-        """Whether anybody holds it, in this process or another."""
+        """Whether it is held, in this process or another."""
         return drive(self._logic.locked())
 
     def __enter__(self) -> Lease:
@@ -125,7 +125,7 @@ class AsyncLock(AsyncExits):
         return self._logic.name
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncLease | None:
-        """The lease, or None if it was not to be had: `timeout` seconds, by default the lock's own `wait`.
+        """The lease, or None after `timeout` seconds, by default the lock's own `wait`.
 
         Raises BackendUnavailable if the backend cannot be asked. However it fails, by cancellation too, nothing
         is left behind.
@@ -133,11 +133,11 @@ class AsyncLock(AsyncExits):
         return cast("AsyncLease | None", await self._logic.acquire(blocking, timeout))
 
     async def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
         await self._logic.release()
 
     async def locked(self) -> bool:
-        """Whether anybody holds it, in this process or another."""
+        """Whether it is held, in this process or another."""
         return await self._logic.locked()
 
     def __aenter__(self) -> CoroutineType[Any, Any, AsyncLease]:  # the logic's own coroutine: no frame in between

@@ -55,7 +55,7 @@ class DistributedLock:
 
     @property
     def holder_id(self) -> str:
-        """What others are told when they ask who holds a lock: of this instance only, unless it was given."""
+        """What others see when they ask who holds a lock: of this instance only, unless it was given."""
         return self._logic.holder_id
 
     def acquire(
@@ -66,13 +66,13 @@ class DistributedLock:
         blocking_timeout_seconds: Seconds | None = 10,
         metadata: Any = None,
     ) -> LockResult:
-        """Hold `lock_name` for `timeout_seconds`, whoever releases it. It is not renewed: after that time it is gone.
+        """Hold `lock_name` for `timeout_seconds`; any thread or task may release it. It is not renewed: then it ends.
 
         Held by this manager already, it is held for at least `timeout_seconds` from now on, with the metadata that it
         has. One release ends it, however often it was acquired. With `blocking` waits for up to
         `blocking_timeout_seconds`, None for ever.
 
-        Not acquired: the answer is false, its `lock` tells who holds it and its `error` says so. Raises
+        Not acquired: the result is false, its `lock` says who holds it, and its `error` why. Raises
         BackendUnavailable if the backend cannot be asked, and ValueError for what makes no sense.
         """
         wait = (blocking, blocking_timeout_seconds)
@@ -94,7 +94,7 @@ class DistributedLock:
         return drive(self._logic.extend(lock_name, seconds))
 
     def release_all(self) -> int:
-        """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
+        """Release everything that `acquire` took, and return how many that were. Blocks of `lock()` keep theirs."""
         return drive(self._logic.release_all(), self._logic.locks.engine, self._logic.count_held)
 
     def lock(
@@ -106,9 +106,9 @@ class DistributedLock:
         metadata: Any = None,
     ) -> Lock:
         """For a `with`: held and renewed while its block runs, and a hold of its own:
-        nobody else enters meanwhile, this manager's `acquire` included.
+        no other caller enters meanwhile, not even this manager's `acquire`.
 
-        Raises AcquireTimeout if it is not to be had; the block never runs without it.
+        Raises AcquireTimeout if it is not acquired in time; the block never runs without it.
         """
         return Lock(self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
 
@@ -126,7 +126,7 @@ class DistributedLock:
         return cast(T, drive(self._logic.with_lock(scope, fn)))
 
     def close(self) -> None:
-        """Release what is still held, best effort, and let go of connections."""
+        """Release what is still held, best effort, and close the connections."""
         drive(self._logic.close(), self._logic.locks.engine, nothing)
 
     def __enter__(self) -> DistributedLock:
@@ -172,7 +172,7 @@ class AsyncDistributedLock:
 
     @property
     def holder_id(self) -> str:
-        """What others are told when they ask who holds a lock: of this instance only, unless it was given."""
+        """What others see when they ask who holds a lock: of this instance only, unless it was given."""
         return self._logic.holder_id
 
     async def acquire(
@@ -183,13 +183,13 @@ class AsyncDistributedLock:
         blocking_timeout_seconds: Seconds | None = 10,
         metadata: Any = None,
     ) -> LockResult:
-        """Hold `lock_name` for `timeout_seconds`, whoever releases it. It is not renewed: after that time it is gone.
+        """Hold `lock_name` for `timeout_seconds`; any thread or task may release it. It is not renewed: then it ends.
 
         Held by this manager already, it is held for at least `timeout_seconds` from now on, with the metadata that it
         has. One release ends it, however often it was acquired. With `blocking` waits for up to
         `blocking_timeout_seconds`, None for ever.
 
-        Not acquired: the answer is false, its `lock` tells who holds it and its `error` says so. Raises
+        Not acquired: the result is false, its `lock` says who holds it, and its `error` why. Raises
         BackendUnavailable if the backend cannot be asked, and ValueError for what makes no sense.
         """
         wait = (blocking, blocking_timeout_seconds)
@@ -210,7 +210,7 @@ class AsyncDistributedLock:
         return await self._logic.extend(lock_name, seconds)
 
     async def release_all(self) -> int:
-        """Release everything that `acquire` took, and tell how many that were. Blocks of `lock()` keep theirs."""
+        """Release everything that `acquire` took, and return how many that were. Blocks of `lock()` keep theirs."""
         return await self._logic.release_all()
 
     def lock(
@@ -222,9 +222,9 @@ class AsyncDistributedLock:
         metadata: Any = None,
     ) -> AsyncLock:
         """For an `async with`: held and renewed while its block runs, and a hold of its own:
-        nobody else enters meanwhile, this manager's `acquire` included.
+        no other caller enters meanwhile, not even this manager's `acquire`.
 
-        Raises AcquireTimeout if it is not to be had; the block never runs without it.
+        Raises AcquireTimeout if it is not acquired in time; the block never runs without it.
         """
         return AsyncLock(self._logic.scope(lock_name, timeout_seconds, blocking, blocking_timeout_seconds, metadata))
 
@@ -244,7 +244,7 @@ class AsyncDistributedLock:
         return cast(T, await self._logic.with_lock(scope, fn))
 
     async def close(self) -> None:
-        """Release what is still held, best effort, and let go of connections."""
+        """Release what is still held, best effort, and close the connections."""
         await self._logic.close()
 
     async def __aenter__(self) -> AsyncDistributedLock:

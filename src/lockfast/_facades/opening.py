@@ -1,4 +1,4 @@
-"""From a URL to what the facades stand on: an engine in its world, looked after at fork and exit."""
+"""From a URL to what the facades stand on: an engine in its world, which is known to the hooks of fork and exit."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def open_async_locks(
 
 
 def _release_without_loop(make: BackendFactory, clock: Clock | None, engine: Engine) -> None:
-    """At exit no loop runs any more, so the blocking twin of the backend lets go of what is left."""
+    """At exit no loop runs any more, so the blocking twin of the backend releases what is left."""
     engine.closed = True  # a loop in another thread asks for no more leases
     twin = make(ThreadWorld(clock), clock)
     for held in list(engine.keeper.leases.values()):
-        with suppress(LockError):  # best effort: the ttl ends what cannot be let go of
+        with suppress(LockError):  # best effort: the ttl ends what cannot be released
             drive(twin.release(held._claim, linger=time_to_linger(engine, held), within=1.0))
     for claim in [*engine.waiting.values(), *engine.unfinished.claims]:
         with suppress(LockError):

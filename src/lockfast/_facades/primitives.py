@@ -84,7 +84,7 @@ class MultiLease(multi.MultiLease):
         drive(self._extend(ttl))
 
     def release(self) -> bool:
-        """True if all were held until now. Every one is let go of, whatever becomes of the others."""
+        """True if all were held until now. Every one is released, even if another one fails."""
         return drive(self._release(), self._engine, self._is_held)
 
 
@@ -98,7 +98,7 @@ class AsyncMultiLease(multi.MultiLease):
         await self._extend(ttl)
 
     async def release(self) -> bool:
-        """True if all were held until now. Every one is let go of, whatever becomes of the others."""
+        """True if all were held until now. Every one is released, even if another one fails."""
         return await self._release()
 
 
@@ -116,15 +116,15 @@ class MultiLock(Exits):
         return self._logic.names
 
     def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> MultiLease | None:
-        """One lease over all names, or None if they were not all to be had in time; then none is kept."""
+        """One lease over all names, or None if one of them timed out; then none is kept."""
         return drive(self._logic.acquire(blocking, timeout))  # type: ignore[return-value]
 
     def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
         drive(self._logic.release(), self._logic.engine, nothing)
 
     def locked(self) -> bool:
-        """Whether anybody holds one of the names."""
+        """Whether one of the names is held."""
         return drive(self._logic.locked())
 
     def __enter__(self) -> MultiLease:
@@ -148,15 +148,15 @@ class AsyncMultiLock(AsyncExits):
         return self._logic.names
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> AsyncMultiLease | None:
-        """One lease over all names, or None if they were not all to be had in time; then none is kept."""
+        """One lease over all names, or None if one of them timed out; then none is kept."""
         return cast("AsyncMultiLease | None", await self._logic.acquire(blocking, timeout))
 
     async def release(self) -> None:
-        """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
+        """Release what was last acquired through this object. Raises NotHeld if there is nothing."""
         await self._logic.release()
 
     async def locked(self) -> bool:
-        """Whether anybody holds one of the names."""
+        """Whether one of the names is held."""
         return await self._logic.locked()
 
     def __aenter__(self) -> CoroutineType[Any, Any, AsyncMultiLease]:
@@ -203,7 +203,7 @@ class Election(Exits):
         return drive(self._logic.resign(), self._logic.engine, self._logic.leads)
 
     def hand_over(self, to: str) -> None:
-        """Step down in favour of the candidate of that name, before those who wait longer.
+        """Step down in favour of the candidate of that name, before candidates that wait longer.
 
         Raises NotHeld if this one does not lead, and LockError if no such candidate waits; the leader then stays.
         """
@@ -287,7 +287,7 @@ class AsyncElection(AsyncExits):
         return await self._logic.resign()
 
     async def hand_over(self, to: str) -> None:
-        """Step down in favour of the candidate of that name, before those who wait longer.
+        """Step down in favour of the candidate of that name, before candidates that wait longer.
 
         Raises NotHeld if this one does not lead, and LockError if no such candidate waits; the leader then stays.
         """
@@ -356,13 +356,13 @@ class Limiter:
         return self._logic.name
 
     def try_acquire(self, cost: int = 1) -> Allowance:
-        """Take `cost` permits if they are to be had now. Never waits."""
+        """Take `cost` permits if there are so many now. Never waits."""
         return drive(self._logic.try_acquire(cost))
 
     def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> Allowance:
         """Wait for `cost` permits, first come first served.
 
-        Not allowed, and nothing taken, if they are not to be had within `timeout` seconds: look at the answer.
+        Not allowed, and nothing taken, if there are not enough within `timeout` seconds: check the answer.
         """
         return drive(self._logic.acquire(cost, timeout))
 
@@ -384,13 +384,13 @@ class AsyncLimiter:
         return self._logic.name
 
     async def try_acquire(self, cost: int = 1) -> Allowance:
-        """Take `cost` permits if they are to be had now. Never waits."""
+        """Take `cost` permits if there are so many now. Never waits."""
         return await self._logic.try_acquire(cost)
 
     async def acquire(self, cost: int = 1, timeout: Seconds | None = None) -> Allowance:
         """Wait for `cost` permits, first come first served.
 
-        Not allowed, and nothing taken, if they are not to be had within `timeout` seconds: look at the answer.
+        Not allowed, and nothing taken, if there are not enough within `timeout` seconds: check the answer.
         """
         return await self._logic.acquire(cost, timeout)
 
@@ -416,7 +416,7 @@ class Cell:
         return drive(self._logic.read())
 
     def write(self, value: Any, *, if_version: int | None = None, fence: int | None = None) -> int:
-        """Write it and tell its version.
+        """Write it and return its version.
 
         With `if_version` only over that version (0: only if nothing is there), else Conflict is raised. With `fence`
         only if no higher fence was ever seen, else StaleFence is raised. Nothing is changed then.
@@ -458,7 +458,7 @@ class AsyncCell:
         return await self._logic.read()
 
     async def write(self, value: Any, *, if_version: int | None = None, fence: int | None = None) -> int:
-        """Write it and tell its version.
+        """Write it and return its version.
 
         With `if_version` only over that version (0: only if nothing is there), else Conflict is raised. With `fence`
         only if no higher fence was ever seen, else StaleFence is raised. Nothing is changed then.

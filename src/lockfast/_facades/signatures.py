@@ -49,7 +49,7 @@ class Checked(Protocol[P, R_co]):
 
 
 class Unrelated:
-    """Nobody's type. A parameter that accepts it accepts anything, so it need not be the lease."""
+    """The type of no argument. A parameter that accepts it accepts anything, so it need not be the lease."""
 
 
 # The blocking world

@@ -1,6 +1,6 @@
 """An optimistic cell: a JSON value with a version, and a check of fences.
 
-Decides: what is told to whom when a write does not go through, and how an update is tried again.
+Decides: what is raised when a write does not go through, and how an update is tried again.
 Leaves to the backend: doing it in one step.
 """
 
@@ -46,7 +46,7 @@ class CellLogic:
         if if_version is not None:
             return await self._do(write)
         # Even a write over anything names the version it is over. Else one whose reply was lost could be done a second
-        # time, over what somebody has made of the first since then.
+        # time, over what another writer has made of the first since then.
         return await self._over_what_is_there(lambda stored: _ready(write._replace(if_version=stored.version)))
 
     async def delete(self, if_version: int | None) -> None:
@@ -55,7 +55,7 @@ class CellLogic:
             await self._do(write)
             return
         attempt, damaged = 0, False
-        while (stored := await self._read()).damage or stored.version:  # 0: it is gone, whoever did it
+        while (stored := await self._read()).damage or stored.version:  # 0: it is gone, by this call or another
             damaged = damaged or bool(stored.damage)
             written, failures = await self._ask(write if damaged else write._replace(if_version=stored.version))
             if written.outcome == "written":

@@ -3,7 +3,7 @@
 Decides: which kinds of function can be decorated in which world, and how a name is made of a call's arguments.
 Leaves to the lock beneath: everything else.
 
-Whatever can be known to be wrong is refused when decorating, not when called: a call may come at three in the morning.
+What is known to be wrong is refused when decorating, not when called: a call may come at three in the morning.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _DecoratedCall(NamedTuple):
     def with_lease(
         self, lease: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The lease among the arguments of a caller who does not know of it: where it stands, or by its name."""
+        """The lease among the arguments of a caller, who does not pass it: by its position, or by its name."""
         if self.lease_as is None:
             return args, kwargs
         if self.lease_as in kwargs:
@@ -135,7 +135,7 @@ def _decorator(
     return decorate
 
 
-# The four kinds. `inside` tells a timeout of the lock from one that the body raises: that is never swallowed.
+# The four kinds. `inside` separates a timeout of the lock from one that the body raises, which is never swallowed.
 
 
 def _function(plan: _DecoratedCall) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ def _done(answer: Any, plan: _DecoratedCall) -> Any:
     """The answer itself. Raises TypeError for a coroutine: it would run when the lock is gone."""
     if inspect.iscoroutine(answer):
         answer.close()
-        raise TypeError(f"{_shown(plan.function)} gave a coroutine; decorate it with the locks of lockfast.aio")
+        raise TypeError(f"{_shown(plan.function)} returned a coroutine; decorate it with the locks of lockfast.aio")
     return answer
 
 
@@ -222,7 +222,7 @@ async def _step(lease: Lease, step: Callable[[], Awaitable[Any]], alone: bool) -
     """Run a generator up to its next item, cancelled if the lease is lost meanwhile.
 
     Only that long: between two items the task runs code that is not the generator's, and a cancellation there would
-    never turn into the LeaseLost that tells of it. So a loss between two items is raised by the next step.
+    never turn into LeaseLost. So a loss between two items is raised by the next step.
     """
     if not alone:
         return await step()  # entered again: the `with` around it is cancelled

@@ -1,6 +1,6 @@
-"""Leader election: whoever holds the name leads, and everybody can watch who that is.
+"""Leader election: the holder of the name leads, and every client can observe who that is.
 
-Decides: what a candidate does, and what an observer is told.
+Decides: what a candidate does, and which changes an observer sees.
 Leaves to the lock beneath: that there is one leader at most, and that it learns of its loss.
 """
 
@@ -73,7 +73,7 @@ class ElectionLogic:
         return lease.fence if lease is not None and lease.held else None
 
     async def campaign(self, timeout: Seconds | None) -> Lease | None:
-        """The lease of the term; None after `timeout`. Whoever leads already goes on leading."""
+        """The lease of the term; None after `timeout`. A candidate that leads already goes on leading."""
         if self._lease is not None and self._lease.held:
             return self._lease
         lease = await self._lock.acquire(True, timeout)
@@ -111,7 +111,7 @@ class ElectionLogic:
                 name=name,
             )
         freed = await self.engine.release(lease, successor=to)
-        self._lock.let_go_of(lease)
+        self._lock.mark_released(lease)
         if not freed:
             raise lease._not_held()
 
@@ -156,7 +156,7 @@ class ElectionLogic:
 
 
 class LeadershipObserver:
-    """Tells each change once, in order, and sleeps in between."""
+    """Returns each change once, in order, and sleeps in between."""
 
     __slots__ = ("_after", "_claim", "_engine", "_last", "_pending", "_process", "_waking")
 
@@ -193,7 +193,7 @@ class LeadershipObserver:
         return None
 
     def _is_news(self, change: Leadership) -> bool:
-        """Not what was told last, as after a silence of ours, when it begins again with what is true."""
+        """Not what was returned last: after a silence of this observer the store begins again with what is true."""
         last = self._last
         return last is None or not (change == last or (change.vacant and last.vacant))
 
@@ -213,6 +213,6 @@ class LeadershipObserver:
         self._engine.waiting.pop(self._claim.id, None)
 
     def left_behind(self) -> None:
-        """Nobody observes any more. If it is not closed, have that done soon: an interrupt fell into it."""
+        """The loop over it is over. If it is not closed, an interrupt fell into `close`: have it closed soon."""
         if self._claim.id in self._engine.waiting:
             self._engine.put_off(self.close())

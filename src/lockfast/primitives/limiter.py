@@ -1,11 +1,11 @@
 """A rate limiter: so many permits in the long run, and so many at once after a rest.
 
-Decides: what a rate means, and who goes first among those who wait.
+Decides: what a rate means, and which waiter goes first.
 Leaves to the backend: counting, in one step on its own clock.
 
-Whoever finds no permit takes a turn: a lock of its own beside the limiter, first come first served. Only who has the
-turn books ahead, so one who gives up while it waits gives back exactly what it booked, and a newcomer finds permits
-only when nobody waits for them.
+A caller that finds no permit waits for its turn: a lock beside the limiter, first come first served. Only the caller
+that has the turn books ahead. So one that gives up gives back exactly what it booked, and a newcomer finds permits only
+when no caller waits for them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LimiterLogic:
             raise
 
     async def _give_back(self, rate: Rate, cost: int, booked: Booked) -> None:
-        with suppress(LockError):  # then it is lost to all; what interrupted us is what the caller must hear of
+        with suppress(LockError):  # then its permits are lost; the caller must see what interrupted it, not this
             await self._engine.backend.unthrottle(self._key, rate, cost=cost, until=booked.until, within=1.0)
 
     async def _book(self, cost: int, give_up_at: float = 0.0) -> Booked:

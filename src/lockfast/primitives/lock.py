@@ -1,7 +1,7 @@
-"""A lock object: what it asks for, and which of its leases belongs to whom.
+"""A lock object: what it asks for, and which of its leases belongs to which caller.
 
 Decides: what entering, leaving, trying and entering again mean.
-Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: how it looks from outside.
+Leaves to the engine: waiting, keeping and losing. Leaves to `sync` and `aio`: the public methods.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def timed_out(name: str, busy: Busy, wait: float | None, waited: float, then: st
 class Entry:
     """One acquire or one `with` that is not over yet. A lease that is entered again has several."""
 
-    __slots__ = ("guard", "lease", "let_go", "owner")  # no `__eq__` or `__hash__`: to look it up calls nothing
+    __slots__ = ("guard", "lease", "owner", "released")  # no `__eq__` or `__hash__`: a lookup in a dict calls nothing
 
     def __init__(self, lease: Lease, owner: object, guard: Guard | None) -> None:
         self.lease = lease
         self.owner = owner
         self.guard = guard  # over the body of a `with`; None for a plain acquire
-        self.let_go = False  # the body of the `with` released it; the `with` itself is not over yet
+        self.released = False  # the body of the `with` released it; the `with` itself is not over yet
 
 
 class LockLogic:
@@ -79,7 +79,7 @@ class LockLogic:
         return self.request.terms.name
 
     async def acquire(self, blocking: bool = True, timeout: Seconds | None = None) -> Lease | None:
-        """The lease, or None if it was not to be had in time."""
+        """The lease, or None if it timed out."""
         wait = wait_for(blocking, timeout, self.request.wait)
         answer: Lease | Busy | None = self._enter_again(None, None)
         if answer is None:
@@ -117,7 +117,7 @@ class LockLogic:
             return None
         if not lease.held and lease._guard is None:
             self.engine.keeper.notice(lease)
-            return None  # lost, and no body runs under it: ask afresh
+            return None  # lost, and no body runs under it: acquire it anew
         lease._check()  # inside its `with`, what was lost cannot be entered again
         self._adopt(body, statement, lease, again=True)
         return lease
@@ -137,7 +137,7 @@ class LockLogic:
         self._current[entry] = None
 
     async def hold(self, work: Callable[[Lease], Awaitable[T]]) -> T:
-        """What `work` answers, run under the lock. For code of ours: a `with` of the user's has a statement."""
+        """What `work` returns, run under the lock. For lockfast's own code: a `with` of the user's has a statement."""
         statement = With(self)
         try:
             lease = await self.enter(sys._getframe(), statement)
@@ -162,7 +162,7 @@ class LockLogic:
             if lease._guard is guard:
                 lease._enter(None, None)
             ours = guard.close(None if exc is None else type(exc)) if guard is not None else False
-            if exc is None and lease._depth == 1 and not entry.let_go:  # as `_end` would, with no frame in between
+            if exc is None and lease._depth == 1 and not entry.released:  # as `_end` would, with no frame in between
                 with suppress(LockError):
                     await self.engine.release(lease)
                 self._forget(entry)
@@ -175,23 +175,23 @@ class LockLogic:
                 exc.add_note(f"also: {lost}")
         except Exception:
             raise
-        except BaseException:  # an interrupt of the blocking world: what it cut short is done before it goes on
+        except BaseException:  # an interrupt of the blocking world: finish what it cut short, then raise it
             entry = entry or self._find(entered=True)
             if entry is not None:
                 await self._end(entry, None)
             raise
 
     def left_behind(self, entry: Entry) -> None:
-        """Its `with` is over. If the entry is not, it is ended soon. Takes no mutex."""
+        """Its `with` is over. If its entry is not, end that soon. Takes no mutex."""
         if entry not in self._current:
             return
         lease = entry.lease
         if lease._guard is entry.guard:
-            lease._enter(None, None)  # no body runs under it any more, so nobody waits for itself
-        if lease._depth > 1 and not entry.let_go:
+            lease._enter(None, None)  # no body runs under it any more, so no caller waits for itself
+        if lease._depth > 1 and not entry.released:
             lease._count_entry(-1)  # in one step with the next line, see `_adopt`
-            entry.let_go = True
-        if entry.let_go:
+            entry.released = True
+        if entry.released:
             self._forget(entry)
         else:
             self.engine.forget_entry(lease)  # at once: its owner must not enter again what is about to end
@@ -201,11 +201,11 @@ class LockLogic:
         engine, lease = self.engine, entry.lease
         # A coroutine that is being closed can await nothing, and may be closed in the middle of anything.
         closing = exc.__class__ is GeneratorExit and not engine.world.blocking
-        if entry.let_go:
+        if entry.released:
             pass  # the body did that
         elif lease._depth > 1:
             lease._count_entry(-1)
-            entry.let_go = True
+            entry.released = True
             if not closing:
                 engine.keeper.notice(lease)
         elif closing:
@@ -220,13 +220,13 @@ class LockLogic:
         self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
-        entry.let_go = True
+        entry.released = True
         self._current.pop(entry, None)
 
     async def release(self) -> None:
-        """Let go of what the caller last acquired through this object; if that is nothing, of what anybody did.
+        """Release what the caller last acquired through this object; if that is nothing, what another caller did.
 
-        Raises NotHeld if there is nothing, LeaseLost if it was lost; nobody else's hold is touched.
+        Raises NotHeld if there is nothing, LeaseLost if it was lost; no other hold is touched.
         """
         entry = self._find(entered=False)
         if entry is None:
@@ -237,49 +237,51 @@ class LockLogic:
 
     async def release_last(self, lease: Lease) -> bool:
         """Undo one entering of it; the last one ends it."""
-        entry = next((entry for entry in list(self._current)[::-1] if entry.lease is lease and not entry.let_go), None)
+        entry = next(
+            (entry for entry in list(self._current)[::-1] if entry.lease is lease and not entry.released), None
+        )
         return await (self.engine.release(lease) if entry is None else self._release(entry))
 
     async def _release(self, entry: Entry) -> bool:
         lease = entry.lease
         if lease._depth > 1:
             lease._count_entry(-1)  # in one step with the next line, see `_adopt`
-            entry.let_go = True
+            entry.released = True
             freed = lease.held
         else:
             freed = await self.engine.release(lease)
-        self._let_go(entry)
+        self._mark_released(entry)
         return freed
 
-    def let_go_of(self, lease: Lease) -> None:
+    def mark_released(self, lease: Lease) -> None:
         """One acquire of it is over."""
         for entry in list(self._current)[::-1]:
-            if entry.lease is lease and not entry.let_go:
-                self._let_go(entry)
+            if entry.lease is lease and not entry.released:
+                self._mark_released(entry)
                 return
 
-    def _let_go(self, entry: Entry) -> None:
-        entry.let_go = True
-        if entry.guard is None:  # else it stays until its `with` is left, which then ends nobody else's hold
+    def _mark_released(self, entry: Entry) -> None:
+        entry.released = True
+        if entry.guard is None:  # else it stays until its `with` is left, which then ends no other hold
             self._current.pop(entry, None)
 
     def drop(self, lease: Lease) -> None:
-        """It never reached anybody."""
+        """No caller has got it."""
         for entry in [entry for entry in list(self._current) if entry.lease is lease]:
             self._forget(entry)
 
     async def locked(self) -> bool:
-        """Whether anybody holds it, here or elsewhere."""
+        """Whether it is held, here or elsewhere."""
         self.engine.must_be_open()
         info = await self.engine.once(partial(self.engine.backend.inspect, self.request.terms.key))
         return info.locked
 
     def _find(self, *, entered: bool) -> Entry | None:
-        """The caller's last `with`, or else last entry that is not let go of; if there is none, anybody's."""
+        """The caller's last `with`, or else its last entry that is not released; if there is none, another caller's."""
         owner = self.engine.world.owner()
         found = None
         for entry in list(self._current)[::-1]:
-            if (entry.guard is None) if entered else entry.let_go:
+            if (entry.guard is None) if entered else entry.released:
                 continue
             if entry.owner is owner:
                 return entry

@@ -1,4 +1,4 @@
-"""All locks of one backend: what can be made from it and asked of it.
+"""All locks of one backend: what can be made of them, and who holds them.
 
 Decides: what is checked before anything is sent, and how names are filed under the namespace.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lockfast.primitives.multi import MultiLease, MultiLogic
     from lockfast.primitives.rwlock import RWLockLogic
 
-TURN_TTL_S: Final = 10.0  # ttl of the turn of one who waits at a limiter
+TURN_TTL_S: Final = 10.0  # of the turn of a waiter at a limiter
 MAX_UNUSABLE_NAMES: Final = 10_000  # that are remembered
 
 
@@ -68,13 +68,13 @@ class LocksLogic:
         limit: int | None = None,
         holder: str | None = None,
     ) -> Request:
-        """What is asked for each time. Raises ValueError for whatever makes no sense; nothing is sent."""
+        """What each acquire asks for. Raises ValueError for what makes no sense; nothing is sent."""
         if mode == SHARED:
             self.engine.must_be_able("semaphores and read/write locks", self.engine.backend.capabilities.shared)
         if limit is not None:
             self.engine.must_be_able("semaphores", self.engine.backend.capabilities.limits)
-        told = metadata_text(metadata)
-        if told is not None:
+        text = metadata_text(metadata)
+        if text is not None:
             able = self.engine.backend.capabilities.metadata
             self.engine.must_be_able("place for metadata, as postgresql:// has in its lock table", able)
         name = valid(name_on(self.engine.backend, name))
@@ -85,7 +85,7 @@ class LocksLogic:
             ttl=self.engine.valid_ttl(ttl),
             mode=mode,
             limit=limit,
-            metadata=told,
+            metadata=text,
         )
         if on_lost is not None and not callable(on_lost):
             raise ValueError(f"on_lost must be callable, not {shown(on_lost)}")
@@ -116,7 +116,7 @@ class LocksLogic:
     def semaphore(self, name: str, limit: int, **options: Any) -> LockLogic:
         return LockLogic(self.engine, self._request(name, mode=SHARED, limit=whole(limit, "limit", 1), **options))
 
-    # The rest is imported by whoever uses it: a lock is all that most need.
+    # The rest is imported when it is used: most programs need only locks.
 
     def rwlock(self, name: LockName, **options: Any) -> RWLockLogic:
         from lockfast.primitives.rwlock import RWLockLogic

@@ -1,9 +1,9 @@
 """A manager of locks by name: acquired in one place, released in another. A thin layer over `LocksLogic`.
 
-Decides: what a name that this manager already holds means to it, and what is told to whom does not get one.
+Decides: what it means to acquire a name that this manager already holds, and what a refusal says.
 Leaves to the engine: waiting, keeping and losing.
 
-The manager is the holder, whatever thread or task asks. So a second acquire of what it holds extends it, and callers
+The manager is the holder, not the thread or task. So a second acquire of what it holds extends it, and callers
 that ask for one name at the same time go one after another: the second finds what the first has got.
 """
 
@@ -32,14 +32,14 @@ from lockfast.primitives.names import valid
 M = TypeVar("M")
 T = TypeVar("T")
 
-MIN_BEFORE_SWEEP: Final = 64  # leases that may have ended unseen before they are looked for
+MIN_BEFORE_SWEEP: Final = 64  # leases that it remembers before it drops the ones that have ended
 
 
 class LockResult(NamedTuple):
     """What became of an acquire. True if it was acquired: `if locks.acquire("x"): …`."""
 
     acquired: bool
-    lock: LockInfo | None = None  # ours if acquired, else who was in the way; waiters are counted only then
+    lock: LockInfo | None = None  # ours if acquired, else who holds it; waiters are counted only then
     error: str | None = None  # why it was not acquired, for people to read
 
     @property
@@ -97,7 +97,7 @@ class ManagerLogic:
             raise
 
     async def _give_back(self, lease: Lease) -> None:
-        """It was acquired for a caller that did not get it. A caller that has extended it since keeps it."""
+        """Release what was acquired for a caller that was interrupted. A caller that has extended it since keeps it."""
 
         async def release() -> bool:
             return lease._depth == 1 and await self._release(lease)
@@ -110,7 +110,7 @@ class ManagerLogic:
         return await self._in_turn(name, lambda: self._extend_or_ask(request, 0.0, taken))
 
     async def _wait(self, request: Request, started: float, taken: list[Lease]) -> Lease | Busy:
-        """One caller stands in the queue for all of this manager that wait for the name."""
+        """One caller waits in the store's queue for all callers of this manager that wait for the name."""
 
         def ask() -> Awaitable[Lease | Busy]:
             return self._extend_or_ask(request, self._left(request, started), taken)
@@ -118,7 +118,7 @@ class ManagerLogic:
         turns = self._turns_here()
         answer = await turns.run(("waiting for", request.terms.name), ask, self._left(request, started))
         if answer is None or isinstance(answer, Busy):
-            return await self._try(request, taken)  # another caller of this manager may have been luckier
+            return await self._try(request, taken)  # another caller of this manager may have acquired it
         return answer
 
     def _left(self, request: Request, started: float) -> float | None:
@@ -130,7 +130,7 @@ class ManagerLogic:
             if lease._state == "releasing":
                 await lease._release()  # the last try went unanswered
             if await self._extended(lease, request.terms.ttl):
-                lease._count_entry(+1)  # so many callers have it
+                lease._count_entry(+1)  # one more caller has it
                 return lease
 
         def adopt(lease: Lease) -> None:
@@ -158,7 +158,7 @@ class ManagerLogic:
         return self.locks.lock(name, ttl=ttl, wait=wait if blocking else 0.0, renew=renew, metadata=metadata)
 
     def _adopt(self, lease: Lease) -> None:
-        # It has no owner: whoever knows its name may release it, so no thread waits for itself.
+        # It has no owner: any caller that knows its name may release it, so no thread waits for itself.
         self._held[lease.name] = lease
         if len(self._held) > self._sweep_at:
             for ended in [lease for lease in list(self._held.values()) if not lease.held]:
@@ -211,7 +211,7 @@ class ManagerLogic:
         return freed
 
     async def release_all(self) -> int:
-        """How many were released. Each is tried; then the first error is raised, if there was one."""
+        """How many were released. All are tried; then the first error is raised, if there was one."""
         released, problem = 0, None
         for name in list(self._held):
             try:
@@ -245,7 +245,7 @@ class ManagerLogic:
                 return await answer if isinstance(answer, Awaitable) else answer
             if inspect.iscoroutine(answer):
                 answer.close()
-                raise TypeError("what with_lock() was given gave a coroutine; use lockfast.aio for those")
+                raise TypeError("the function of with_lock() returned a coroutine; use lockfast.aio for coroutines")
             return answer
 
         return await scope.hold(call)
@@ -259,12 +259,12 @@ class ManagerLogic:
         answer = await self._turns_here().run(name, work, self.locks.engine.patience)
         if answer is None:
             raise BackendUnavailable(
-                f"lock {name!r} was not asked for: the backend has not answered others who asked for it here", name=name
+                f"lock {name!r} was not asked for: the backend has not answered an earlier caller here", name=name
             )
         return answer
 
     def _turns_here(self) -> _Turns:
-        if self._turns.pid != os.getpid():  # those who had a turn, or waited for one, are the parent's
+        if self._turns.pid != os.getpid():  # the callers that had a turn, or waited for one, are the parent's
             self._turns = _Turns(self.locks.engine.world)
         return self._turns
 
@@ -314,7 +314,7 @@ class _Turns:
 
 
 def _info_of(lease: Lease) -> LockInfo:
-    """Without asking again: an answer that got lost would leave a lock that nobody knows of."""
+    """From the lease, without another request: if that failed, the caller would hold a lock without knowing it."""
     facts = (lease.holder, lease.claim_id, lease.fence, lease.mode, lease.acquired_at, lease.expires_at, lease.metadata)
     return LockInfo(lease.name, (HolderInfo(*facts),))
 

@@ -25,7 +25,7 @@ from lockfast.errors import LockError, NotHeld
 from lockfast.primitives.lock import timed_out, wait_for
 from lockfast.primitives.statement import With
 
-Missed = tuple[str, Busy]  # the name that was not to be had, and who was in the way
+Missed = tuple[str, Busy]  # the name that timed out, and who holds it
 
 
 class _OneGuard:
@@ -73,12 +73,12 @@ class MultiLease(Unique):
 
     @property
     def leases(self) -> dict[str, Lease]:
-        """The lease of each name, to look at."""
+        """The lease of each name."""
         return {lease.name: lease for lease in self._leases}
 
     @property
     def holder(self) -> str:
-        """Who holds it, as others are told when they ask."""
+        """Who holds it, as others see it."""
         return self._engine.holder
 
     @property
@@ -103,7 +103,7 @@ class MultiLease(Unique):
 
     @property
     def held(self) -> bool:
-        """True while nobody else can hold any of the names."""
+        """True while no other holder can have any of the names."""
         return all(lease.held for lease in self._leases)
 
     @property
@@ -149,14 +149,15 @@ class MultiLease(Unique):
     async def _release(self) -> bool:
         freed = await self._end()
         if self._home is not None:
-            self._home.let_go_of(self)
+            self._home.mark_released(self)
         return freed
 
     async def _end(self, behind: bool = False) -> bool:
-        """End every one of them, the last taken first, whatever becomes of the others.
+        """End every one of them, the last taken first, even if another one fails.
 
-        `behind` is for where nothing can be awaited. A backend that did not answer once is not waited for again:
-        the rest is done behind then too. An interrupt or a cancellation goes on when all are seen to.
+        `behind` means in the background, for where nothing can be awaited. A backend that did not answer once is not
+        waited for again: the rest is then done in the background too. An interrupt or a cancellation is raised after
+        all were tried.
         """
         engine = self._engine
         freed, problem = True, None
@@ -174,11 +175,11 @@ class MultiLease(Unique):
         return freed
 
     def _one_is_lost(self, _: Lease) -> object:
-        """Then none is worth keeping. What `on_lost` answers is the caller's to await: a task could be cancelled."""
-        self._engine.behind(type(self)._end, self)  # not here: a backend that hangs must not hold up the telling
+        """Then the others are released. What `on_lost` returns is awaited by the caller, not in a task."""
+        self._engine.behind(type(self)._end, self)  # not here: a backend that hangs must not delay on_lost
         if self._home is None:
-            return None  # it never reached anybody
-        on_lost, self._on_lost = self._on_lost, None  # told once, though others may be lost too
+            return None  # no caller has got it
+        on_lost, self._on_lost = self._on_lost, None  # called once, though others may be lost too
         return None if on_lost is None else on_lost(self)
 
 
@@ -220,7 +221,7 @@ class MultiLogic:
     ) -> MultiLease | Missed:
         engine = self.engine
         engine.must_be_open()
-        if wait is None:  # before an earlier name is waited for, perhaps for long, only to find that it was in vain
+        if wait is None:  # before it waits for an earlier name, perhaps for long
             for request in self._requests:
                 engine.must_not_wait_for_itself(Claim("", request.terms))
         give_up_at = FOREVER if wait is None else engine.now() + wait
@@ -257,7 +258,7 @@ class MultiLogic:
         guard = _OneGuard(engine.world.guard(engine.world.owner()), engine.mutex) if body is not None else None
         for lease in multi._leases:
             engine.keeper.notice(lease)
-        with engine.mutex:  # no lease changes its state meanwhile: a loss comes before and is not told, or after and is
+        with engine.mutex:  # no lease changes its state meanwhile: a loss before is not reported, one after is
             if any(lease._state != "held" for lease in multi._leases):
                 return False
             multi._home = self
@@ -273,7 +274,7 @@ class MultiLogic:
         """Leave nothing behind; after a GeneratorExit nothing can be awaited."""
         engine = self.engine
         multi._guard = None
-        self.let_go_of(multi)
+        self.mark_released(multi)
         closing = isinstance(error, GeneratorExit) and not engine.world.blocking
         with suppress(LockError):
             await multi._end(behind=closing)
@@ -293,7 +294,7 @@ class MultiLogic:
                 exc.add_note(f"also: {lost._not_held()}")
         except Exception:
             raise
-        except BaseException as interrupt:  # what it cut short is done before it goes on
+        except BaseException as interrupt:  # finish what it cut short, then raise it
             multi = multi or self._find(entered=True)
             if multi is not None:
                 await self._undo(multi, interrupt)
@@ -302,7 +303,7 @@ class MultiLogic:
     def left_behind(self, multi: MultiLease) -> None:
         """Its `with` is over. If it is not, it is ended soon. Takes no mutex."""
         if multi in self._current:
-            self._close_guard(multi, None)  # no body runs under it any more, so nobody waits for itself
+            self._close_guard(multi, None)  # no body runs under it any more, so no caller waits for itself
             self.engine.put_off(self._undo(multi))
 
     def _close_guard(self, multi: MultiLease, exc: BaseException | None) -> bool:
@@ -323,7 +324,7 @@ class MultiLogic:
             if exc is not None:
                 exc.add_note(f"also: {error}")
         multi._guard = None
-        self.let_go_of(multi)
+        self.mark_released(multi)
 
     async def release(self) -> None:
         """Let go of what was last acquired through this object. Raises NotHeld if there is nothing."""
@@ -333,8 +334,8 @@ class MultiLogic:
         if not await multi._release():
             multi._check()
 
-    def let_go_of(self, multi: MultiLease) -> None:
-        """It is over; but inside a `with` it stays until that is left, which then ends nobody else's."""
+    def mark_released(self, multi: MultiLease) -> None:
+        """It is over; but inside a `with` it stays until that is left, which then ends no other lease."""
         if multi._guard is None:
             with suppress(ValueError):
                 self._current.remove(multi)
@@ -352,7 +353,7 @@ class MultiLogic:
         return tuple(request.terms.name for request in self._requests)
 
     def _find(self, *, entered: bool) -> MultiLease | None:
-        """The caller's last one, or else anybody's."""
+        """The caller's last one, or else another caller's."""
         owner = self.engine.world.owner()
         fitting = [multi for multi in self._current if multi._guard is not None or not entered]
         mine = [multi for multi in fitting if multi._owner is owner]

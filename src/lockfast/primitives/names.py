@@ -1,4 +1,4 @@
-"""What may be asked for: names, namespaces, metadata. Refused here, nothing is sent.
+"""Valid names, namespaces and metadata. What is refused here was not sent.
 
 Decides: what a valid name is, and how a name is filed under its namespace.
 """
@@ -30,7 +30,7 @@ def valid(name: LockName, what: str = "lock name") -> str:
 
 
 def flaw_in(name: str) -> str:
-    """Why no caller can ask for it; empty if it is a name."""
+    """Why it is no valid name; empty if it is one."""
     if not name:
         return "must not be empty"
     if len(name) > LONGEST_NAME:
@@ -43,7 +43,7 @@ def flaw_in(name: str) -> str:
 
 
 def valid_prefix(prefix: Any) -> str:
-    """What a name can begin with; the empty one is every name's. Raises ValueError."""
+    """A prefix of names; the empty one fits every name. Raises ValueError."""
     return prefix if isinstance(prefix, str) and not prefix else valid(prefix, "prefix")
 
 
@@ -76,7 +76,7 @@ def unqualify(namespace: str, key: str) -> str | None:
 
 
 def aside(key: str, purpose: str) -> str:
-    """A key for something of our own that belongs to a name: no name can be filed under it, and no list shows it."""
+    """A key for what lockfast itself keeps beside a name: it collides with no name, and no list shows it."""
     return f"{NAMESPACE_SEPARATOR}{purpose}{NAMESPACE_SEPARATOR}{key}"  # no namespace is empty
 
 

@@ -1,4 +1,4 @@
-"""One `with` statement: which entry it ends, and how its end is noticed though nothing of ours was called.
+"""One `with` statement: which entry it ends, and how its end is noticed even if its `__exit__` never ran.
 
 Decides: that each `with` ends what it entered itself, and that a `with` cut short before its `__exit__` could begin
 ends it too.
@@ -45,7 +45,7 @@ class Entered(Protocol):
         ...
 
     def left_behind(self, entry: Any) -> None:
-        """Its `with` is over. If the entry is not, have it ended soon. Takes no mutex."""
+        """Its `with` is over. If its entry is not, end that soon. Takes no mutex."""
         ...
 
 
