@@ -18,6 +18,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
+import lockfast.backend
 import lockfast.errors
 import lockfast.fencing
 import lockfast.testing
@@ -117,7 +118,7 @@ def options(monkeypatch: pytest.MonkeyPatch, command: str) -> list[str]:
 
 # The promises
 
-MODULES = (lockfast, lockfast.aio, lockfast.fencing, lockfast.testing)
+MODULES = (lockfast, lockfast.aio, lockfast.fencing, lockfast.testing, lockfast.backend)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

@@ -182,7 +182,11 @@ class MemoryBackend(MemoryInspection, MemoryValues):
 
     @property
     def store_id(self) -> str:
-        return f"{self!r} at {id(self._store):#x}"  # a test may have several stores of one name
+        return f"{self.url} at {id(self._store):#x}"  # a test may have several stores of one name
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._store.name}"
 
     def __repr__(self) -> str:
-        return f"memory://{self._store.name}"
+        return self.url
