@@ -192,25 +192,17 @@ def _old(name: str) -> tuple[tuple[str, str], ...]:
 REBUILT = "this package is being rebuilt"
 KNOWN_PRIVATE_IMPORTS: dict[str, str] = {}
 KNOWN_CLASSES_TWICE = {
-    "Hold": "that of lockfast.testing is public; those of advisory locks and of the demo get other names",
-    "Inbox": REBUILT,
     "Line": REBUILT,
-    "Refused": REBUILT,
-    "Statement": REBUILT,
 }
 KNOWN_LONG_CLASSES = {
     "backends.redlock: QuorumBackend": REBUILT,
 }
 _OLD_WORDS_BY_PACKAGE = {
-    "_facades": "wishes",
     "backends.postgres": "tell_deaf tell_deaf_for_now told",
     "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
     "backends.redlock": (
         "Crew Fan Line Owed Past Shout Turn _is_plain _say _told hear is_plain look owed seal shout told"
     ),
-    "cli": "_TOLD _hear _heed _say _told _told_broken hear heed_orders look told",
-    "fencing": "look",
-    "primitives": "_look _say _told told",
 }
 KNOWN_OLD_WORDS = {
     f"{package}: {name}": REBUILT for package, names in _OLD_WORDS_BY_PACKAGE.items() for name in names.split()

@@ -116,7 +116,7 @@ def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:
 def test_break_of_a_free_lock_exits_1(shell: Shell) -> None:
     done = shell("break", "x")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "lockfast: nobody held 'x'; nothing was broken\n"
+    assert done.stderr == "lockfast: lock 'x' was not held; nothing was broken\n"
 
 
 def test_break_json_tells_what_there_was(shell: Shell) -> None:

@@ -172,7 +172,7 @@ def _story() -> Story:
     story.reports = [
         report for turn, who in enumerate([*NAMES, *NAMES], start=1) for report in _hold(who, turn, turn, turn + 0.5)
     ]
-    story.reports += [Report(20.0, "dora", kind, {"fence": 4}) for kind in ("learned", "refused", "told")]
+    story.reports += [Report(20.0, "dora", kind, {"fence": 4}) for kind in ("learned", "refused", "raised")]
     story.killed = Report(2.2, "bert", "killed", {"fence": 2})
     story.stopped = Report(4.2, "dora", "stopped", {"fence": 4})
     story.ended, story.took, story.written = True, 6.0, [1, 3, 5]

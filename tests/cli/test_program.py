@@ -152,7 +152,7 @@ def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
         (["ls", "--json"], 0, ("[]\n", "")),
         (["show", "x"], 0, ("x: free\n  waiters   0\n", "")),
         (["show", "--check", "x"], 1, ("x: free\n  waiters   0\n", "")),
-        (["break", "x"], 1, ("", "lockfast: nobody held 'x'; nothing was broken\n")),
+        (["break", "x"], 1, ("", "lockfast: lock 'x' was not held; nothing was broken\n")),
     ],
     ids=lambda it: " ".join(it) if isinstance(it, list) else "",
 )

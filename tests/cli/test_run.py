@@ -199,4 +199,4 @@ def test_wrong_usage_gives_64_and_one_line(shell: Shell, words: list[str], what:
 def test_memory_stores_are_said_to_keep_nobody_out(shell: Shell) -> None:
     done = shell("run", "--url", "memory://", "x", "--", "true")
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
-    assert "keeps nobody out" in done.stderr
+    assert "excludes no other process" in done.stderr

@@ -184,7 +184,7 @@ def test_a_folder_that_everybody_can_write_is_refused(store: Path, capsys: pytes
     store.mkdir()
     store.chmod(0o1777)
     assert main(["ls", "--system"]) == 69
-    assert "anybody could put another file into " in capsys.readouterr().err
+    assert "any user could put another file into " in capsys.readouterr().err
 
 
 def test_it_is_in_one_place_for_all_users_and_can_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,9 @@ class DistributedLock:
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
+        at_backend: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, retry=retry, **wishes, **options))
+        self._logic = ManagerLogic(open_locks(url_or_client, holder=holder_id, retry=retry, **at_backend, **options))
 
     @property
     def holder_id(self) -> str:
@@ -166,9 +166,11 @@ class AsyncDistributedLock:
         debug: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
-        wishes: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
+        at_backend: dict[str, Any] = {"replicas": replicas, "schema": schema, "advisory": advisory, "rejoin": rejoin}
         options: dict[str, Any] = {"namespace": namespace, "patience": patience, "debug": debug, "clock": clock}
-        self._logic = ManagerLogic(open_async_locks(url_or_client, holder=holder_id, retry=retry, **wishes, **options))
+        self._logic = ManagerLogic(
+            open_async_locks(url_or_client, holder=holder_id, retry=retry, **at_backend, **options)
+        )
 
     @property
     def holder_id(self) -> str:

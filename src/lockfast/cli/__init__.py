@@ -1,8 +1,8 @@
 """The command line: `lockfast run`, `ls`, `show`, `break`, `doctor`, `migrate` and `demo`.
 
-Decides: which command is meant, and what the shell is told when one fails: one line and an exit code.
+Decides: which command is meant, and what the shell sees when one fails: one line and an exit code.
 Leaves to one file for each command: everything else. A command's file is imported when it is asked for, because
-`lockfast run` stands in front of somebody's program and must not keep it waiting.
+`lockfast run` stands in front of another program and must not delay it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from lockfast._text import shown
 try:
     from lockfast._debug import debug_is_on
     from lockfast.cli import exits
-except KeyboardInterrupt:  # so early that nobody else can answer for it
+except KeyboardInterrupt:  # so early that no handler of ours is there
     sys.exit(130)
 
 COMMANDS = {
     "run": "run a command while holding a lock",
     "ls": "list the locks that are held or waited for",
     "show": "show who holds a lock and how many wait for it",
-    "break": "end a hold, whoever's it is",
-    "doctor": "tell how the servers are that the locks rest on",
+    "break": "end every hold of a lock",
+    "doctor": "check the servers that the locks rest on",
     "demo": "watch processes compete for a lock, die, stall and take over",
     "migrate": "make the tables that postgresql:// needs, or update them",
 }
@@ -47,7 +47,7 @@ def _main(words: list[str]) -> int:
     try:
         _write_whatever_comes()
         code = _dispatch(words)
-        if sys.stdout is not None:  # it is None if whoever started us closed it
+        if sys.stdout is not None:  # it is None if our parent process closed it
             sys.stdout.flush()  # here, where a reader that has gone away can still be answered for
         return code
     except SystemExit as end:  # argparse after --help, and our own parser after an error

@@ -1,11 +1,11 @@
 """The command as a process: found before anything is waited for, forked early, started late.
 
-Decides: what can be executed, and that the command's process group exists before anybody must be able to end it.
+Decides: what can be executed, and that the command's process group exists before it may have to be ended.
 Leaves to the supervisor: when it starts and when it must end.
 
 The process is forked before the lock store is opened, while this program has one thread, and waits in a pipe for the
 word to go. So a guardian can know its group from the beginning, and there is no moment at which the command
-runs and nobody would end it: if we die before the word, it never starts.
+runs and no process would end it: if we die before the word, it never starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("!I")  # of the environment that follows
 
 
 def find(command: str) -> str:
-    """The path to execute. Raises Refused with a shell's exit code: 127 not found, 126 cannot be executed."""
+    """The path to execute. Raises CommandError with a shell's exit code: 127 not found, 126 cannot be executed."""
     folders = [""] if "/" in command else os.get_exec_path()
     unfit = None
     for folder in folders:
@@ -50,7 +50,7 @@ class Child:
     def start(self, environment: Mapping[str, str]) -> None:
         """Let it become the command, with these variables added to our environment.
 
-        If it was killed while it waited for this, it is not `started`, and `poll` tells how it ended.
+        If it was killed while it waited for this, it is not `started`, and `poll` sets how it ended.
         """
         text = b"\0".join(os.fsencode(f"{key}={value}") for key, value in environment.items())
         message = memoryview(_LENGTH.pack(len(text)) + text)
@@ -62,7 +62,7 @@ class Child:
         self.started = True
 
     def poll(self) -> int | None:
-        """The signal that stopped it, if one did since the last look. Sets `status` if it has ended."""
+        """The signal that stopped it, if one did since the last call. Sets `status` if it has ended."""
         while self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
             if pid == 0:

@@ -1,6 +1,6 @@
 """`lockfast doctor`: how the servers are that the locks rest on.
 
-Decides: how they are told to people, and the exit code: whether locks are to be had.
+Decides: how they are shown to people, and the exit code: whether locks can be acquired.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ at once then, and one that loses its data can let a second holder in."""
 
 
 def doctor(words: list[str]) -> int:
-    """One row for each server; 69 if locks are not to be had."""
+    """One row for each server; 69 if no locks can be acquired."""
     parser = Parser(
         "doctor",
-        description="Tell how each server is that the locks rest on: whether it answers, how fast,\n"
+        description="Check each server that the locks rest on: whether it answers, how fast,\n"
         "its version and its role. Nothing is changed there.",
         epilog=_MORE,
     )

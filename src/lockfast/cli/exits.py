@@ -1,4 +1,4 @@
-"""Exit codes: what the shell is told. The numbers are those of sysexits(3) where it has one that fits.
+"""Exit codes: what the shell sees. The numbers are those of sysexits(3) where it has one that fits.
 
 Decides: which error means which number. They are part of the interface and do not change.
 """
@@ -32,7 +32,7 @@ class CommandError(Exception):
 
 
 def meaning(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error, and the line that tells of it."""
+    """The exit code for an error, and its message."""
     if isinstance(error, CommandError):
         return error.code, str(error)
     if isinstance(error, AcquireTimeout):

@@ -2,10 +2,10 @@
 
 Decides: that a command never runs on past its lease because its supervisor was killed (then at once) or stopped
 (then when the agreed moment comes without news).
-Leaves to the supervisor: everything while it is well; it acts first, and tells how long it is good for.
+Leaves to the supervisor: everything while that runs; it acts first, and renews the plan.
 
 The guardian is a fork without exec, in a session of its own, that holds nothing but one pipe. Its other end is only
-in the supervisor, so the kernel itself tells when that is gone.
+in the supervisor, so the kernel itself reports when that is gone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _sleep(plan: EndPlan) -> float | None:
 
 
 def _end(group: int, kill_at: float) -> None:
-    """TERM, and KILL to whoever is left when the grace is over."""
+    """TERM, and KILL to what is left when the grace is over."""
     there = ask_to_end(group)
     while there and boot_now() < kill_at:
         select.select([], [], [], min(_POLL_EVERY_S, max(0.0, kill_at - boot_now())))

@@ -1,6 +1,6 @@
 """`lockfast ls`, `show` and `break`: what an operator sees and may end.
 
-Decides: how locks are told to people, and the shape of `--json`, which scripts may rely on.
+Decides: how locks are shown to people, and the shape of `--json`, which scripts may rely on.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def show(words: list[str]) -> int:
 
 
 def break_(words: list[str]) -> int:
-    """End every hold of one lock, and tell what there was."""
+    """End every hold of one lock, and show what there was."""
     parser = _parser(
         "break",
-        "End every hold of the lock NAME, whoever's it is, and let the next in line have\n"
+        "End every hold of the lock NAME, and let the next in line have\n"
         "it.\n\n"
         "The former holder is not asked. It learns of it when it next renews, within a\n"
         "third of its ttl, and until then it may go on working. The next holder's fence\n"
@@ -83,7 +83,7 @@ def break_(words: list[str]) -> int:
         "moment.\n\n"
         "An advisory lock of PostgreSQL is broken by ending the connection of its\n"
         "holder, with everything else that it holds. The holder learns of it at once.",
-        f"exits 1 if nobody held it.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
+        f"exits 1 if it was not held.\n\n{_JSON}\n`break --json` prints the lock as it was before, and `broken`.",
     )
     parser.add_argument("name", metavar="NAME", help="the lock's name; write it after -- if it begins with -")
     args = parser.parse_args(words)
@@ -96,7 +96,7 @@ def break_(words: list[str]) -> int:
     elif before.locked:
         print(_broken_in_words(_for_people(before), time.time()))
     else:
-        complain(f"nobody held {args.name!r}; nothing was broken")
+        complain(f"lock {args.name!r} was not held; nothing was broken")
     return exits.OK if before.locked else exits.NO
 
 
@@ -129,7 +129,7 @@ _WIDEST = 120  # letters of a holder or of metadata in a row of `ls`
 
 
 def _for_people(info: LockInfo) -> LockInfo:
-    """With everything that others chose made harmless to look at."""
+    """With everything that others chose made harmless to print."""
     holders = (
         who._replace(holder=unmistakable(who.holder), claim_id=unmistakable(who.claim_id)) for who in info.holders
     )
@@ -166,7 +166,7 @@ def _end(who: HolderInfo, now: float) -> str:
 
 
 def _cut(text: str) -> str:
-    """So much of it that a row can still be read, however long others made it; `show` and `--json` tell all."""
+    """So much of it that a row can still be read, however long others made it; `show` and `--json` print all."""
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: how options are read, and how a line is said.
+"""What all commands share: how options are read, and how a line is printed.
 
 Decides: that a usage error is one line and exit code 64, how times are written, that help fits a terminal of 80
 columns, and that nothing which others chose (a name, a holder) can move the reader's cursor or look like a line of
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
         return action is not None and action.nargs != 0
 
     def error(self, message: str) -> NoReturn:
-        complain(f"{message} ({self.prog} --help tells more)")
+        complain(f"{message} (see {self.prog} --help)")
         raise SystemExit(exits.USAGE)
 
 
@@ -83,8 +83,8 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on stderr, in our name. If nobody can hear it, so be it."""
-    if sys.stderr is None:  # closed by whoever started us
+    """One line on stderr, in our name. Does nothing if stderr is closed."""
+    if sys.stderr is None:  # closed by our parent process
         return
     try:
         print(f"lockfast: {visible(' '.join(text.splitlines()))}", file=sys.stderr, flush=True)
@@ -105,7 +105,7 @@ def unmistakable(text: str) -> str:
 
 
 class _Warnings(logging.Handler):
-    """What no event tells of: that a store is unsafe, or its server badly set up."""
+    """What no event reports: that a store is unsafe, or its server badly set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not hasattr(record, "lock_kind"):
@@ -116,12 +116,12 @@ _WARNINGS = _Warnings(logging.WARNING)
 
 
 def report_warnings() -> None:
-    """Say on stderr what the log warns of. Losses are told in our own words, so they are not told again."""
+    """Print the log's warnings to stderr. Losses have messages of their own, so they are left out."""
     logging.getLogger("lockfast").addHandler(_WARNINGS)
 
 
 def keep_logs_quiet() -> None:
-    """Everything is told in our own words, so the logger's last resort must not tell it again."""
+    """The demo prints its own messages, so the logger's last resort must not print them again."""
     logging.getLogger("lockfast").addHandler(logging.NullHandler())
 
 
@@ -135,7 +135,7 @@ Locks between processes and hosts, that are right by default.
 commands:
 {lines}
 
-`lockfast help COMMAND` tells more. `lockfast --version` tells the version.
+`lockfast help COMMAND` shows more. `lockfast --version` shows the version.
 
 examples:
   lockfast run nightly-report ./report.sh     wait for the lock, then run

@@ -33,7 +33,7 @@ COMMAND did.
 
 The lease is renewed while COMMAND runs. If it is lost, or cannot be renewed,
 COMMAND and everything that it started in its process group are ended (TERM,
-then KILL) before anybody else can hold the lock. The same happens if lockfast
+then KILL) before another holder can have the lock. The same happens if lockfast
 itself is killed or stopped.
 
 COMMAND begins with the first word after NAME that is not an option, or after
@@ -178,15 +178,15 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
     with connect(args.url, holder=args.holder, namespace=args.namespace) as locks:
         report_outages(locks)
         lock = _lock(args, locks, signals)
-        _say_who_is_first(args, locks)
+        _report_holders(args, locks)
         try:
             with lock as lease:
                 signals.collect_signals()
-                _say(args, f"acquired {args.name!r} with fence {lease.fence}")
+                _report(args, f"acquired {args.name!r} with fence {lease.fence}")
                 terminal = open_terminal()
                 supervisor = Supervisor(process, lease, guard, signals, terminal, grace)
                 locks.events.listen(lambda event: _note(event, troubles))
-                locks._logic.engine.on_renewed = supervisor.reassure  # no event: those wait for a stderr that blocks
+                locks._logic.engine.on_renewed = supervisor.reassure  # no event: its listener may wait for stderr
                 supervisor.reassure()
                 lease.check()  # we may have been stopped since
                 if terminal is not None and terminal.alone and terminal.ours:
@@ -206,14 +206,14 @@ def _under_lock(args: Namespace, process: child.Child, guard: guardian.Guardian,
     if not process.started:
         how = "ended" if outcome.signal is None else f"killed by signal {outcome.signal}"
         complain(f"the process for the command was {how} before the lock was acquired; the command did not run")
-    _say(args, f"released {args.name!r}")
+    _report(args, f"released {args.name!r}")
     _pass_on_interrupt(outcome)
     return outcome.code
 
 
 def _lock(args: Namespace, locks: Locks, signals: SignalQueue) -> Lock:
     if args.url.startswith("memory:") and not args.quiet:
-        complain("a memory:// store is seen by this process alone, so the lock keeps nobody out")
+        complain("a memory:// store is seen by this process alone, so the lock excludes no other process")
     return locks.lock(
         args.name,
         ttl=args.ttl,
@@ -247,7 +247,7 @@ def _from_anywhere(url: str) -> str:
     return url if file is None else url_of_file(file)
 
 
-def _say_who_is_first(args: Namespace, locks: Locks) -> None:
+def _report_holders(args: Namespace, locks: Locks) -> None:
     if not args.verbose or args.wait == 0:
         return
     try:
@@ -259,13 +259,13 @@ def _say_who_is_first(args: Namespace, locks: Locks) -> None:
         complain(f"waiting for {args.name!r}, held by {holders}, behind {info.waiters} more")
 
 
-def _say(args: Namespace, text: str) -> None:
+def _report(args: Namespace, text: str) -> None:
     if args.verbose:
         complain(text)
 
 
 def _lost(outcome: CommandOutcome | None, what: str, troubles: dict[str, str]) -> int:
-    """Say so in one line: what became of the lease, and what of the command."""
+    """One line: what became of the lease, and what of the command."""
     if outcome is None:
         became = "the command was not started"
     elif outcome.ended:
@@ -278,7 +278,7 @@ def _lost(outcome: CommandOutcome | None, what: str, troubles: dict[str, str]) -
 
 
 def _pass_on_interrupt(outcome: CommandOutcome) -> None:
-    """Ctrl-C reached the command's group and not ours. A script around us must hear of it as it would without us."""
+    """Ctrl-C reached the command's group and not ours. A script around us must get it as it would without us."""
     if outcome.on_terminal and outcome.signal in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(outcome.signal, signal.SIG_IGN)
         os.killpg(os.getpgrp(), outcome.signal)

@@ -1,7 +1,7 @@
-"""Signals, as letters in one box that also brings news from other threads.
+"""Signals, in one queue that also takes notifications from other threads.
 
 Decides: which signals are passed on to a command, and that a signal which was ignored when we started stays ignored.
-Leaves to the supervisor: what each letter means.
+Leaves to the supervisor: what each signal means.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import select
 import signal
 from types import FrameType
 
-NOTIFIED = 0  # not a signal: something changed elsewhere, look at everything again
+NOTIFIED = 0  # not a signal: something changed elsewhere, check everything again
 
 PASSED_ON = frozenset(
     {
@@ -65,14 +65,14 @@ class SignalQueue:
         os.set_blocking(self._write, False)
 
     def collect_signals(self) -> None:
-        """From now on signals come here, and do nothing else."""
+        """From now on signals go into this queue, and do nothing else."""
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for signum in (*PASSED_ON, signal.SIGCHLD, signal.SIGCONT):
             if signum in (signal.SIGCHLD, signal.SIGCONT) or not _is_ignored(signum):
                 signal.signal(signum, _note)
 
     def notify(self) -> None:
-        """Wake the one that waits. From any thread."""
+        """Wake the supervisor. From any thread."""
         try:
             os.write(self._write, bytes((NOTIFIED,)))
         except OSError:
@@ -92,4 +92,4 @@ class SignalQueue:
 
 
 def _note(signum: int, frame: FrameType | None) -> None:
-    """The interpreter has written the number into the box; this only keeps the default from happening."""
+    """The interpreter has written the number into the queue; this only replaces the default action."""

@@ -1,10 +1,10 @@
-"""Where a command finds its locks, and what it says while they cannot be reached.
+"""Where a command finds its locks, and what it prints while they cannot be reached.
 
 Decides: which URL is meant by the options that all commands share, where the one store of a host is, and whether this
 user can use it. Leaves to `_connect`: what a URL means.
 
 The store of the host is a file in a folder that root has made for a group. The folder is never made here: a store that
-only its first user can open would keep nobody out, and one that everybody can write could be replaced by anybody.
+only its first user can open would exclude no other user, and one that every user can write could be replaced by any.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add_store_options(parser: ArgumentParser) -> None:
 
 
 def url_of(args: Namespace) -> str:
-    """The URL that the options mean. Raises Refused if it is the store of the host and this user cannot use it."""
+    """The URL that the options mean. Raises CommandError if it is the store of the host and this user cannot use it."""
     if args.system:
         url = system_url()
         file = file_of(url)
@@ -49,7 +49,7 @@ def url_of(args: Namespace) -> str:
 
 
 def url_of_existing(args: Namespace) -> str:
-    """`url_of` for a command that only looks: raises Refused if there is no such file, and none is made."""
+    """`url_of` for a command that only reads: raises CommandError if there is no such file, and none is made."""
     url = url_of(args)
     file = file_of(url)
     try:
@@ -59,7 +59,7 @@ def url_of_existing(args: Namespace) -> str:
         text = f"there is no lock store {str(file)!r}: no lock was ever acquired there, or its name is mistyped"
         assert file is not None
         raise _NoStore(text, _why_none_is_made(file)) from None
-    except OSError:  # it may be there; to open it tells what is wrong
+    except OSError:  # it may be there; opening it reports what is wrong
         return url
     return url
 
@@ -99,13 +99,13 @@ def system_url() -> str:
 
 
 def report_outages(locks: Locks) -> None:
-    """Say on stderr when the store cannot be reached, and when it can be used again."""
+    """Print to stderr when the store cannot be reached, and when it can be used again."""
     locks.events.listen(_report)
 
 
 @contextmanager
 def reports_silence() -> Iterator[None]:
-    """Say on stderr that an answer takes longer than a second, where no `Locks` would."""
+    """Print to stderr that an answer takes longer than a second, where no `Locks` would."""
     timer = Timer(REPORT_AFTER_S, complain, (f"no answer for {REPORT_AFTER_S:g}s; waiting for it",))
     timer.daemon = True
     timer.start()
@@ -134,7 +134,7 @@ def _must_be_usable(file: Path) -> None:
         raise exits.CommandError(exits.UNAVAILABLE, f"this host has no store for all users yet; {share}") from None
     if mode & stat.S_IWOTH:
         raise exits.CommandError(
-            exits.UNAVAILABLE, f"anybody could put another file into {folder}: {share} && chmod o-rwx {folder}"
+            exits.UNAVAILABLE, f"any user could put another file into {folder}: {share} && chmod o-rwx {folder}"
         )
     if not _may_write(file.parent):
         how = f"root can add a user: usermod -aG {_group(file.parent)} {_user()}" if mode & stat.S_IWGRP else share

@@ -3,8 +3,8 @@
 Decides: when the command must end, and how long it may take to do so.
 Leaves to the keeper: renewing the lease. Leaves to the guardian: the case that we cannot act.
 
-The lease's deadline is the moment after which somebody else may hold the lock. The group must be dead by then, so it
-is asked to end (TERM) a grace and a margin earlier, and whoever is left is killed (KILL) a margin earlier.
+The lease's deadline is the moment after which another holder may have the lock. The group must be dead by then, so it
+is asked to end (TERM) a grace and a margin earlier, and what is left is killed (KILL) a margin earlier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lockfast.cli.signals import PASSED_ON, SignalQueue
 from lockfast.cli.terminal import Terminal
 
 _POLL_EVERY_S = 0.03  # while the group is ending
-_STUCK_AFTER_S = 5.0  # a killed group that is still there after this is stuck in the kernel; nobody can do more
+_STUCK_AFTER_S = 5.0  # a killed group that is still there after this is stuck in the kernel; no signal helps
 
 
 class Grace(NamedTuple):
@@ -93,7 +93,7 @@ class Supervisor:
         while True:
             self._handle(self._signals.wait(self._end_at - boot_now()))
             stopped_by = child.poll()
-            why = self._why_end()  # first, even if the command has ended: of its group somebody may be left
+            why = self._why_end()  # first, even if the command has ended: processes of its group may be left
             if why is not None:
                 return self._end(why, min(boot_now(), self._end_at) + self._grace.kill_after)
             if child.status is not None:
@@ -119,7 +119,7 @@ class Supervisor:
         """The command was stopped. On a terminal the shell must see us stop too, so that `fg` means us both."""
         terminal = self._terminal
         if terminal is None:
-            return  # no shell with job control watches us; whoever stopped it will continue it
+            return  # no shell with job control watches us; the process that stopped it will continue it
         if stopped_by in (signal.SIGTTIN, signal.SIGTTOU) and not terminal.lent and terminal.ours:
             self._continue(lend=True)
             return
@@ -129,7 +129,7 @@ class Supervisor:
         received = _stop_ourselves(self._signals)
         self._handle(received)
         if signal.SIGCONT not in received and stopped_by != signal.SIGSTOP:
-            self._continue(lend=terminal.alone)  # the kernel does not stop those whom no shell could continue
+            self._continue(lend=terminal.alone)  # the kernel does not stop a process that no shell could continue
 
     def _continue(self, *, lend: bool) -> None:
         terminal = self._terminal
@@ -146,16 +146,16 @@ class Supervisor:
         there = ask_to_end(child.pid)
         while there and boot_now() < kill_at:
             self._handle(self._signals.wait(min(_POLL_EVERY_S, kill_at - boot_now())))
-            there = self._anybody_left()
+            there = self._is_group_alive()
         if there:
             signal_group(child.pid, signal.SIGKILL)
             give_up_at = boot_now() + _STUCK_AFTER_S
-            while self._anybody_left() and boot_now() < give_up_at:
+            while self._is_group_alive() and boot_now() < give_up_at:
                 self._signals.wait(_POLL_EVERY_S)
         return self._outcome(None if ended_by_itself else why)
 
-    def _anybody_left(self) -> bool:
-        """Whether anybody of the group lives. The command itself is waited for, or its remains would count."""
+    def _is_group_alive(self) -> bool:
+        """Whether a process of the group lives. The command itself is reaped, or it would count as a zombie."""
         self._child.poll()
         return lives(self._child.pid)
 

@@ -35,7 +35,7 @@ class Terminal:
 
     @property
     def alone(self) -> bool:
-        """Whether we look like the only one of our group who uses it."""
+        """Whether we seem to be the only process of our group that uses it."""
         return os.isatty(0) and os.isatty(1)
 
     def lend(self, group: int) -> None:

@@ -179,14 +179,3 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         """A child is another process, so it starts with an empty store."""
         if child:
             self._store.clear()
-
-    @property
-    def store_id(self) -> str:
-        return f"{self.url} at {id(self._store):#x}"  # a test may have several stores of one name
-
-    @property
-    def url(self) -> str:
-        return f"memory://{self._store.name}"
-
-    def __repr__(self) -> str:
-        return self.url

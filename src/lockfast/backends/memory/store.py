@@ -88,6 +88,17 @@ class StoreUser:
         self._world = world
         self._step = store.step if world.blocking else store.step_in_a_loop
 
+    @property
+    def store_id(self) -> str:
+        return f"{self.url} at {id(self._store):#x}"  # a test may have several stores of one name
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._store.name}"
+
+    def __repr__(self) -> str:
+        return self.url
+
 
 _stores: dict[str, MemoryStore] = {}
 

@@ -1,7 +1,7 @@
 """`lockfast demo`: processes compete for a lock, one is killed, one is stopped, and the lock holds.
 
-Decides: what must have been seen for the demo to have succeeded, and how that is told.
-Leaves to `story`: what happens. Leaves to `judge`: what the workers' reports amount to. Leaves to `view`: how it looks.
+Decides: what must have been seen for the demo to have succeeded, and how that is printed.
+Leaves to `story`: what happens. Leaves to `judge`: what the workers' reports amount to. Leaves to `view`: the output.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def missing(story: Story) -> Iterator[str]:
     for fault, what in ((story.killed, "killed"), (story.stopped, "stopped")):
         if fault is None or judge.next_after(holds, fault.fence) is None:
             yield f"a takeover from a {what} holder"
-    for kind, what in (("learned", "noticed"), ("refused", "had its late write refused"), ("told", "got LeaseLost")):
+    for kind, what in (("learned", "noticed"), ("refused", "had its late write refused"), ("raised", "got LeaseLost")):
         if story.stopped is None or not story.has_seen(story.stopped.who, kind):
             yield f"that the stopped holder {what}"
     for who, code in story.exit_codes.items():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 
 class Report(NamedTuple):
-    """One step of one worker, or one blow that it was dealt (`killed`, `stopped`, `continued`)."""
+    """One step of one worker, or one fault that was injected (`killed`, `stopped`, `continued`)."""
 
     at: float
     who: str

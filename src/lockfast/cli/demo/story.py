@@ -32,7 +32,7 @@ _SHOWN: Final[dict[str, tuple[str, str, bool]]] = {
     "continued": ("was continued, past its ttl", "continued", True),
     "learned": ("noticed that it no longer holds the lock", "lost", True),
     "refused": ("was refused a late write: fence {fence} is old", "lost", True),
-    "told": ("got LeaseLost", "waits", True),
+    "raised": ("got LeaseLost", "waits", True),
     "done": ("", "done", False),
 }
 
@@ -46,7 +46,7 @@ class Story:
         self.reports: list[Report] = []
         self.killed: Report | None = None
         self.stopped: Report | None = None
-        self.ended = False  # it was told to its end in time
+        self.ended = False  # it came to its end in time
         self.took = 0.0
         self.exit_codes: dict[str, int | None] = {}
         self.written: list[int] = []  # the fences in the ledger, in order
@@ -55,7 +55,7 @@ class Story:
         self._view = view
         self._ledger = folder / "ledger"
         self._states = dict.fromkeys(NAMES, "starts")
-        self._fault: Report | None = None  # the last one, until somebody takes over
+        self._fault: Report | None = None  # the last one, until another worker takes over
         self._drawn_at = 0.0
         self._began = boot_now()
         self._workers = Workers(NAMES, url, self._lock, TTL_S, self._ledger)
@@ -85,7 +85,7 @@ class Story:
         self.stopped = self._inject("dora", signal.SIGSTOP)
         self._until(lambda: self._written_after(self.stopped))  # so that its late write comes too late
         self._record(self._workers.send_signal("dora", signal.SIGCONT))
-        self._until(lambda: self.has_seen("dora", "told"))
+        self._until(lambda: self.has_seen("dora", "raised"))
         before = {who: self._grants(who) for who in NAMES if who != "bert"}
         self._until(lambda: all(self._grants(who) > count for who, count in before.items()))
         self._workers.finish()
@@ -127,8 +127,8 @@ class Story:
         text, self._states[report.who], loud = _SHOWN[report.kind]
         if text:
             queue = self._locks.inspect(self._lock).waiters if report.kind == "granted" else 0
-            told = text.format(fence=report.fence, queue=queue)
-            self._view.log(report.at - self._began, report.who, told, loud=loud)
+            message = text.format(fence=report.fence, queue=queue)
+            self._view.log(report.at - self._began, report.who, message, loud=loud)
         if report.kind == "granted" and self._fault is not None and report.fence > self._fault.fence:
             fault, after = self._fault, format_duration(report.at - self._fault.at)
             line = f"took over, {after} after {fault.who} was {fault.kind}"

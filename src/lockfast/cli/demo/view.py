@@ -40,19 +40,19 @@ class RichView:
     def __init__(self) -> None:
         from rich.live import Live
 
-        self._told: deque[str] = deque(maxlen=10)
+        self._shown: deque[str] = deque(maxlen=10)
         self._live = Live(auto_refresh=False)
 
     def log(self, elapsed: float, who: str, text: str, *, loud: bool) -> None:
         line = f"{elapsed:7.3f}s  {who:<8} {text}"
-        self._told.append(f"[bold yellow]{line}[/]" if loud else f"[dim]{line}[/]")
+        self._shown.append(f"[bold yellow]{line}[/]" if loud else f"[dim]{line}[/]")
 
     def draw(self, elapsed: float, info: LockInfo, states: dict[str, str]) -> None:
         from rich.console import Group
         from rich.text import Text
 
-        self._live.start()  # not before there is somebody who will close us; again does no harm
-        lines = [Text.from_markup(line) for line in self._told]
+        self._live.start()  # not before a caller is there that closes it; a second start does no harm
+        lines = [Text.from_markup(line) for line in self._shown]
         self._live.update(Group(self._table(elapsed, info, states), *lines), refresh=True)
 
     def _table(self, elapsed: float, info: LockInfo, states: dict[str, str]) -> Any:

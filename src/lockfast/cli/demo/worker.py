@@ -1,4 +1,4 @@
-"""One of the demo's workers: takes the lock, works a moment, lets go, again and again.
+"""One of the demo's workers: acquires the lock, works a moment, releases it, again and again.
 
 Decides: nothing. It reports each step with the boot clock's time on stdout, and does what stdin says: `stay` means to
 keep the lock at the next turn until it is lost; the end of stdin means to finish. Started by `lockfast demo`.
@@ -65,7 +65,7 @@ class DemoWorker:
             except AcquireTimeout:
                 continue
             except LeaseLost as error:
-                report("told", detail=str(error))
+                report("raised", detail=str(error))
         report("done")
 
     def _try_once(self, lost: threading.Event) -> None:

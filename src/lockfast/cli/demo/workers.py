@@ -1,7 +1,7 @@
-"""The demo's worker processes: started, heard, hit, and gone at the end.
+"""The demo's worker processes: started, read from, killed or stopped, and gone at the end.
 
 Decides: how they are started and that none is left behind.
-Leaves to the demo: what they are told and when.
+Leaves to the demo: what they are to do and when.
 """
 
 from __future__ import annotations
