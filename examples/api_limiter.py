@@ -1,6 +1,6 @@
 """API limiter: many workers in several processes share one rate, because the other side counts them as one customer.
 
-`acquire` waits its turn, for those who must get through; `try_acquire` answers at once, for those who rather say no.
+`acquire` waits its turn; `try_acquire` answers at once, for callers that can be refused.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Room:
         with self.inside.get_lock():
             self.inside.value += 1
             self.most.value = max(self.most.value, self.inside.value)
-        self.full.wait(30)  # nobody leaves before all seats are taken, so they must be had at the same time
+        self.full.wait(30)  # none is released before all are taken, so they are held at the same time
         with self.inside.get_lock():
             self.inside.value -= 1
 

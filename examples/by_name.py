@@ -49,7 +49,7 @@ def main(url: str) -> None:
         assert released == 2
         elsewhere.close()
         elsewhere.join()
-    print("one host at a time had the checkout, whoever released it")
+    print("one host at a time had the checkout, and any request could release it")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Cron singleton: two hosts have the same crontab and clocks that differ a little; the report is made once.
 
-`singleton` alone skips only while somebody else is at it. A fast job is over before the second cron begins, so
+`singleton` alone skips only while another run holds the lock. A fast job is over before the second cron begins, so
 `min_hold` keeps the name taken for a minute after the grant, however fast the job was.
 """
 

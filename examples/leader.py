@@ -33,7 +33,7 @@ def candidate(url: str, me: str, enough: Event) -> None:
 
 async def watch(url: str, candidates: dict[str, tuple[BaseProcess, Event]]) -> None:
     async with asyncio.timeout(30), lockfast.aio.connect(url) as locks:
-        async with aclosing(told(locks)) as news:
+        async with aclosing(printed(locks)) as news:
             assert (await anext(news)).vacant
             for process, _ in candidates.values():
                 process.start()
@@ -50,7 +50,7 @@ async def watch(url: str, candidates: dict[str, tuple[BaseProcess, Event]]) -> N
             assert (await anext(news)).vacant  # at once: it resigned
 
 
-async def told(locks: lockfast.aio.AsyncLocks) -> AsyncGenerator[lockfast.Leadership, None]:
+async def printed(locks: lockfast.aio.AsyncLocks) -> AsyncGenerator[lockfast.Leadership, None]:
     async for change in locks.election("scheduler").observe():
         print("nobody leads" if change.vacant else f"{change.leader} leads")
         yield change

@@ -38,7 +38,7 @@ def main(url: str) -> None:
             together.wait(30)
             print(f"{READERS} readers and the former writer are in together")
         seen = [reader.result() for reader in readers]
-        assert seen == [{"apple": 2, "pear": 2}] * READERS, "somebody read in the middle of a write"
+        assert seen == [{"apple": 2, "pear": 2}] * READERS, "a reader saw a write that was not finished"
         with locks.rwlock("prices", wait=30).write():
             print("all have left, and the next writer is in")
     print("every reader saw the whole list")

@@ -1,7 +1,7 @@
 """Several names at once: money goes from Alice to Bob and from Bob to Alice at the same time, without a deadlock.
 
 Each transfer takes both accounts, named in the order in which it thinks of them. `locks.all` takes them in one order
-for everybody, so two transfers never wait for each other. Each account is written with the fence of its own name.
+for every caller, so two transfers never wait for each other. Each account is written with the fence of its own name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Worker queue: several processes work off one list of jobs, and each job is done once.
 
-The lock alone does not make a job unique: whoever comes later finds it free again. So each worker looks, under the
+The lock alone does not make a job unique: a later worker finds it free again. So each worker checks, under the
 lock, whether the job is done already. One worker is killed in the middle of its first job; another does it instead.
 """
 
@@ -24,10 +24,10 @@ def work(url: str, outbox: Path, me: str, together: Barrier) -> None:
     with lockfast.connect(url, holder=me) as locks:
         deliver = locks.locked("job:mail:{job}")(send)
         try_to_deliver = locks.singleton("job:mail:{job}")(send)
-        together.wait(30)  # nobody has finished before all have begun
-        for job in JOBS:  # first whatever nobody else is at
+        together.wait(30)  # no worker has finished before all have begun
+        for job in JOBS:  # first the jobs that no other worker holds
             try_to_deliver(job, outbox, me)
-        for job in JOBS:  # then wait for the rest: whoever is at it may die
+        for job in JOBS:  # then wait for the rest: their worker may die
             deliver(job, outbox, me)
 
 
@@ -36,7 +36,7 @@ def send(job: str, outbox: Path, me: str) -> None:
     if letter.exists():
         return
     time.sleep(0.02)  # writing it takes a while
-    with letter.open("x") as file:  # fails if somebody else has sent it meanwhile
+    with letter.open("x") as file:  # fails if another worker has sent it meanwhile
         file.write(me)
 
 

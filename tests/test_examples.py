@@ -26,7 +26,7 @@ FILES = {file.name: file for file in sorted(FOLDER.glob("*.py"))}
 LAST_LINES = {
     "api_limiter.py": "no call came before its time",
     "bounded_pool.py": "never more than there are seats, and none was left empty",
-    "by_name.py": "one host at a time had the checkout, whoever released it",
+    "by_name.py": "one host at a time had the checkout, and any request could release it",
     "cron_singleton.py": "the report was made once, the one without min_hold twice",
     "leader.py": "the second leader took over from the first, in a later term",
     "payment_with_fence.py": "paid once; the late writes were refused by the fence",
