@@ -2,7 +2,7 @@
 
 One task takes one lock again and again, sharing a core with the server, as in `redis_uncontended`; once more where the
 kernel likes to run them, when both sides of the ratio also wait for a core to wake up. The thousand tasks
-take a lock each, all different, so nobody waits for anybody: the question is what a process can ask of one server.
+take a lock each, all different, so none waits for another: the question is what one process can ask of one server.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _measured(port: int, openers: dict[str, Opener], tasks: int, cycles: int, ro
 
 
 class _Contender:
-    """A process of its own with a client and a lock for each task. It stands still until it is its turn, so that nobody
-    pays for what another has opened: with a thousand connections, every collection of garbage takes its time."""
+    """A process of its own with a client and a lock for each task. It stands still until its turn, so that none pays
+    for what another has opened: with a thousand connections, every collection of garbage takes its time."""
 
     def __init__(self, opener: Opener, port: int, tasks: int, loop: str) -> None:
         context = multiprocessing.get_context("spawn")

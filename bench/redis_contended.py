@@ -1,7 +1,7 @@
 """Redis, many processes want one lock all the time: how fast does it go from hand to hand, how long does one wait?
 
 In order of time, a hand-over is a hold whose competitor is not the one before it. A wait is from asking to being
-granted. Commands are what the clients sent, counted in stretches of their own by a connection that the server tells
+granted. Commands are what the clients sent, counted in stretches of their own by a connection that the server reports
 everything; what a script calls by itself is part of the one command that ran the script. A peer's client has no time
 limit here: it waits for the lock and for nothing else. The floor hands a list's one element on.
 """
@@ -33,7 +33,7 @@ class Round:
     acquisitions: float  # a second
     fairness: float  # Jain's index of the competitors' counts: 1 is the same for all
     waits: list[float]  # seconds, sorted
-    handed: int  # also after time was up: those who still waited then got it too
+    handed: int  # also after the time was up: claims that still waited got it too
 
     def wait(self, percent: int) -> float:
         return self.waits[len(self.waits) * percent // 101]

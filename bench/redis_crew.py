@@ -1,6 +1,6 @@
 """Processes that want one Redis lock all the time, and what they note.
 
-Decides: how competitors are started, told what to do, and heard. Each notes for every hold when it asked, when it was
+Decides: how competitors are started, commanded and read. Each notes for every hold when it asked, when it was
 granted and when it called release, on the clock that all processes of a host share.
 Leaves to `redis_contended`: what the notes mean.
 """
@@ -79,7 +79,7 @@ def _heard(pipe: Connection, seconds: float) -> list[array[float]]:
 
 
 def _serve(port: int, name: str, threads: int, pipe: Connection) -> None:
-    """In a process of its own: do as told until nobody is there to tell."""
+    """In a process of its own: follow commands until there are no more."""
     with ExitStack() as stack:
         locks = stack.enter_context(lockfast.connect(f"redis://127.0.0.1:{port}/0"))
         competitors = [_open(locks, port, name) for _ in range(threads)]

@@ -1,7 +1,7 @@
 """The least that a lock on Redis can be, on a bare socket: alone, and when many want it.
 
-Alone it is SET NX PX, and a script that deletes what is still ours. Handed on, it is a list with one element: whoever
-pops it holds, and pushing it back wakes the one that waits longest.
+Alone it is SET NX PX, and a script that deletes what is still ours. Handed on, it is a list with one element: a client
+that pops it holds, and pushing it back wakes the one that waits longest.
 
 No library is between the bytes and the socket: what is written was made beforehand, and of what is read at most the
 length counts. They know no fence, no queue, no renewal, no errors and no time limits.
@@ -39,7 +39,7 @@ def floor(port: int, name: bytes = b"bench:floor") -> Callable[[], None]:
 
 
 class Token:
-    """Held by whoever has the list's one element. A holder that dies takes it along for ever."""
+    """Held by the client that has the list's one element. A holder that dies takes it along for ever."""
 
     def __init__(self, port: int, name: str) -> None:
         key = f"{name}:token".encode()

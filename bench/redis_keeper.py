@@ -4,11 +4,11 @@ A process of its own holds them and does nothing else: the CPU time that goes by
 threads or tasks that renew, the leases lost, the memory each. A round is a third of the ttl, so at the quick ttl of
 6 s the same work is done five times as often and the share is divided by that.
 
-Meanwhile this process sends a PING every millisecond, to that server and right after it to a second one that nobody
-else uses, which shows what the scheduler of a busy machine does to a PING: a round's worst PING counts as far as it is
-worse than the idle server's. As noise could hide something there, the server is asked too for its longest turn, in
-which it hears nobody else. Of both the worst round is the answer, since the bound says never: a stall of the whole
-machine can miss it, and then the idle server's figures tell.
+Meanwhile this process sends a PING every millisecond, to that server and right after it to a second one that no other
+client uses, which shows what the scheduler of a busy machine does to a PING: a round's worst PING counts as far as it
+is worse than the idle server's. As noise could hide something there, the server is asked too for its longest turn, in
+which it serves no other client. Of both the worst round is the answer, since the bound says never: a stall of the
+whole machine can miss it, and then the idle server's figures show it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Heard(NamedTuple):
 
 
 class Watched(NamedTuple):
-    facts: dict[str, Any]  # what the holder tells of itself
+    facts: dict[str, Any]  # that the holder reports
     rounds: list[Heard]
 
 
@@ -208,7 +208,7 @@ def _lost(leases: Iterable[Any], recorded: int) -> int:
 
 
 class _Watch:
-    """CPU, and who runs, over some rounds of renewal; looked at rarely, so that watching does not count."""
+    """CPU, and who runs, over some rounds of renewal; sampled rarely, so that measuring does not count."""
 
     def __init__(self, job: _Job) -> None:
         self._round, self._length = job.ttl / 3, job.watched

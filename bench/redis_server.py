@@ -1,6 +1,6 @@
 """What the questions about Redis ask of the server itself: which core it runs on, and what it counted.
 
-Decides: how the commands that clients sent are told from those that a script called.
+Decides: how the commands of clients are distinguished from those that a script called.
 Leaves to `tests.servers`: starting and ending it. Leaves to each question's file: what the figures mean.
 """
 
@@ -55,7 +55,7 @@ def counted(port: int, work: Callable[[], object]) -> dict[str, Count]:
     asking.config_resetstat()
     work()
     stats: dict[str, Any] = asking.info("commandstats")
-    return {name[len("cmdstat_") :]: Count(told["calls"], told["usec"]) for name, told in stats.items()}
+    return {name[len("cmdstat_") :]: Count(one["calls"], one["usec"]) for name, one in stats.items()}
 
 
 class Monitor:
@@ -81,7 +81,7 @@ class Monitor:
             self.commands.update(name.decode().lower() for name in _BY_A_CLIENT.findall(whole + end))
 
     def __exit__(self, *_: object) -> None:
-        client(self._port).echo("the bench has seen enough")  # whatever came before it has been read when this is
+        client(self._port).echo("the bench has seen enough")  # all that came before it has been read when this is
         self._reading.join(60)
         self._line.close()
         for own in ("echo", "hello", "client"):

@@ -1,4 +1,4 @@
-"""Redis, nobody in the way: what does acquire + release cost a blocking client?
+"""Redis, uncontended: what does acquire + release cost a blocking client?
 
 Client and server share one core, so a cycle is the work of both and nothing else: no core is woken from its sleep. The
 floor is the same two round trips on a bare socket with bytes written by hand. Peers use one connected client each.

@@ -27,7 +27,7 @@ LOT = 200  # pieces of garbage that are made at once
 
 
 class Releases:
-    """Its end releases a lease, then asks for another lock, and looks at a third: what a `__del__` should not do."""
+    """Its end releases a lease, then asks for another lock, and inspects a third: what a `__del__` should not do."""
 
     def __init__(self, locks: lockfast.Locks, lease: lockfast.Lease, looked_at: lockfast.Lease) -> None:
         self._locks, self._lease, self._looked_at = locks, lease, looked_at
@@ -50,7 +50,7 @@ def holding(lock: Any) -> Iterator[None]:
 
 
 class _Circle:
-    """What it holds is garbage as soon as nobody holds the circle, and only a collection finds that."""
+    """What it holds is garbage as soon as the cycle has no outer reference, and only a collection finds that."""
 
     def __init__(self, piece: Any = None) -> None:
         self._me, self._piece = self, piece
@@ -86,7 +86,7 @@ class Collector:
         self.short = False
         gc.disable()
         collect_all()  # what is garbage and frozen would never be found
-        gc.freeze()  # so that a collection has little to look at; what is frozen still ends with its last reference
+        gc.freeze()  # so that a collection has little to do; what is frozen still ends with its last reference
         self._watching = True
         threading.settrace(self._trace)
         sys.settrace(self._trace)

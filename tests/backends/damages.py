@@ -183,7 +183,7 @@ SHOWN["sqlite"]["zeros"] = _hold("metadata", "zeroblob(40)")
 SHOWN["sqlite"]["a holder that is huge"] = _hold("holder", f"printf('%.*c', {HUGE}, 'h')")
 SHOWN["redis"]["a holder that is huge"] = _held(lambda held: held.replace(b" 0 ", b" 0 " + b"h" * HUGE, 1))
 
-# What is kept of those who wait, and of those who watch.
+# Records of waiters and observers.
 WAITERS: Table = {
     "redis": {
         "queue of another type": lambda store, name: store.retype(name, "queue"),

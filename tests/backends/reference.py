@@ -1,8 +1,8 @@
 """A second telling of the model, as small as it can be, to hold the backends against.
 
 A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others, none
-of them exclusive; what is reserved counts as held; nobody fits past an older waiter. Each beginning and each end of a
-hold is a change, and an observer hears of all of them. Written from the design, not from the memory backend.
+of them exclusive; what is reserved counts as held; no claim passes an older waiter. Each beginning and each end of a
+hold is a change, and an observer gets all of them. Written from the design, not from the memory backend.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Resource:
     watched_until: dict[str, float] = field(default_factory=dict)  # by claim id: when an observer is given up
 
     def settle(self, now: float, successor: str = "") -> None:
-        """What time does: holds and waiters end, reservations lapse, and whoever fits is reserved for."""
+        """What time does: holds and waiters end, reservations lapse, and waiters that fit get reservations."""
         self._end([hold for hold in self.held if hold.until <= now])
         self.watched_until = {id: until for id, until in self.watched_until.items() if until > now}
         self.queue = [waiter for waiter in self.queue if waiter.gone_at > now]
@@ -142,7 +142,7 @@ class Resource:
         self.settle(now)
 
     def observe(self, claim: Claim, known: int | None, now: float) -> list[Event] | None:
-        """What happened since it heard of so many changes; None if it has to begin with what is true now."""
+        """The changes after so many; None if the observer has to begin with what is true now."""
         watched = claim.id in self.watched_until
         self.watched_until[claim.id] = now + PRESENCE_S
         return self.history[known:] if watched and known is not None else None

@@ -1,7 +1,7 @@
 """A second telling of limiters and cells, as small as it can be, to hold the backends against.
 
 A limiter is a bucket that leaks: each permit fills it by one interval, time empties it, and it holds `burst` of them. A
-cell is a value with a version, the highest fence it was shown, and whoever wrote it last. Written from the design.
+cell is a value with a version, the highest fence of its writes, and its last writer. Written from the design.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class TestHolds:
             assert not locks.list("y")[0].damage
 
     @each(damages.HOLDS)
-    def test_a_damaged_lock_is_granted_to_nobody_until_it_is_broken(
+    def test_no_claim_is_granted_on_a_damaged_lock_until_it_is_broken(
         self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         first = locks.lock("x", ttl=60).acquire()
@@ -92,17 +92,17 @@ class TestHolds:
         assert second.release()
 
     @each(damages.HOLDS)
-    def test_its_holder_learns_of_it_and_keeps_its_other_leases(self, locks: lockfast.Locks, damage: Damage) -> None:
-        told: list[Any] = []
+    def test_its_holder_is_notified_and_keeps_its_other_leases(self, locks: lockfast.Locks, damage: Damage) -> None:
+        losses: list[Any] = []
         with locks.lock("y", ttl=60) as sound:
-            lease = locks.lock("x", ttl=60, on_lost=told.append).acquire()
+            lease = locks.lock("x", ttl=60, on_lost=losses.append).acquire()
             assert lease is not None
             damage("x")
             renew_soon(lease, sound)
             if lease.claim_id in [one.claim_id for one in locks.inspect("x").holders]:
                 renew(lease)  # another line of its record is damaged
             else:
-                until(lambda: told, "the loss")
+                until(lambda: losses, "the loss")
             renew(sound)
 
     @each(damages.HOLDS)
@@ -122,7 +122,7 @@ class TestHolds:
             assert after.fence > lease.fence
 
     @each(damages.HOLDS)
-    def test_a_waiter_is_told_when_it_looks_again_and_leaves_nothing_behind(
+    def test_a_waiter_gets_the_error_at_its_next_poll_and_leaves_nothing_behind(
         self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         look_often(monkeypatch)
@@ -179,7 +179,7 @@ def test_a_reservation_that_redis_keeps_twice_takes_room_once(tmp_path: Path) ->
 
 class TestShown:
     @each(damages.SHOWN)
-    def test_what_cannot_be_shown_is_told_and_harms_nobody(
+    def test_metadata_that_cannot_be_shown_is_reported_as_damage_and_harms_no_reader(
         self, locks: lockfast.Locks, others: lockfast.Locks, damage: Damage
     ) -> None:
         with others.lock("y", ttl=60):
@@ -263,7 +263,7 @@ class TestWaiters:
         assert got[0].release()
 
     @each(damages.WAITERS)
-    def test_to_look_at_a_damaged_queue_changes_nothing(
+    def test_inspecting_a_damaged_queue_changes_nothing(
         self, locks: lockfast.Locks, others: lockfast.Locks, store: Any, damage: Damage
     ) -> None:
         assert locks.lock("x", ttl=60).acquire()
@@ -367,7 +367,7 @@ class TestQuorum:
     """One server's record is damaged, and two are well."""
 
     @pytest.mark.parametrize("what", damages.HOLDS["redis"])
-    def test_one_damaged_record_is_told_and_is_in_nobodys_way(self, tmp_path: Path, what: str) -> None:
+    def test_a_damaged_record_is_reported_and_affects_no_other_name(self, tmp_path: Path, what: str) -> None:
         store = damages.QuorumStore(tmp_path)
         with lockfast.connect(store.url) as locks, lockfast.connect(store.url) as others:
             lease = locks.lock("x", ttl=60).acquire()

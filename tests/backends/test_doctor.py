@@ -1,4 +1,4 @@
-"""`locks.doctor()` at real servers: one that answers is never called gone, and tells its version and its role."""
+"""`locks.doctor()` at real servers: one that answers is never reported as gone, and has a version and a role."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def the_one(diagnosis: Diagnosis) -> Health:
     return server
 
 
-def test_a_redis_tells_its_version_and_that_it_is_the_primary(tmp_path: Path, world: str) -> None:
+def test_a_redis_server_reports_its_version_and_that_it_is_the_primary(tmp_path: Path, world: str) -> None:
     url = shared.valkey().url(tmp_path)
     server = the_one(examine(url, world))
     assert (server.where, server.role, server.counts) == (url, "primary", True)
     assert re.fullmatch(r"\d+\.\d+\.\d+", server.version)
 
 
-def test_a_redis_in_a_folder_whose_name_is_not_utf_8_tells_its_version_too() -> None:
+def test_a_redis_server_in_a_folder_whose_name_is_not_utf_8_reports_its_version_too() -> None:
     facts = facts_in([b"redis_version:7.2.4\r\nexecutable:/srv/caf\xe9/redis-server\r\n", b"role:master\r\n"])
     assert version_and_role(facts) == ("7.2.4", "primary")
 
@@ -65,7 +65,9 @@ def test_a_replica_of_redis_answers_and_is_called_one(world: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+advisory"])
-def test_a_postgresql_tells_its_version_and_that_it_is_the_primary(scheme: str, tmp_path: Path, world: str) -> None:
+def test_a_postgresql_server_reports_its_version_and_that_it_is_the_primary(
+    scheme: str, tmp_path: Path, world: str
+) -> None:
     server = the_one(examine(table().url(tmp_path).replace("postgresql", scheme, 1), world))
     assert server.where.startswith(f"{scheme}://lockfast@")
     assert (server.role, server.counts) == ("primary", True)
@@ -96,7 +98,7 @@ def test_a_server_that_refuses_the_login_answers_and_is_not_called_gone(tmp_path
         assert "wrong" not in server.error
 
 
-def test_a_sqlite_file_tells_the_version_of_the_library(tmp_path: Path, world: str) -> None:
+def test_a_sqlite_store_reports_the_version_of_the_library(tmp_path: Path, world: str) -> None:
     server = the_one(examine(f"sqlite:///{tmp_path}/a%20file.db", world))
     assert server.where == f"sqlite:///{tmp_path}/a%20file.db"
     assert (server.version, server.role, server.counts) == (sqlite3.sqlite_version, "", True)

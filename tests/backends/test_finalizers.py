@@ -119,7 +119,7 @@ def count_and_keep(locks: lockfast.Locks) -> None:
 WORK: list[Callable[[lockfast.Locks], None]] = [lock, names, wait_in_line, share, read_and_write, elect, count_and_keep]
 
 
-def test_what_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_let_go_of(
+def test_a_lease_that_the_collector_ends_at_any_line_of_any_verb_hangs_nothing_and_is_released(
     url: str, collector: Collector
 ) -> None:
     number, by_turns = itertools.count(), itertools.cycle((True, False))
@@ -231,7 +231,7 @@ async def _parked(lock: Any) -> Coroutine[Any, Any, None]:
             await asyncio.wait([waits_for])
 
 
-def test_what_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_let_go_of(
+def test_a_lease_that_the_collector_ends_at_any_line_in_an_event_loop_hangs_nothing_and_is_released(
     url: str, collector: Collector
 ) -> None:
     async def main(others: lockfast.Locks) -> None:

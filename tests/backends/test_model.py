@@ -1,4 +1,4 @@
-"""Every backend answers every verb as the reference does, whatever is asked in whatever order, as time passes."""
+"""Every backend answers every verb as the reference does, in any order of requests, as time passes."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def is_woken(backend: Backend, claim: Claim) -> bool:
 
 
 class Observer:
-    """What one observer has been told."""
+    """The reports that one observer got."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.heard = [(0, -1)]  # for each answer: its last number, and how many changes of the name were over by then
-        self.unheard = 0  # changes there were when it was last told
+        self.reports = [(0, -1)]  # for each answer: its last number, and how many changes of the name were over by then
+        self.unreported = 0  # changes there were at its last report
 
 
 class Machine(RuleBasedStateMachine):
     url: str
-    counts_the_dead = False  # behind the first in line, whom it clears away only when their turn comes
+    counts_the_dead = False  # behind the first waiter: it deletes them only when their turn comes
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
         self.backend: Backend = open_backend(self.where(), ThreadWorld(self.clock), self.clock)
         self.model: defaultdict[str, Resource] = defaultdict(Resource)
         self.claims: list[Claim] = []
-        self.given_up: set[str] = set()  # nobody asks for them again, so a store may refuse them from then on
+        self.given_up: set[str] = set()  # they are never asked for again, so a store may refuse them from then on
         self.last_fence = 0
         self.observers: list[Observer] = []
         self.attentive: list[Observer] = []
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(keys=st.sampled_from([(), KEYS[:1], KEYS]))
     def choose_what_is_watched_all_the_time(self, keys: tuple[str, ...]) -> None:
-        """Not always all: a backend may take a shorter way where nobody watches."""
+        """Not always all: a backend may have a fast path without observers."""
         self.attentive = [Observer(claim_of(key)) for key in keys]
 
     @invariant()
@@ -228,26 +228,26 @@ class Machine(RuleBasedStateMachine):
 
     def _observe(self, observer: Observer, answer: int) -> None:
         claim, resource, now = observer.claim, self.model[observer.claim.terms.key], self.clock.now()
-        after, known = observer.heard[max(answer, -len(observer.heard))]
-        if claim.id in resource.watched_until and len(resource.history) > observer.unheard:
+        after, known = observer.reports[max(answer, -len(observer.reports))]
+        if claim.id in resource.watched_until and len(resource.history) > observer.unreported:
             assert is_woken(self.backend, claim), "an observer is woken by each change"
         expected = resource.observe(claim, known if after else None, now)
         changes, retry_after = drive(self.backend.observe(claim, after=after, within=WITHIN))
-        told = [Event(change.fence, change.holder) for change in changes]
+        reported = [Event(change.fence, change.holder) for change in changes]
         if expected is None:
-            assert told == resource.as_it_is()
+            assert reported == resource.as_it_is()
             (number,) = {change.number for change in changes}
             assert number > self.last_number
-            observer.heard = [(0, -1), (number, len(resource.history))]
+            observer.reports = [(0, -1), (number, len(resource.history))]
         else:
-            assert told == expected
+            assert reported == expected
             for place, change in enumerate(changes, known):
                 assert self.numbers.setdefault((claim.terms.key, place), change.number) == change.number
             numbers = [change.number for change in changes]
             assert [after, *numbers] == sorted({after, *numbers})
-            observer.heard.append((numbers[-1] if numbers else after, len(resource.history)))
+            observer.reports.append((numbers[-1] if numbers else after, len(resource.history)))
         self.last_number = max([self.last_number, *(change.number for change in changes)])
-        observer.unheard = len(resource.history)
+        observer.unreported = len(resource.history)
         assert retry_after == pytest.approx(resource.look_again_in(now), abs=1e-6)
 
     @precondition(lambda self: self.observers)
@@ -352,7 +352,7 @@ def test_one_that_came_back_late_is_not_let_in_beside_a_younger_reservation(back
     ask(store, young)
     drive(store.release(holder, linger=0.0, within=WITHIN))  # reserved for `late`, which does not come
     clock.advance(GRACE_S)
-    drive(store.abandon(claim_of("a"), within=WITHIN))  # somebody looks: now it is reserved for `young`
+    drive(store.abandon(claim_of("a"), within=WITHIN))  # any request: now it is reserved for `young`
     assert isinstance(ask(store, late), Busy)
     assert isinstance(ask(store, young), Grant), "what is reserved for it is its own"
     assert isinstance(ask(store, late), Busy)
@@ -387,7 +387,7 @@ def test_a_waiter_that_was_silent_for_too_long_goes_to_the_end_of_the_queue(back
     assert answer.position == 1
 
 
-def test_a_release_is_handed_over_though_another_hold_ended_by_time_and_nobody_looked(
+def test_a_release_is_handed_over_even_if_another_hold_has_expired_unnoticed(
     backend: tuple[Backend, FakeClock],
 ) -> None:
     store, clock = backend
@@ -401,13 +401,13 @@ def test_a_release_is_handed_over_though_another_hold_ended_by_time_and_nobody_l
     assert isinstance(ask(store, waiter), Grant)
 
 
-def test_whoever_no_longer_holds_names_no_successor(backend: tuple[Backend, FakeClock]) -> None:
+def test_a_holder_that_has_lost_names_no_successor(backend: tuple[Backend, FakeClock]) -> None:
     store, clock = backend
     holder, older, successor = claim_of("a", ttl=1), claim_of("a"), claim_of("a", holder="them")
     ask(store, holder)
     ask(store, older)
     ask(store, successor)
-    clock.advance(2)  # and nobody looks
+    clock.advance(2)  # and no request comes
     assert not drive(store.release(holder, linger=0.0, within=WITHIN, successor="them"))
     assert isinstance(ask(store, successor), Busy)
     assert isinstance(ask(store, older), Grant)

@@ -1,4 +1,4 @@
-"""Every backend keeps limiters and cells as the reference does, whatever is asked in whatever order, as time passes."""
+"""Every backend keeps limiters and cells as the reference does, in any order of requests, as time passes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.servers.waiting import until
 SLOTS = 16384
 SHARDS = 3
 _CALM = 15_000  # milliseconds of silence after which a node counts as failed: not by the load of a test machine
-_NERVOUS = 500  # and when one is to fail; nodes also tell each other the news the faster
+_NERVOUS = 500  # and when one has to fail; nodes also exchange their state faster
 _ARGS = (
     *("--cluster-enabled", "yes"),
     *("--cluster-node-timeout", str(_NERVOUS)),
@@ -90,7 +90,7 @@ class Nodes(Group):
                 return next(node for node in self.all if node.port == primary[1])
         raise LookupError(key)
 
-    # A slot that moves: in steps, so that a test can look at it in between
+    # A slot that moves: in steps, so that a test can check it in between
 
     def begin_move(self, slot: int, source: Server, target: Server) -> None:
         target.command("CLUSTER", "SETSLOT", slot, "IMPORTING", self.id(source))

@@ -50,7 +50,7 @@ class Proxy:
         self.port = free_port()
         self.delay = 0.0  # seconds that each piece of the server's answers is late
         self.sent = bytearray()  # all that clients have said
-        self.accepted = 0  # connections of clients, whatever became of them
+        self.accepted = 0  # connections of clients, open or ended
         self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_request: list[_Trigger] = []
@@ -84,7 +84,7 @@ class Proxy:
         self._do(self._set(False))
 
     def forsake(self) -> None:
-        """The connections there are lead nowhere from now on, and nobody is told; new ones are welcome."""
+        """Existing connections lead nowhere from now on, without notice to either end; new ones are accepted."""
         self._do(self._forsake())
 
     def heal(self) -> None:
@@ -105,11 +105,11 @@ class Proxy:
         return self._when(self._on_request, to, "end")
 
     def lose(self, request: bytes) -> threading.Event:
-        """Once: a request with these bytes, and whatever follows on its connection, gets nowhere."""
+        """Once: a request with these bytes, and all that follows on its connection, gets lost."""
         return self._when(self._on_request, request, "nothing")
 
     def keep_back(self, request: bytes) -> threading.Event:
-        """Once: a request with these bytes, and whatever follows on its connection, arrives after `let_pass`."""
+        """Once: a request with these bytes, and all that follows on its connection, arrives after `let_pass`."""
         return self._when(self._on_request, request, "later")
 
     def let_pass(self) -> None:
@@ -238,10 +238,10 @@ class Proxy:
 
 
 async def stop_listening(listener: asyncio.Server) -> None:
-    """Accept nobody else, and close it. Closed before a client has its transport, it would leave that open."""
+    """Accept no other connection, and close it. Closed before a client has its transport, it would leave that open."""
     for listening in listener.sockets:
         listener.get_loop().remove_reader(listening.fileno())
-    await asyncio.sleep(0)  # whoever was accepted has a transport now
+    await asyncio.sleep(0)  # an accepted connection has a transport now
     listener.close()
 
 

@@ -62,7 +62,7 @@ class Watched(Group):
         until(lambda: all(map(self._knows_all, self.sentinels)), "the Sentinels to know all", despite=_NOT_YET)
 
     def watch(self, sentinel: Server, primary: Server) -> None:
-        """From now on it tells everybody of this primary."""
+        """From now on it reports this primary."""
         with suppress(redis.ResponseError):
             sentinel.command("SENTINEL", "REMOVE", SERVICE)
         sentinel.command("SENTINEL", "DEBUG", *(word for pair in _FAST.items() for word in pair))

@@ -38,7 +38,7 @@ _QUIET = (
 
 
 def free_port() -> int:
-    """A port that nobody listens at.
+    """A port without a listener.
 
     Not one of those that the kernel gives to outgoing connections: while the server is down, a client that tries to
     connect again and again could get that very port for its own end, and be connected to itself.
@@ -80,7 +80,7 @@ class Reachable:
 
 
 class Server(Reachable):
-    """A server with a folder of its own. It keeps nothing through a restart unless it is told to with `args`.
+    """A server with a folder of its own. It keeps nothing through a restart unless `args` say so.
 
     It ends with this process; a `shared` one ends with the run.
     """
@@ -130,7 +130,7 @@ class Server(Reachable):
                 return self
             if self._port_is_given:
                 break
-            self.port = free_port()  # somebody else was faster
+            self.port = free_port()  # another process was faster
         raise RuntimeError(f"{self._binary.name} does not start:\n{self._log.read_text()}")
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ class Server(Reachable):
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """From now on it answers nothing, but its kernel takes whatever is sent."""
+        """From now on it answers nothing, but its kernel accepts what is sent."""
         os.kill(self.pid, signal.SIGSTOP)
         await_stop(self.pid)
 
@@ -159,14 +159,14 @@ class Server(Reachable):
         self.start()
 
     def let_go(self) -> None:
-        """A shared one is nobody's to end before the run does."""
+        """A shared server ends with the run, not before."""
         let_go(self._process)
         let_go(self._watchdog)
 
     def configure(self, option: str, value: str | int) -> None:
-        """Set an option; return once the server tells it so, on the same connection: it may be about logging in."""
-        _, told = self._ask([("CONFIG", "SET", option, value), ("CONFIG", "GET", option)])
-        assert told == [option.encode(), str(value).encode()], told
+        """Set an option; return once the server reports it, on the same connection: it may be about logging in."""
+        _, reported = self._ask([("CONFIG", "SET", option, value), ("CONFIG", "GET", option)])
+        assert reported == [option.encode(), str(value).encode()], reported
 
     def keep_all(self) -> None:
         """From now on every write is on disk before it is answered."""
@@ -180,7 +180,7 @@ class Server(Reachable):
         until(lambda: self.replicates, "the replica to follow its primary", despite=_NOT_YET)
 
     def follow_nobody(self) -> None:
-        """A replica hears of no more writes, and stays one."""
+        """A replica gets no more writes, and stays a replica."""
         self.command("REPLICAOF", HOST, free_port())
         until(lambda: not self.replicates, "the link to be down", despite=_NOT_YET)
 
@@ -244,7 +244,7 @@ class Server(Reachable):
         if process is not None:
             with suppress(ProcessLookupError):
                 process.send_signal(how)
-                process.send_signal(signal.SIGCONT)  # one that stands still does not hear that it shall end
+                process.send_signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
             process.wait()
 
 

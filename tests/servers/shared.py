@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.servers import binaries, run
 from tests.servers.server import HOST, Reachable, Server
 
-DATABASES = 1000  # so many tests later a database is used again; whoever still wrote into it has long ended
+DATABASES = 1000  # so many tests later a database is used again; its earlier users have long ended
 NODES = 5  # Valkey servers: the first serves the tests of one server, and all of them are nodes of quorums
 
 

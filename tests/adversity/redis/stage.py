@@ -1,6 +1,6 @@
-"""What the stories of a Redis server in trouble are told on: a server of their own, and a wire to it that can be cut.
+"""The stage for stories of a Redis server in trouble: a server of their own, and a wire to it that can be cut.
 
-Decides: nothing about locks. A story is told in both worlds, in real time, as those of the contract are.
+Decides: nothing about locks. A story runs in both worlds, in real time, as those of the contract do.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OnAServer(Promise):
         return locks
 
     def beside_the_wire(self, stage: Stage, **options: Any) -> AwaitedLocks:
-        """A client whose wire nobody cuts."""
+        """A client whose wire is never cut."""
         self._url = self.server.url
         try:
             return stage.locks(**options)

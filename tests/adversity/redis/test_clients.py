@@ -111,7 +111,7 @@ class TestClients(Anywhere):
 
 
 async def _for_real(stage: Stage, seconds: float) -> None:
-    """Let real time pass: there is no other sign that nobody gave up."""
+    """Let real time pass: nothing else shows that no waiter gave up."""
     until = stage._moment() + seconds
     await stage.until(lambda: stage._moment() > until)
 
@@ -159,7 +159,7 @@ def test_the_class_of_a_client_is_no_client(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "error"),
     [
         ("redis://localhost:0", "port 0"),
         ("redis://:pw@localhost:port", "the port of a redis:// URL is a number from 1 to 65535$"),
@@ -177,6 +177,6 @@ def test_the_class_of_a_client_is_no_client(kind: type) -> None:
     ],
 )
 @pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect])
-def test_a_url_that_says_nothing_sensible_is_refused_before_anything_is_sent(connect: Any, url: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_url_that_makes_no_sense_is_refused_before_anything_is_sent(connect: Any, url: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
         connect(url)

@@ -1,7 +1,7 @@
 """A Redis server whose clock is set while it runs. Expiry follows that clock; what holds all the same is said here.
 
-Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
-tell them apart. Backwards, nothing lasts longer than its ttl from the jump, and nobody is let in too early.
+Forwards, leases end early: two may believe at once until the next renewal of the first, and the fences
+distinguish them. Backwards, nothing lasts longer than its ttl from the jump, and no claim is granted too early.
 Fences grow.
 """
 
@@ -92,7 +92,7 @@ def test_a_renewed_lease_outlives_a_jump_backwards(
     assert take(others, wait=LIMIT).fence > lease.fence
 
 
-def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing(
+def test_after_a_clock_jump_backwards_no_claim_is_granted_before_the_holder_stops_believing(
     server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lease = take(locks, ttl=TTL, renew=False)
@@ -105,16 +105,16 @@ def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believi
     assert following.fence > lease.fence, "the jump makes nothing last for an hour"
 
 
-def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
+def test_a_clock_jump_forwards_ends_leases_early_and_their_holder_is_notified(
     server: JumpyServer, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=60, on_lost=lost.append)
     server.jump_to(HOUR)
     second = take(others, wait=LIMIT)
-    assert second.fence > lease.fence, "a store that looks at fences refuses the first"
+    assert second.fence > lease.fence, "a store that checks fences refuses the first"
     renew_soon(lease)
-    until(lambda: lost, "the loss to be told")
+    until(lambda: lost, "the loss to be reported")
     with pytest.raises(LeaseLost):
         lease.check()
     assert not lease.release()
@@ -122,14 +122,14 @@ def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
     assert [holder.fence for holder in others.inspect("x").holders] == [second.fence]
 
 
-def test_a_lease_that_a_jump_forwards_has_ended_is_not_brought_back_though_nobody_else_came(
+def test_a_lease_that_a_clock_jump_forwards_has_ended_is_not_revived_even_if_the_lock_stayed_free(
     server: JumpyServer, locks: lockfast.Locks
 ) -> None:
     lost: list[object] = []
     lease = take(locks, ttl=TTL, on_lost=lost.append)
     server.jump_to(HOUR)
     renew_soon(lease)
-    until(lambda: lost, "the loss to be told")
+    until(lambda: lost, "the loss to be reported")
     server.jump_to(0)
     assert not lease.held
     with pytest.raises(LeaseLost):

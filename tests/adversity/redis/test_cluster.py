@@ -1,4 +1,4 @@
-"""Locks on a cluster whose nodes are all well: every name finds its node, and nobody notices that there are several."""
+"""Locks on a cluster whose nodes are all well: every name finds its node, and callers see one store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TestCluster(Anywhere):
         for name in self.one_on_each(stage):
             assert (await stage.locks().lock(name).take()).held
 
-    def test_doctor_tells_the_version_of_a_node(self) -> None:
+    def test_doctor_reports_the_version_of_a_node(self) -> None:
         with lockfast.connect(self.where) as locks:
             (server,) = locks.doctor().servers
         assert (server.where, server.counts) == (self.nodes.url, True)
@@ -104,8 +104,8 @@ class TestCluster(Anywhere):
     async def test_every_other_primitive_works_too(self, stage: Stage) -> None:
         locks, others = stage.locks(holder="one"), stage.locks(holder="two")
         for name in self.one_on_each(stage):
-            waiters = [await one.semaphore(f"{name} seats", 2).take() for one in (locks, others)]
-            assert await locks.semaphore(f"{name} seats", 2, wait=0).acquire() is None
+            waiters = [await one.semaphore(f"{name} permits", 2).take() for one in (locks, others)]
+            assert await locks.semaphore(f"{name} permits", 2, wait=0).acquire() is None
             assert all([await waiter.release() for waiter in waiters])
             reads = [await one.rwlock(f"{name} rw").read().take() for one in (locks, others)]
             assert await locks.rwlock(f"{name} rw", wait=0).write().acquire() is None
@@ -127,7 +127,7 @@ class TestCluster(Anywhere):
             await seen.close()
 
     @pytest.mark.parametrize("listens", range(SHARDS))
-    async def test_a_wake_up_arrives_whichever_node_it_is_heard_at(
+    async def test_a_wake_up_arrives_through_every_node(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch, listens: int
     ) -> None:
         never_look(monkeypatch)
@@ -161,12 +161,12 @@ class TestCluster(Anywhere):
             return redis.cluster.RedisCluster(host=HOST, port=port, **how)
         return redis.asyncio.cluster.RedisCluster(host=HOST, port=port, **how)
 
-    async def test_a_url_for_one_server_is_told_that_this_is_a_cluster(self, stage: Stage) -> None:
+    async def test_a_url_for_one_server_of_a_cluster_is_an_error_that_says_so(self, stage: Stage) -> None:
         first, other = self.nodes.primaries[:2]
         self.where = first.url
-        with pytest.raises(BackendUnavailable, match=r"redis\+cluster://") as told:
+        with pytest.raises(BackendUnavailable, match=r"redis\+cluster://") as refused:
             await stage.locks().lock(next(names_on(self.nodes, stage.namespace, other))).take()
-        assert not told.value.transient
+        assert not refused.value.transient
 
 
 def test_processes_hand_over_to_each_other(nodes: Nodes, start: Callable[..., Actor]) -> None:

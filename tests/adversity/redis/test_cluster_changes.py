@@ -123,7 +123,7 @@ class TestSlotsMove(Anywhere):
         leases = [await locks.lock(name_on(self.nodes, stage, node), ttl=60).take() for node in others]
         hanging.pause()
         try:
-            await stage.until(lambda: losses, "the loss to be told")
+            await stage.until(lambda: losses, "the loss to be reported")
             with pytest.raises(LeaseLost):
                 stuck.check()
             for lease in leases:

@@ -1,4 +1,4 @@
-"""What a failover of Redis can lose, shown plainly, and what it cannot: the fence lets a resource refuse whoever lost.
+"""What a failover of Redis can lose, shown plainly, and what it cannot: the fence lets a resource refuse a late holder.
 
 Replication is asynchronous: a primary that dies takes what it had not passed on with it, locks too. Whoever cannot live
 with that asks for `replicas=` (see test_redis_replicas.py), or keeps locks where a majority has to agree.
@@ -40,7 +40,7 @@ class TestLostInAFailover(Anywhere):
         first = await locks.lock("x", ttl=60).take()
         assert not knows(self.replica, first)
         self.primary.kill()
-        locks.raw._logic.engine.patience = 0.1  # when the story is over, it cannot let go of what it never gave back
+        locks.raw._logic.engine.patience = 0.1  # at the end of the story it cannot release what it never gave back
         self.replica.lead()
         self.where = self.replica.url
         second = await stage.locks().lock("x", ttl=60).take()

@@ -30,7 +30,7 @@ class TestForgetful(OnAServer):
         lease = await locks.lock("x", ttl=60, on_lost=lost.append).take()
         self._forget(how)
         renew_soon(lease)
-        await stage.until(lambda: lost, "the loss to be told, by its next renewal")
+        await stage.until(lambda: lost, "the loss to be reported, by its next renewal")
         assert not lease.held
         with pytest.raises(LeaseLost):
             lease.check()

@@ -87,7 +87,7 @@ class TestLostOnTheWire(OnAServer):
         self.proxy.black_hole()
         with pytest.raises(BackendUnavailable):
             await locks.lock("x", ttl=HOUR, wait=0.2).take()
-        self.proxy.heal()  # now the request arrives, and whatever was sent after it
+        self.proxy.heal()  # now the request arrives, and all that was sent after it
         other = self.beside_the_wire(stage)
         lease = await other.lock("x", wait=LIMIT).take()  # much sooner than the ttl of what came late
         await lease.release()
@@ -134,9 +134,7 @@ class TestLostOnTheWire(OnAServer):
             await stage.until(self.free(stage, "x"), "nothing to be left of it")
 
     @pytest.mark.parametrize("blocking", [True, False])
-    async def test_a_server_that_is_down_is_told_apart_from_a_lock_that_is_held(
-        self, stage: Stage, blocking: bool
-    ) -> None:
+    async def test_a_server_that_is_down_is_not_reported_as_a_held_lock(self, stage: Stage, blocking: bool) -> None:
         locks = await self.ready(stage)
         holder = await self.beside_the_wire(stage).lock("x", ttl=HOUR).take()
         assert await locks.lock("x").acquire(blocking, 0.5 if blocking else None) is None
@@ -154,7 +152,7 @@ class TestLostOnTheWire(OnAServer):
 def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else whatever is asked there later would wait for ever behind what was lost."""
+    """Else later requests would wait for ever behind the lost one."""
     monkeypatch.setattr(redis_asyncio, "SUSPECT_AFTER_S", 0.1)
     monkeypatch.setattr(redis_asyncio, "_SILENCE_S", 0.1)
 
@@ -175,7 +173,7 @@ def test_a_line_that_falls_silent_is_given_up_though_an_older_answer_came_meanwh
     asyncio.run(story())
 
 
-def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loop_calls_it(
+def test_a_connection_that_ends_in_the_handshake_is_one_error_in_every_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endpoint = endpoint_of_url(urlsplit("redis://nowhere"))
@@ -187,8 +185,8 @@ def test_a_connection_that_ends_in_the_handshake_is_told_as_one_whatever_the_loo
         monkeypatch.setattr(redis.asyncio.Connection, "connect", connect)
         asyncio.run(endpoint.dial_async(None, 1.0))
 
-    with pytest.raises(BackendUnavailable, match="cannot reach") as told:
+    with pytest.raises(BackendUnavailable, match="cannot reach") as refused:
         dial(RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"))
-    assert told.value.transient
+    assert refused.value.transient
     with pytest.raises(RuntimeError, match="something else"):
         dial(RuntimeError("something else"))

@@ -1,4 +1,4 @@
-"""A Redis server that does not want to: no memory, no password, no permission, no primary. Each is told at once."""
+"""A Redis server that refuses: no memory, no password, no permission, no primary. Each is an error at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers.waiting import happens, until
 
 pytestmark = pytest.mark.slow
 
-FOR_LONG = 3600.0  # seconds for which what may pass by itself is tried again: what is told at all is told at once
+FOR_LONG = 3600.0  # seconds of patience for a transient error: an error that is raised at all is raised at once
 
 
 @pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])])
@@ -62,11 +62,11 @@ def url_of(server: Server, login: str = "") -> str:
     return f"redis://{login}{HOST}:{server.port}/0"
 
 
-def test_a_wrong_password_is_told_at_once(server: Server) -> None:
+def test_a_wrong_password_is_an_error_at_once(server: Server) -> None:
     server.configure("requirepass", "right")
     error = refused(url_of(server, ":wrong@"))
     assert "password" in str(error).lower()
-    assert "wrong" not in str(error).replace("WRONGPASS", ""), "a password is never told"
+    assert "wrong" not in str(error).replace("WRONGPASS", ""), "a password is never shown"
     server_works(url_of(server, ":right@"))
 
 
@@ -77,7 +77,7 @@ def test_a_server_that_repeats_the_password_is_not_quoted(binary: Path) -> None:
     assert "s3cret" not in "".join(traceback.format_exception(error))
 
 
-def test_a_missing_password_is_told_at_once(server: Server) -> None:
+def test_a_missing_password_is_an_error_at_once(server: Server) -> None:
     server.configure("requirepass", "right")
     assert "authenticat" in str(refused(url_of(server))).lower()
 
@@ -90,7 +90,7 @@ def test_a_missing_password_is_told_at_once(server: Server) -> None:
         ("+@all -set ~*", ""),
     ],
 )
-def test_a_user_who_may_not_is_told_at_once(server: Server, rules: str, named: str) -> None:
+def test_a_missing_permission_is_an_error_at_once(server: Server, rules: str, named: str) -> None:
     server.command("ACL", "SETUSER", "ann", "on", ">secret", "&*", *rules.split())
     error = refused(url_of(server, "ann:secret@"))
     assert re.search("permission|not allow|NOPERM|can't", str(error)), str(error)
@@ -137,7 +137,7 @@ NEEDED = (
 )
 
 
-def test_a_read_only_replica_is_told_at_once(server: Server) -> None:
+def test_a_read_only_replica_is_an_error_at_once(server: Server) -> None:
     with Server("--replicaof", HOST, str(server.port)) as replica:
         until(lambda: replica.replicates, "the replica", despite=(redis.RedisError,))
         assert "replica" in str(refused(replica.url))
@@ -148,7 +148,7 @@ def fill(server: Server) -> None:
     server.configure("maxmemory", "1")
 
 
-def test_a_full_memory_is_told_by_its_name(server: Server) -> None:
+def test_a_full_memory_is_named_in_the_error(server: Server) -> None:
     with lockfast.connect(server.url) as locks:
         lease = locks.lock("held", ttl=60).acquire()
         assert lease is not None
@@ -163,7 +163,7 @@ def test_a_full_memory_is_told_by_its_name(server: Server) -> None:
         assert lease.release()
 
 
-def test_a_full_memory_is_told_by_its_name_in_asyncio_too(server: Server) -> None:
+def test_a_full_memory_is_named_in_the_error_in_asyncio_too(server: Server) -> None:
     async def ask() -> bool:
         async with lockfast.aio.connect(server.url) as locks:
             with impatient(locks), pytest.raises(BackendUnavailable) as refused:
@@ -185,7 +185,7 @@ def test_a_full_memory_does_not_keep_anybody_from_letting_go(server: Server) -> 
 
 
 @pytest.mark.parametrize("beside", ["a permit", "a reader", "min_hold", "a leader that is watched"])
-def test_a_full_memory_keeps_nobody_from_letting_go_of_what_others_hold_or_watch(server: Server, beside: str) -> None:
+def test_a_full_memory_does_not_stop_the_release_of_a_shared_or_observed_lock(server: Server, beside: str) -> None:
     with lockfast.connect(server.url) as locks:
         if beside == "a leader that is watched":
             election = locks.election("x")
@@ -216,11 +216,11 @@ def test_in_a_full_memory_nothing_is_renewed_and_the_holder_learns_of_it(server:
         assert lease is not None
         fill(server)
         renew_soon(lease)
-        happens(lost, "the loss to be told")
+        happens(lost, "the loss to be reported")
         assert not lease.held
 
 
-def test_many_that_begin_at_once_warn_once_of_a_server_that_evicts(
+def test_many_first_requests_warn_once_about_a_server_that_evicts(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> None:
@@ -251,12 +251,12 @@ def server_works(url: str) -> None:
         assert lease.held
 
 
-def test_a_server_that_is_not_there_is_told_after_patience_and_named() -> None:
+def test_a_missing_server_is_named_in_the_error_after_patience() -> None:
     with Server() as server:
         url: Any = server.url
     with (
         lockfast.connect(url, patience=0.2) as locks,
-        pytest.raises(BackendUnavailable, match=str(server.port)) as told,
+        pytest.raises(BackendUnavailable, match=str(server.port)) as refused,
     ):
         locks.lock("x").acquire()
-    assert told.value.transient
+    assert refused.value.transient

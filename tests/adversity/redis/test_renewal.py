@@ -1,4 +1,4 @@
-"""Whoever holds a lock on a Redis server out of reach: nothing is lost too early, and nobody is told too late."""
+"""A holder whose Redis server is out of reach: no lease is lost too early, and no loss is reported too late."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestUnreachable(OnAServer):
         assert lease._deadline < granted_at, "from that moment on it did not believe"
         assert not lease.held
         assert granted.fence > lease.fence
-        await stage.until(lambda: lost_at, "it to be told, though it does not look")
+        await stage.until(lambda: lost_at, "the loss to be reported to a body that never checks")
         assert lost_at[0] >= lease._deadline
         with pytest.raises(LeaseLost):
             lease.check()
@@ -60,7 +60,7 @@ class TestUnreachable(OnAServer):
         assert not await lease.release()
         assert [holder.fence for holder in self.truth(stage, "x").holders] == [granted.fence]
 
-    async def test_an_extension_that_cannot_be_sent_is_told_and_changes_nothing(self, stage: Stage) -> None:
+    async def test_an_extension_that_cannot_be_sent_is_an_error_and_changes_nothing(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=60).take()
         self.proxy.refuse()

@@ -76,11 +76,11 @@ class TestReplicas(Anywhere):
 
     async def test_a_renewal_that_is_not_confirmed_is_asked_for_again(self, stage: Stage) -> None:
         lease = await stage.locks().lock("x", ttl=60).take()
-        heard = stage.record(stage._opened[0])
+        events = stage.record(stage._opened[0])
         self.replica.pause()
         with impatient(stage._opened[0], 0.5):
             renew_soon(lease)
-            await stage.until(lambda: any(event.kind == "renewal_failed" for event in heard), "a renewal in vain")
+            await stage.until(lambda: any(event.kind == "renewal_failed" for event in events), "a renewal in vain")
         self.replica.go_on()
         await renewed(stage, lease)
         assert lease.held
@@ -90,7 +90,7 @@ class TestReplicas(Anywhere):
         lease = await stage.locks().lock("x", ttl=1, on_lost=losses.append).take()
         deadline = lease._deadline
         self.replica.pause()
-        await stage.until(lambda: losses, "the loss to be told")
+        await stage.until(lambda: losses, "the loss to be reported")
         assert lease._deadline == deadline, "nothing that was not confirmed was believed"
         with pytest.raises(LeaseLost):
             lease.check()
@@ -127,7 +127,7 @@ class TestReplicas(Anywhere):
             assert boot_now() >= started + patience
             await locks.close()
 
-    async def test_more_replicas_than_there_are_is_told_with_their_number(self, stage: Stage) -> None:
+    async def test_asking_for_more_replicas_than_there_are_is_an_error_with_their_number(self, stage: Stage) -> None:
         self.__dict__["replicas"] = 2
         locks, reason = stage.locks(), "only 1 replicas that confirm the write, and 2 were asked for"
         await stage.until(lambda: refused_for(locks, "x", reason, transient=False), "the reason to be given")

@@ -1,4 +1,4 @@
-"""Locks on the primary that Sentinels tell of: found, lost in a failover, and found again."""
+"""Locks on the primary that Sentinels report: found, lost in a failover, and found again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestFound(Anywhere):
         for sentinel in calm.sentinels:
             sentinel.go_on()
 
-    async def test_locks_live_on_the_primary_that_the_sentinels_tell_of(self, stage: Stage) -> None:
+    async def test_locks_are_on_the_primary_that_the_sentinels_report(self, stage: Stage) -> None:
         await self.works(stage)
         lease = await stage.locks().lock("x").take()
         assert knows(self.calm.primary, lease)
@@ -84,17 +84,17 @@ class TestFound(Anywhere):
         with pytest.raises(BackendUnavailable):
             await stage.locks().lock("x", wait=0.5).take()
 
-    async def test_a_service_that_nobody_knows_is_told_by_its_name(self, stage: Stage) -> None:
+    async def test_an_unknown_service_is_named_in_the_error(self, stage: Stage) -> None:
         self.where = self.calm.url.replace(f"/{SERVICE}", "/nobody")
         locks = stage.locks()
         await stage.until(lambda: refused_for(locks, "x", "nobody"), "the reason to be given")
 
     async def test_a_login_that_all_sentinels_refuse_stays_refused(self, stage: Stage) -> None:
         self.where = f"{self.calm.url}?sentinel_username=nobody&sentinel_password=wrong"
-        with pytest.raises(BackendUnavailable, match="invalid username-password pair") as told:
+        with pytest.raises(BackendUnavailable, match="invalid username-password pair") as refused:
             await stage.locks().lock("x").take()
-        assert not told.value.transient
-        assert "wrong" not in str(told.value)
+        assert not refused.value.transient
+        assert "wrong" not in str(refused.value)
 
     async def test_no_connection_to_a_sentinel_looks_up_the_version_of_its_library(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +177,7 @@ class TestFailover(Anywhere):
         assert knows(replica, granted)
 
     def _swap_roles(self, primary: Server, replica: Server) -> None:
-        """Without a word to the clients: Sentinels would have cut their connections."""
+        """Without notice to the clients: Sentinels would have cut their connections."""
         for sentinel in self.watched.sentinels:
             sentinel.command("SENTINEL", "REMOVE", SERVICE)
         replica.lead()

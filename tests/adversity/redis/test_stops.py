@@ -65,7 +65,7 @@ class TestStandsStill(OnAServer):
         for number in range(5):
             await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
 
-    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_nobody_is_let_in_twice(
+    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_no_two_claims_are_granted(
         self, stage: Stage
     ) -> None:
         locks, other = await self.ready(stage), await self.ready(stage)
@@ -103,11 +103,11 @@ class TestLeadsNowhere(OnAServer):
         assert boot_now() >= started + patience
         assert [holder.fence for holder in self.truth(stage, "x").holders] == [lease.fence]
 
-    async def test_who_waits_has_the_kernel_watch_over_the_line_that_only_listens(self, stage: Stage) -> None:
+    async def test_the_kernel_probes_the_subscription_of_a_waiter(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         await self.beside_the_wire(stage).lock("x").take()
         stage.start(locks.lock("x", wait=LIMIT).acquire())
         await self.waiting(stage, "x")
         wakeups = locks.faults.inner._driver.wakeups  # type: ignore[attr-defined]
-        line = wakeups._inbox._line if hasattr(wakeups, "_inbox") else wakeups.line
-        assert line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        subscribed = wakeups._inbox._connection if hasattr(wakeups, "_inbox") else wakeups.subscription
+        assert subscribed.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -83,7 +83,7 @@ class TestTls(Anywhere):
             heard_by = heard_by or self._subscribers()
             assert await held.release()
             assert (await waiter.result()).held
-        assert self._subscribers() <= heard_by, "it was heard, not the end of a connection that had to be made again"
+        assert self._subscribers() <= heard_by, "the wake-up arrived, and no connection had to be made again"
 
     def _subscribers(self) -> set[bytes]:
         return set(re.findall(rb"id=(\d+)", self.server.command("CLIENT", "LIST", "TYPE", "pubsub")))
@@ -179,18 +179,18 @@ class TestTls(Anywhere):
         with pytest.raises(BackendUnavailable):
             await stage.locks(patience=0.2).lock("x").take()
 
-    async def test_a_server_that_nobody_vouches_for_is_not_trusted(self, stage: Stage) -> None:
+    async def test_a_server_without_a_trusted_certificate_is_refused(self, stage: Stage) -> None:
         self.where = self.front().url(ssl_ca_certs=str(self.certificates.stranger))
-        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as told:
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as refused:
             await stage.locks().lock("x").take()
-        assert not told.value.transient
+        assert not refused.value.transient
 
-    async def test_a_sentinel_that_nobody_vouches_for_is_not_trusted(self, stage: Stage) -> None:
+    async def test_a_sentinel_without_a_trusted_certificate_is_refused(self, stage: Stage) -> None:
         stranger = {"ssl_ca_certs": str(self.certificates.stranger)}
         self.where = self.front().url("rediss+sentinel", **stranger).replace("/?", "/locks?")
-        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as told:
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate") as refused:
             await stage.locks().lock("x").take()
-        assert not told.value.transient
+        assert not refused.value.transient
 
     @pytest.mark.parametrize("scheme", SCHEMES)
     async def test_a_certificate_for_another_host_is_not_trusted(self, stage: Stage, scheme: str) -> None:
@@ -214,9 +214,9 @@ class TestTls(Anywhere):
         self.where = front.url(login="ann:secret%20word@", **self.certificates.trusting)
         await self.works(stage)
         self.where = front.url(login="ann:wrong@", **self.certificates.trusting)
-        with pytest.raises(BackendUnavailable, match=r"WRONGPASS|invalid username") as told:
+        with pytest.raises(BackendUnavailable, match=r"WRONGPASS|invalid username") as refused:
             await stage.locks().lock("x").take()
-        assert not told.value.transient
+        assert not refused.value.transient
 
     async def test_a_cluster_is_reached_over_tls(self, stage: Stage) -> None:
         node = self.stack.enter_context(Server("--cluster-enabled", "yes"))
@@ -335,7 +335,7 @@ def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "error"),
     [
         ("ssl_cert_reqs=always", "ssl_cert_reqs cannot be 'always'; known are none, optional, required"),
         ("ssl_min_version=5", "ssl_min_version cannot be '?5"),
@@ -350,9 +350,9 @@ def test_what_means_nothing_in_a_url_is_refused(url: str) -> None:
     ],
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: str, option: str, told: str) -> None:
+def test_what_means_nothing_in_tls_is_refused_before_anything_is_sent(scheme: str, option: str, error: str) -> None:
     hosts = "h,i,j/locks" if "sentinel" in scheme else "h,i,j" if scheme in ("redlocks", "rediss+cluster") else "h"
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=error):
         lockfast.connect(f"{scheme}://{hosts}?{option}")
     with pytest.raises(ValueError, match=r"has no option 'ssl_ca_certs'; known are .*, and with rediss://"):
         lockfast.connect("redis://h?ssl_ca_certs=x")
@@ -378,7 +378,7 @@ def test_host_names_cannot_be_checked_without_certificates() -> None:
         endpoint_of_url(urlsplit("rediss://h?ssl_cert_reqs=none&ssl_check_hostname=true"))
 
 
-def test_the_password_is_never_told() -> None:
+def test_the_password_is_never_shown() -> None:
     for url in (
         "redis://ann:hush@h",
         "redis+sentinel://ann:hush@h/s",

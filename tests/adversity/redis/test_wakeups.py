@@ -1,4 +1,4 @@
-"""Wake-ups from a Redis server that do not arrive: whoever waits is late by a short bounded time, never for ever.
+"""Wake-ups from a Redis server that do not arrive: a waiter is late by a short bounded time, never for ever.
 
 How late is measured by `python -m bench --only promptness`.
 """
@@ -32,7 +32,7 @@ class TestLostWakeUps(OnAServer):
         assert await holder.release()
         assert (await waiter.result()).held
 
-    async def test_a_lost_wake_up_delays_the_first_in_line_by_its_own_patrol(self, stage: Stage) -> None:
+    async def test_a_lost_wake_up_delays_the_first_waiter_until_its_poll(self, stage: Stage) -> None:
         holder, waiter, locks = await self._held_and_waited_for(stage)
         lost = self.proxy.swallow(b"$7\r\nmessage\r\n")
         assert await holder.release()
@@ -41,7 +41,7 @@ class TestLostWakeUps(OnAServer):
         assert lost.is_set()
         assert locks.faults.calls["acquire"] - asked <= 1, "the first look finds it free"
 
-    async def test_a_message_that_names_no_claim_harms_nobody(
+    async def test_a_message_without_a_claim_of_ours_is_ignored(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         never_look(monkeypatch)
@@ -63,7 +63,7 @@ class TestLostWakeUps(OnAServer):
             assert self.server.command("CLIENT", "KILL", "TYPE", "pubsub") == 1
             await stage.until(self._subscribes, "a new subscription")
         assert await holder.release()
-        assert (await waiter.result()).held, "it hears by the new one"
+        assert (await waiter.result()).held, "it is woken through the new one"
 
     def _subscribes(self) -> bool:
         return b"cmd=subscribe" in self.server.command("CLIENT", "LIST", "TYPE", "pubsub")

@@ -1,4 +1,4 @@
-"""What the stories of Redis set-ups are told on: both worlds, in real time, with one set-up for a story or a module.
+"""The stage for stories of Redis set-ups: both worlds, in real time, with one set-up for a story or a module.
 
 Decides: nothing about locks. A chapter says where its locks are: `where`, a URL or a ready client.
 """

@@ -24,7 +24,7 @@ def test_a_holder_whose_log_was_deleted_under_it_stops_believing(start: Start, t
     until(lambda: not holder.ask("state")["held"], "the holder to stop believing, by its next renewal at the latest")
 
 
-def test_nobody_is_shut_out_of_a_busy_file(start: Start, tmp_path: Path) -> None:
+def test_no_process_starves_at_a_busy_file(start: Start, tmp_path: Path) -> None:
     """Four processes write without a pause; a fifth one gets its turns all the same."""
     busy = [start() for _ in range(4)]
     patient = start()

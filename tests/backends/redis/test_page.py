@@ -1,4 +1,4 @@
-"""What docs/backends/redis.md tells an operator to allow is enough for everything, and no word of it is idle."""
+"""What docs/backends/redis.md asks an operator to allow is enough for everything, and every part of it is needed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def values(locks: lockfast.Locks) -> None:
 
 def use_everything(url: str) -> None:
     with lockfast.connect(url) as locks, lockfast.connect(url) as others:
-        with locks.lock("nobody else wants it"):
+        with locks.lock("uncontended"):
             pass
         in_demand(locks, others)
         watched(locks, others)

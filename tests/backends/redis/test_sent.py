@@ -18,7 +18,7 @@ CLAIM = Claim("c1", Terms("a", "a", "us", 30.0))
 
 
 class ThenGone(RedisDriver):
-    """It grants, and tells how many replicas have the grant; then nobody can connect to it any more."""
+    """It grants, and reports how many replicas have the grant; then no connection to it can be made any more."""
 
     def __init__(self) -> None:
         super().__init__(RedisEndpoint("tcp", {}, Address("127.0.0.1", 1)), _NoWires(), None, replicas=1)  # type: ignore[arg-type]

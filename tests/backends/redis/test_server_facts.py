@@ -49,7 +49,7 @@ def test_the_version_is_what_we_say_we_support(client: Client, kind: shared.Shar
     assert str(info.get("valkey_version", info["redis_version"])).startswith(expected)
 
 
-def test_nobody_comes_between_two_calls_of_a_script(client: Client, kind: shared.Shared) -> None:
+def test_no_command_runs_between_two_calls_of_a_script(client: Client, kind: shared.Shared) -> None:
     add = "local n = redis.call('GET', KEYS[1]) or 0; redis.call('SET', KEYS[1], n + 1)"
 
     def work() -> None:
@@ -110,7 +110,7 @@ def test_what_a_script_publishes_reaches_a_subscriber(client: Client) -> None:
         subscriber.subscribe("lockfast:wake:fact")
         assert subscriber.get_message(timeout=LIMIT)["type"] == "subscribe"
         publish = "return redis.call('PUBLISH', ARGV[1], ARGV[2])"
-        assert client.eval(publish, 0, "lockfast:wake:nobody", "claim") == 0  # it learns that nobody listens
+        assert client.eval(publish, 0, "lockfast:wake:nobody", "claim") == 0  # the number of subscribers
         assert client.eval(publish, 0, "lockfast:wake:fact", "claim") == 1
         message = subscriber.get_message(timeout=LIMIT)
         assert (message["type"], message["data"]) == ("message", b"claim")
@@ -132,7 +132,7 @@ def test_a_digest_that_is_not_known_is_refused_with_noscript_and_nothing_is_done
         with pytest.raises(redis.exceptions.NoScriptError):
             client.evalsha(digest, 1, "n")
         assert client.eval("return redis.call('INCR', KEYS[1])", 1, "n") == 2
-        assert client.evalsha(digest, 1, "n") == 3, "whoever sends the text has loaded it for all"
+        assert client.evalsha(digest, 1, "n") == 3, "a client that sends the text has loaded it for all"
 
 
 def test_many_fields_are_set_in_one_call(client: Client) -> None:
@@ -168,7 +168,7 @@ def test_an_expiry_is_whole_milliseconds_and_never_early(client: Client) -> None
 
 
 def test_a_script_in_a_full_memory_may_go_on_writing_once_it_has_written(own: Server) -> None:
-    """So whoever lets go begins with a write that needs no memory."""
+    """So a release begins with a write that needs no memory."""
     with redis.Redis(HOST, own.port) as client:
         client.set("x", "held")
         client.config_set("maxmemory", 1)
@@ -179,7 +179,7 @@ def test_a_script_in_a_full_memory_may_go_on_writing_once_it_has_written(own: Se
         assert client.get("x") == b"free"
 
 
-def test_requests_of_one_connection_are_carried_out_in_order_though_nobody_reads_the_answers(own: Server) -> None:
+def test_requests_of_one_connection_are_carried_out_in_order_even_if_the_replies_are_not_read(own: Server) -> None:
     """So what cleans up after a cancelled request may be sent right behind it."""
     connection: Any = _connection(host=HOST, port=own.port)
     connection.connect()

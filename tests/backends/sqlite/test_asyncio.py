@@ -168,7 +168,7 @@ def test_the_tables_of_a_new_file_are_not_made_in_the_loop(path: Path, monkeypat
     assert threading.get_ident() not in opened_in
 
 
-def test_a_file_that_can_no_longer_be_looked_at_is_a_clear_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_can_no_longer_be_checked_is_a_clear_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -226,7 +226,7 @@ def _note(ran: list[int], number: int, _: SqliteTransaction) -> None:
     ran.append(number)
 
 
-def test_a_file_that_stays_in_use_is_told_from_a_lock_that_is_held(path: Path) -> None:
+def test_a_file_that_stays_in_use_is_not_reported_as_a_held_lock(path: Path) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
@@ -238,7 +238,7 @@ def test_a_file_that_stays_in_use_is_told_from_a_lock_that_is_held(path: Path) -
     asyncio.run(main())
 
 
-def test_a_store_that_is_closed_while_another_program_has_the_file_says_so_to_those_who_wait(
+def test_waiting_requests_fail_when_the_store_is_closed_while_another_program_has_the_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_asyncio, "CLOSE_WITHIN_S", 0.0)
@@ -311,7 +311,7 @@ def test_a_release_that_is_interrupted_after_its_effect_is_no_loss(path: Path, m
         runner.run(locks.close())
 
 
-def test_a_task_that_is_dropped_with_its_loop_leaves_the_queue_without_a_word(path: Path) -> None:
+def test_a_task_that_is_dropped_with_its_loop_leaves_the_queue_silently(path: Path) -> None:
     async def waits(locks: AsyncLocks) -> asyncio.Task[None]:
         task = asyncio.ensure_future(_cycle(locks))
         await until_async(lambda: len(_driver_of(locks)._queue) == 1)
@@ -349,11 +349,11 @@ def test_requests_go_to_the_thread_while_the_disk_stalls(path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_stops_the_loop_for_long_keeps_the_next_ones_out_of_it(path: Path) -> None:
+def test_after_a_request_that_stops_the_loop_for_long_the_next_ones_run_in_the_thread(path: Path) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
             await _cycle(locks)
-            stalls = threading.Event()  # that nobody sets
+            stalls = threading.Event()  # that is never set
             await _ask(locks, lambda _: stalls.wait(0.25))
             assert await _ask(locks, _thread) != threading.get_ident()
 

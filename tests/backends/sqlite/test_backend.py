@@ -130,9 +130,7 @@ def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
         assert late.lock("x", wait=0).acquire() is None
 
 
-def test_where_there_are_no_sockets_waiters_look_for_themselves(
-    locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_no_sockets_waiters_poll(locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockfast.backends.sqlite.io.blocking.open_inbox", lambda store: None)
     holder = hold(locks)
     with lockfast.connect(f"sqlite:///{path}") as others:
@@ -223,7 +221,7 @@ def test_no_connection_is_open_while_the_process_forks(locks: Locks, path: Path)
 # Contention for the file
 
 
-def test_a_file_locked_by_somebody_else_is_waited_for(locks: Locks, path: Path) -> None:
+def test_a_file_that_another_program_has_locked_is_waited_for(locks: Locks, path: Path) -> None:
     hold(locks).release()
     stranger = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     stranger.execute("BEGIN IMMEDIATE")
@@ -232,7 +230,7 @@ def test_a_file_locked_by_somebody_else_is_waited_for(locks: Locks, path: Path) 
     stranger.close()
 
 
-def test_a_file_that_stays_locked_is_told_from_a_lock_that_is_held(path: Path) -> None:
+def test_a_file_that_stays_locked_is_not_reported_as_a_held_lock(path: Path) -> None:
     with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
         stranger = sqlite3.connect(path, isolation_level=None)
@@ -245,7 +243,7 @@ def test_a_file_that_stays_locked_is_told_from_a_lock_that_is_held(path: Path) -
         assert hold(locks).held
 
 
-def test_a_reader_of_the_file_is_in_nobodys_way(locks: Locks, path: Path) -> None:
+def test_a_reader_of_the_file_delays_no_request(locks: Locks, path: Path) -> None:
     hold(locks).release()
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")

@@ -65,7 +65,7 @@ def test_a_key_that_is_no_text_neither_ends_a_list_nor_begins_it_again(
     assert [info.name for info in locks.list("a")] == ["a", "ab"]
 
 
-def test_waiters_that_count_as_gone_do_not_end_a_list(
+def test_dead_waiters_do_not_end_a_list(
     locks: Locks, store: damages.SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "MAX_LISTED_AT_ONCE", 1)
@@ -110,7 +110,7 @@ def test_who_asks_for_what_is_no_text_waits_for_no_writer_and_goes_on(locks: Loc
 
 
 @pytest.mark.parametrize("change", ["ttl = 'long'", "ttl = zeroblob(8)", "ttl = 9e300", "ttl = 9e999", "waiting = 7"])
-def test_a_damaged_hold_of_another_host_keeps_this_one_out_as_long_as_it_can_last(
+def test_a_damaged_hold_of_another_host_excludes_this_host_for_the_longest_ttl(
     locks: Locks, store: damages.SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     before = hold(locks)

@@ -249,9 +249,7 @@ def test_a_folder_in_which_anybody_can_replace_the_file_is_warned_of_once(
     assert f"'{path}' is in a folder that every user of the host can write (mode 777)" in text
 
 
-def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_grew_during_a_long_read_is_truncated_after_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LOG_LIMIT_BYTES", 1 << 16)
     log = path.with_name("locks.db-wal")
     with lockfast.connect(f"sqlite:///{path}") as locks:
@@ -306,7 +304,7 @@ def test_the_log_may_use_locks_when_it_is_warned_of_a_folder(path: Path) -> None
         logger.removeHandler(handler)
 
 
-def test_a_link_to_a_store_hears_the_users_of_the_store(
+def test_a_waiter_behind_a_link_to_a_store_is_woken_by_users_of_the_store(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores: list[Path] = []

@@ -39,7 +39,7 @@ def test_fences_keep_growing_when_a_power_loss_took_the_last_commits_with_it(loc
         assert hold(after).fence > before.fence
 
 
-def test_a_reboot_is_told_from_another_host_although_the_clock_is_behind_since(
+def test_a_reboot_is_not_taken_for_another_host_even_if_the_clock_is_behind(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine without a clock that runs on a battery. Some fences went with the power."""
@@ -104,7 +104,7 @@ def test_a_file_in_which_an_older_lockfast_stored_the_id_of_the_machine_is_known
     assert host.machine not in stored_machine(path)
 
 
-def test_a_twin_with_the_same_machine_id_is_told_from_a_reboot(locks: Locks, path: Path) -> None:
+def test_a_clone_with_the_same_machine_id_is_not_taken_for_a_reboot(locks: Locks, path: Path) -> None:
     hold(locks)
     twin = this_host()._replace(boot="its boot")  # it ran already when the lease was granted
     with on_host(path, twin) as elsewhere, pytest.raises(BackendUnavailable, match="another host"):
@@ -122,7 +122,7 @@ def test_a_file_that_another_host_left_behind_can_be_used(locks: Locks, path: Pa
             hold(locks)
 
 
-def test_a_holder_that_only_renews_keeps_another_host_out(
+def test_a_holder_that_only_renews_excludes_another_host(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = hold(locks, ttl=30)
@@ -136,7 +136,7 @@ def test_a_holder_that_only_renews_keeps_another_host_out(
 
 
 def test_a_release_after_a_reboot_does_not_say_that_it_was_held(path: Path) -> None:
-    """Nobody has looked at the store since, so the row of the old boot is still there."""
+    """No request has come since, so the row of the old boot is still there."""
     claim = claim_on("x")
     before = backend_on(path, this_host())
     after = backend_on(path, this_host()._replace(boot="the next boot", booted_at=time.time() + 1))

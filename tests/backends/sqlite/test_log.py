@@ -72,7 +72,7 @@ def _ask_by_itself(t: sqlite.SqliteTransaction) -> Any:
     return t.execute("PRAGMA wal_autocheckpoint").fetchone()
 
 
-def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone(path: Path) -> None:
+def test_a_log_that_grew_during_a_long_read_is_truncated_after_it(path: Path) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
 
@@ -91,7 +91,7 @@ def test_a_log_that_grew_while_a_reader_sat_on_it_is_cut_when_the_reader_is_gone
     asyncio.run(main())
 
 
-def test_a_log_that_a_reader_keeps_from_being_cut_is_copied_only_now_and_then(
+def test_a_log_that_a_reader_keeps_from_being_truncated_is_checkpointed_only_now_and_then(
     path: Path, monkeypatch: pytest.MonkeyPatch, copied_in: list[int]
 ) -> None:
     monkeypatch.setattr(sqlite, "CHECKPOINT_EVERY_S", 3600.0)
@@ -113,12 +113,12 @@ def test_a_request_that_comes_while_the_log_is_copied_does_not_stop_the_loop(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moves_on, begun = threading.Event(), threading.Event()
-    told: list[bool] = []
+    notified: list[bool] = []
 
     def checkpoint(driver: BlockingSqlite) -> None:
         with driver._mutex:
             begun.set()
-            told.append(moves_on.wait(LIMIT))
+            notified.append(moves_on.wait(LIMIT))
 
     monkeypatch.setattr(BlockingSqlite, "checkpoint", checkpoint)
 
@@ -135,4 +135,4 @@ def test_a_request_that_comes_while_the_log_is_copied_does_not_stop_the_loop(
             await cycling
 
     asyncio.run(main())
-    assert all(told), "the loop went on meanwhile, and could tell it to end"
+    assert all(notified), "the loop went on meanwhile, and could end it"

@@ -79,7 +79,7 @@ def test_a_question_after_a_reboot_finds_nothing_held_and_writes_nothing(locks: 
     assert locks.inspect("x").locked
 
 
-def test_doctor_tells_a_store_that_cannot_be_written_although_it_can_be_asked(
+def test_doctor_reports_a_store_that_can_be_read_and_not_written(
     locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold(locks).release()

@@ -27,7 +27,7 @@ def test_one_slow_request_says_nothing() -> None:
     assert not stalls.avoid_loop(1000.0)
 
 
-def test_a_request_that_stops_the_loop_for_too_long_keeps_the_next_away_for_a_while() -> None:
+def test_requests_leave_the_loop_for_a_while_after_they_stopped_it_for_too_long() -> None:
     stalls = Stalls()
     stalls.took(ALLOWED_S, 1000.0)
     assert stalls.avoid_loop(1000.0)

@@ -37,7 +37,7 @@ from tests.polling import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
 BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has sent a datagram")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the sender of a datagram")
 
 Wakeups = BlockingWakeups | AsyncioSqliteWakeups
 Story = Callable[[Wakeups], Coroutine[Any, Any, None]]
@@ -106,7 +106,7 @@ def where(address: str) -> str:
 # What counts
 
 
-def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: socket.socket) -> None:
+def test_a_datagram_without_a_claim_is_ignored(tmp_path: Path, any_socket: socket.socket) -> None:
     url = f"sqlite:///{tmp_path}/locks.db"
     with lockfast.connect(url) as locks, lockfast.connect(url) as others:
         holder = locks.lock("x").acquire()
@@ -124,7 +124,7 @@ def test_a_datagram_that_says_nothing_harms_nobody(tmp_path: Path, any_socket: s
 
 
 @pytest.mark.parametrize("text", [b"*", WAKE_ALL.encode(errors="surrogatepass")])
-def test_no_datagram_makes_all_waiters_look(play: Play, any_socket: socket.socket, text: bytes) -> None:
+def test_no_datagram_wakes_all_waiters(play: Play, any_socket: socket.socket, text: bytes) -> None:
     async def story(wakeups: Wakeups) -> None:
         named, other = a_claim(), a_claim()
         address = {wakeups.expect(named), wakeups.expect(other)}.pop()
@@ -155,7 +155,7 @@ def test_a_store_that_is_not_shared_is_woken_by_its_owner_and_by_us_and_by_root(
     assert datagrams._users_of(store) == {store.stat().st_uid, os.getuid(), os.geteuid(), 0}
 
 
-def test_in_a_store_of_several_users_whoever_knows_the_claim_can_wake_it(
+def test_in_a_store_of_several_users_any_process_that_knows_a_claim_can_wake_it(
     play: Play, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datagrams, "_users_of", lambda store: frozenset({os.getuid() + 1}))
@@ -183,7 +183,7 @@ def test_no_open_file_arrives_with_a_datagram(store: Path, any_socket: socket.so
 # Where they are sent
 
 
-def test_a_wake_up_is_sent_to_nothing_but_a_mailbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wake_up_is_sent_only_to_an_inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address stands in the store, and may be the system's log."""
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
@@ -195,7 +195,7 @@ def test_a_wake_up_is_sent_to_nothing_but_a_mailbox(tmp_path: Path, monkeypatch:
             log.recv(100)
 
 
-def test_an_abstract_socket_that_is_no_mailbox_is_sent_nothing() -> None:
+def test_nothing_is_sent_to_an_abstract_socket_that_is_no_inbox() -> None:
     for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/lockfast-{new_claim_id()}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
             log.setblocking(False)
@@ -212,7 +212,7 @@ def test_nothing_but_a_claim_is_sent(store: Path) -> None:
     inbox.close()
 
 
-def test_a_waiter_whose_address_is_no_mailboxs_keeps_its_place() -> None:
+def test_a_waiter_whose_address_is_no_inbox_keeps_its_position() -> None:
     assert DatagramSender().send("/dev/log", new_claim_id())
 
 
@@ -226,7 +226,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("files")
-def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_nothing_behind(store: Path) -> None:
+def test_an_inbox_that_is_a_file_cannot_be_reached_by_other_users_and_leaves_nothing_behind(store: Path) -> None:
     inbox, claim = DatagramInbox(store), new_claim_id()
     folder = Path(inbox.address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -237,7 +237,7 @@ def test_a_mailbox_that_is_a_file_is_out_of_reach_of_other_users_and_leaves_noth
 
 
 @pytest.mark.usefixtures("files")
-def test_a_mailbox_that_is_a_file_is_in_reach_of_those_who_share_the_store_and_know_its_name(store: Path) -> None:
+def test_an_inbox_that_is_a_file_can_be_reached_by_users_of_a_shared_store(store: Path) -> None:
     store.chmod(0o660)
     store.parent.chmod(0o2770)
     inbox = DatagramInbox(store)
@@ -248,7 +248,7 @@ def test_a_mailbox_that_is_a_file_is_in_reach_of_those_who_share_the_store_and_k
 
 
 @pytest.mark.usefixtures("files")
-def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
+def test_an_inbox_that_cannot_be_bound_leaves_no_folder_behind(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 200)
@@ -261,7 +261,7 @@ def test_a_mailbox_that_cannot_be_bound_leaves_no_folder_behind(
 # Floods
 
 
-def test_when_more_wake_ups_come_than_fit_every_waiter_looks(play: Play) -> None:
+def test_when_more_wake_ups_come_than_fit_all_waiters_are_woken(play: Play) -> None:
     async def story(wakeups: Wakeups) -> None:
         claims = [a_claim(), a_claim()]
         address = {wakeups.expect(claim) for claim in claims}.pop()
@@ -294,7 +294,7 @@ class _Endless:
 
 
 class _Strict(Pacer):
-    """After one reading in vain the mailbox is left unread for that long."""
+    """After one reading in vain the inbox is left unread for that long."""
 
     __slots__ = ("_seconds",)
 
@@ -313,7 +313,7 @@ def strict(seconds: float) -> FloodGuard:
 
 
 @pytest.mark.parametrize("text", [b"\xff", new_claim_id().encode()], ids=["junk", "a claim that does not wait"])
-def test_a_mailbox_that_brings_nothing_but_wake_ups_in_vain_is_left_unread(
+def test_an_inbox_that_gets_only_wake_ups_in_vain_is_left_unread(
     play: Play, any_socket: socket.socket, text: bytes
 ) -> None:
     async def story(wakeups: Wakeups) -> None:
@@ -354,7 +354,7 @@ def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> N
     play(story, strict(HOUR))
 
 
-def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play) -> None:
+def test_an_inbox_that_gets_wake_ups_of_its_waiters_is_never_left_unread(play: Play) -> None:
     async def story(wakeups: Wakeups) -> None:
         claims = [a_claim() for _ in range(2 * datagrams._QUEUE_LENGTH)]
         address = {wakeups.expect(claim) for claim in claims}.pop()
@@ -369,7 +369,7 @@ def test_a_mailbox_that_brings_wake_ups_by_name_is_never_left_unread(play: Play)
 
 
 @pytest.mark.parametrize("reason", ["wake", "forget", "close"])
-def test_a_waiter_at_a_mailbox_that_is_left_unread_is_woken_from_inside(store: Path, reason: str) -> None:
+def test_a_waiter_whose_inbox_is_left_unread_is_woken_by_its_own_process(store: Path, reason: str) -> None:
     guard = strict(HOUR)
     guard.has_read(["x"], [False])
     wakeups, claim = BlockingWakeups(None, partial(open_inbox, store), guard), a_claim()
@@ -385,7 +385,7 @@ def test_a_waiter_at_a_mailbox_that_is_left_unread_is_woken_from_inside(store: P
 
 
 @pytest.mark.parametrize("texts", [["x"], ["x", WAKE_ALL]], ids=["few", "more than fit"])
-def test_a_flood_is_read_so_many_times_a_second_and_a_rest_is_shorter_than_the_patrol_of_the_first_in_line(
+def test_a_flood_is_read_at_a_bounded_rate_and_a_pause_is_shorter_than_the_poll_of_the_first_waiter(
     texts: list[str],
 ) -> None:
     now = 1000.0
@@ -402,9 +402,7 @@ def test_a_flood_is_read_so_many_times_a_second_and_a_rest_is_shorter_than_the_p
 
 
 @pytest.mark.parametrize("world", [ThreadWorld, AsyncioWorld])
-def test_the_mailbox_of_a_store_is_guarded_unless_a_test_moves_the_clock(
-    store: Path, world: Callable[[], World]
-) -> None:
+def test_the_inbox_of_a_store_is_guarded_unless_a_test_moves_the_clock(store: Path, world: Callable[[], World]) -> None:
     for clock in (None, FakeClock()):
         wakeups = open_driver(store, SCHEMA, world(), clock).wakeups
         assert isinstance(wakeups, BlockingWakeups | AsyncioSqliteWakeups)
