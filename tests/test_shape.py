@@ -32,6 +32,7 @@ import lockfast.testing
 from lockfast._facades import lock as facade_of_locks
 from lockfast._facades import manager as facade_of_managers
 from lockfast._facades import primitives as facades
+from tests.parsing import nodes_of
 
 SOURCE = Path(lockfast.__file__).parent
 LONGEST_FILE = 500
@@ -133,12 +134,16 @@ class Module:
     text: str
 
     @cached_property
-    def tree(self) -> ast.Module:
-        return ast.parse(self.text)
+    def _parsed(self) -> tuple[ast.Module, list[ast.AST]]:
+        return nodes_of(self.text)
 
-    @cached_property
+    @property
+    def tree(self) -> ast.Module:
+        return self._parsed[0]
+
+    @property
     def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(self.tree))
+        return self._parsed[1]
 
     @property
     def room(self) -> str:

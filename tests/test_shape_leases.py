@@ -68,8 +68,7 @@ def test_only_the_module_of_leases_writes_to_a_lease() -> None:
     ],
 )
 def test_a_planted_write_is_found(text: str) -> None:
-    planted = {**MODULES, "primitives.planted": Module("primitives.planted", text)}
-    assert len(writes_to_a_lease(planted)) == 1
+    assert len(writes_to_a_lease({"primitives.planted": Module("primitives.planted", text)})) == 1
 
 
 def test_a_field_of_another_class_is_no_offence() -> None:

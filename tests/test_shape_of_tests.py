@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import nodes_of
+
 TESTS = Path(__file__).parent
 STORIES = TESTS.parent / "src" / "lockfast" / "testing" / "contract"
 LEAST = 30.0  # seconds: what a test waits for in earnest is given at least so much time
@@ -63,7 +65,7 @@ class File:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(ast.parse(self.text)))
+        return nodes_of(self.text)[1]
 
     @cached_property
     def calls(self) -> list[ast.Call]:
