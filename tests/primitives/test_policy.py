@@ -10,7 +10,7 @@ import pytest
 
 import lockfast
 from lockfast import Backoff
-from lockfast.engine.lease import Request
+from lockfast.engine.request import Request
 
 WORLDS = pytest.mark.parametrize("connect", [lockfast.connect, lockfast.aio.connect], ids=["threads", "asyncio"])
 
