@@ -1,4 +1,4 @@
-"""`lockfast doctor`: a row for each server, and an exit code that says whether locks are to be had."""
+"""`lockfast doctor`: a row for each server, and an exit code that says whether locks can be acquired."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_store_that_is_said_twice_is_refused(shell: Shell, words: list[str]) -
     assert "say which store once" in done.stderr
 
 
-def test_a_quorum_whose_majority_is_gone_is_told_row_by_row(shell: Shell) -> None:
+def test_a_quorum_whose_majority_is_gone_is_shown_row_by_row(shell: Shell) -> None:
     done = shell("doctor", "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
     assert done.returncode == 69
     rows = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
@@ -52,7 +52,7 @@ def test_new_servers_of_a_quorum_are_kept_out_and_it_says_for_how_long_and_what_
 
 @pytest.mark.usefixtures("store")
 def test_json_says_whether_it_works(shell: Shell) -> None:
-    told = json.loads(shell("doctor", "--json").stdout)
-    (server,) = told["servers"]
-    assert told["works"] is True
+    report = json.loads(shell("doctor", "--json").stdout)
+    (server,) = report["servers"]
+    assert report["works"] is True
     assert server.keys() == {"where", "reachable", "latency", "version", "role", "kept_out", "error", "counts"}

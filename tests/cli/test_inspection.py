@@ -63,7 +63,7 @@ def test_ls_of_nothing_says_so_on_stderr(shell: Shell) -> None:
     assert done.stderr == "lockfast: no lock that begins with 'ord' is held or waited for\n"
 
 
-def test_show_tells_everything_about_one_lock(shell: Shell) -> None:
+def test_show_prints_everything_about_one_lock(shell: Shell) -> None:
     with shell.locks() as locks, locks.lock("x", ttl=110, metadata={"a": 1}) as lease:
         done = shell("show", "x", "--check")
         assert done.returncode == 0
@@ -99,7 +99,7 @@ def test_show_of_a_free_lock_says_free(shell: Shell) -> None:
     assert free == {"name": "x", "locked": False, "waiters": 0, "queue": [], "holders": [], "damage": None}
 
 
-def test_break_tells_what_it_broke_and_what_that_means(shell: Shell) -> None:
+def test_break_prints_what_it_broke_and_what_that_means(shell: Shell) -> None:
     with shell.locks() as locks:
         lease = locks.lock("x").acquire()
         assert lease is not None
@@ -119,7 +119,7 @@ def test_break_of_a_free_lock_exits_1(shell: Shell) -> None:
     assert done.stderr == "lockfast: lock 'x' was not held; nothing was broken\n"
 
 
-def test_break_json_tells_what_there_was(shell: Shell) -> None:
+def test_break_json_prints_what_there_was(shell: Shell) -> None:
     with shell.locks() as locks:
         lease = locks.lock("x").acquire()
         assert lease is not None
@@ -150,8 +150,8 @@ def test_a_hold_that_cannot_be_read_is_shown_as_damaged_and_break_frees_it(shell
         assert mail.split()[:2] == ["mail", locks.holder]
         assert re.match(r"x +\(damaged\) +- +- +when it is broken +0 +damaged: a hold cannot be read$", row)
         assert row.index("damaged:") == head.index("METADATA")
-        told = shell("show", "x", "--check")
-        assert told.stdout.splitlines() == [
+        shown = shell("show", "x", "--check")
+        assert shown.stdout.splitlines() == [
             "x: held",
             "  damaged   a hold cannot be read; `lockfast break` frees it",
             "  holder    (damaged)",
@@ -165,7 +165,7 @@ def test_a_hold_that_cannot_be_read_is_shown_as_damaged_and_break_frees_it(shell
         assert shell("run", "--wait", "0", "x", "true").returncode == 0
 
 
-def test_metadata_that_cannot_be_read_is_told_in_its_place(shell: Shell) -> None:
+def test_metadata_that_cannot_be_read_is_reported_in_its_place(shell: Shell) -> None:
     with shell.locks() as locks, locks.lock("x"):
         damage(shell, "metadata = '{zeros'")
         row = shell("ls").stdout.splitlines()[1]

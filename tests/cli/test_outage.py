@@ -26,7 +26,7 @@ def test_run_says_that_it_cannot_reach_the_server_and_goes_on_when_it_can(shell:
 
 
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["run", "--wait", "0.1", "x", "true"]])
-def test_the_last_line_names_the_command_that_tells_more(shell: Shell, words: list[str]) -> None:
+def test_the_last_line_names_the_command_that_shows_more(shell: Shell, words: list[str]) -> None:
     done = shell(words[0], "--url", "redis://bob:s3cret@127.0.0.1:1", *words[1:])
     assert done.returncode == 69
     line = done.stderr.splitlines()[-1]  # on a machine that stood still for a second it is not the only one
@@ -45,14 +45,14 @@ def test_a_command_that_asks_but_once_says_that_it_waits(shell: Shell, command: 
     assert first == "lockfast: no answer for 1s; waiting for it\n"
 
 
-def test_a_schema_that_could_not_be_made_names_the_command_that_tells_more(shell: Shell) -> None:
+def test_a_schema_that_could_not_be_made_names_the_command_that_shows_more(shell: Shell) -> None:
     done = shell("migrate", "postgresql://bob:s3cret@127.0.0.1:1/app")
     assert done.returncode == 69
     assert done.stderr.endswith("; for more, run: lockfast doctor postgresql://bob@127.0.0.1:1/app\n")
 
 
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["run", "x", "true"]])
-def test_a_server_that_does_not_answer_is_told_while_it_is_waited_for(shell: Shell, words: list[str]) -> None:
+def test_a_server_that_does_not_answer_is_reported_while_it_is_waited_for(shell: Shell, words: list[str]) -> None:
     with socket.create_server((HOST, 0)) as mute:
         url = f"redis://{HOST}:{mute.getsockname()[1]}/0"
         process = shell.start(words[0], "--url", url, *words[1:])

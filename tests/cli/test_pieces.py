@@ -63,7 +63,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         (86400 * 5 + 3600 * 3, "5d03h"),
     ],
 )
-def test_lengths_of_time_are_told_as_people_tell_them(value: float, text: str) -> None:
+def test_lengths_of_time_are_written_as_people_write_them(value: float, text: str) -> None:
     assert span(value) == text
 
 
@@ -183,10 +183,10 @@ def _story() -> Story:
 def test_a_story_in_which_all_went_well_lacks_nothing() -> None:
     story = _story()
     assert list(missing(story)) == []
-    told = "\n".join(seen(story))
-    assert "8 grants to 4 workers" in told
-    assert "never two holders at once" in told
-    assert "bert was killed while holding; cleo took over 800ms later" in told
+    text = "\n".join(seen(story))
+    assert "8 grants to 4 workers" in text
+    assert "never two holders at once" in text
+    assert "bert was killed while holding; cleo took over 800ms later" in text
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_run_help_explains_environment_and_exit_codes(capsys: pytest.CaptureFixt
     assert all(f"{code}  " in text for code in (64, 69, 74, 75))
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lockfast {lockfast.__version__}\n"
 
@@ -121,7 +121,7 @@ def test_an_empty_url_is_not_taken_for_the_default(
 
 @pytest.mark.parametrize("where", ["--url", "LOCKFAST_URL", "--system"])
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["doctor"]], ids=lambda w: w[0])
-def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
+def test_a_command_that_only_reads_makes_no_store_and_says_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -146,7 +146,7 @@ def test_a_command_that_looks_makes_no_store_and_says_that_there_is_none(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "printed"),
     [
         (["ls"], 0, ("", "lockfast: no lock is held or waited for\n")),
         (["ls", "--json"], 0, ("[]\n", "")),
@@ -162,20 +162,20 @@ def test_a_default_store_that_was_never_used_has_no_locks(
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     code: int,
-    told: tuple[str, str],
+    printed: tuple[str, str],
 ) -> None:
     """Nobody can have mistyped its name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCKFAST_URL", "")
     monkeypatch.setattr(sys, "platform", "linux")
     assert main(words) == code
-    assert tuple(capsys.readouterr()) == told
+    assert tuple(capsys.readouterr()) == printed
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("default", [False, True], ids=["--url", "default"])
 @pytest.mark.parametrize("words", [["ls"], ["show", "x"], ["break", "x"], ["doctor"]], ids=lambda w: w[0])
-def test_a_store_that_cannot_be_made_is_told_with_the_reason(
+def test_a_store_that_cannot_be_made_is_reported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -60,7 +60,7 @@ def test_a_held_lock_gives_75_and_says_who_holds_it(shell: Shell) -> None:
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
 
 
-def test_it_waits_for_ever_unless_told_otherwise(shell: Shell) -> None:
+def test_it_waits_for_ever_by_default(shell: Shell) -> None:
     with shell.locks() as locks:
         with locks.lock("x"):
             waiting = shell.start("run", "-v", "x", "--", "echo", "ran")
@@ -196,7 +196,7 @@ def test_wrong_usage_gives_64_and_one_line(shell: Shell, words: list[str], what:
     assert done.stderr.count("\n") == 1
 
 
-def test_memory_stores_are_said_to_keep_nobody_out(shell: Shell) -> None:
+def test_a_warning_says_that_a_memory_store_excludes_no_other_process(shell: Shell) -> None:
     done = shell("run", "--url", "memory://", "x", "--", "true")
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert "excludes no other process" in done.stderr

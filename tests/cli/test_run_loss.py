@@ -80,7 +80,7 @@ def test_when_lockfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
     assert shell.locks().inspect("x").locked, "nobody could release it: its ttl ends it"
 
 
-def test_when_lockfast_is_killed_whoever_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
+def test_when_lockfast_is_killed_a_command_that_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "30", "--kill-after", "0.3", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     running.kill()
@@ -105,9 +105,7 @@ def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
     assert "the command was ended" in err
 
 
-def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_nobody_is_forgotten(
-    shell: Shell, heart: Heart
-) -> None:
+def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_left(shell: Shell, heart: Heart) -> None:
     """The guardian's TERM has ended the command but not its deaf child, and then we are back."""
     running = shell.start("run", "--ttl", "5", "--kill-after", "2.5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
@@ -178,7 +176,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
     assert all(map(has_ended, children))
 
 
-def test_a_command_that_finished_after_its_lease_was_broken_is_told_as_lost(shell: Shell, tmp_path: Path) -> None:
+def test_a_command_that_finished_after_its_lease_was_broken_is_reported_as_lost(shell: Shell, tmp_path: Path) -> None:
     """The exit code must not say that all went well under the lock."""
     running = shell.start(
         "run", "--ttl", "60", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done", cwd=tmp_path
@@ -192,7 +190,7 @@ def test_a_command_that_finished_after_its_lease_was_broken_is_told_as_lost(shel
     assert "ended by itself with exit code 0" in err
 
 
-def test_a_release_that_fails_is_told_and_does_not_spoil_the_result(shell: Shell, tmp_path: Path) -> None:
+def test_a_release_that_fails_is_reported_and_does_not_change_the_exit_code(shell: Shell, tmp_path: Path) -> None:
     running = shell.start(
         "run", "--ttl", "4", "x", "--", "sh", "-c", "echo ready; while ! [ -e go ]; do :; done; exit 4", cwd=tmp_path
     )

@@ -59,7 +59,7 @@ def waiting_command(running: subprocess.Popen[str]) -> int:
     return until(alone, "the guardian to leave the session")
 
 
-def test_a_command_that_was_killed_before_it_started_is_told(shell: Shell) -> None:
+def test_a_command_that_was_killed_before_it_started_is_reported(shell: Shell) -> None:
     with shell.locks() as locks:
         with locks.lock("x"):
             waiting = shell.start("run", "x", "--", "echo", "ran")
@@ -74,7 +74,7 @@ def test_a_command_that_was_killed_before_it_started_is_told(shell: Shell) -> No
         assert not locks.inspect("x").locked
 
 
-def test_signals_ignored_by_whoever_started_us_stay_ignored(shell: Shell, tmp_path: Path) -> None:
+def test_signals_ignored_by_our_parent_process_stay_ignored(shell: Shell, tmp_path: Path) -> None:
     """As under nohup: neither we nor the command end on HUP."""
     signal_was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -88,7 +88,7 @@ def test_signals_ignored_by_whoever_started_us_stay_ignored(shell: Shell, tmp_pa
     assert (running.returncode, out) == (0, "still here\n")
 
 
-def test_exit_codes_arrive_even_if_whoever_started_us_ignores_ended_children(shell: Shell) -> None:
+def test_exit_codes_arrive_even_if_our_parent_process_ignores_ended_children(shell: Shell) -> None:
     signal_was = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         running = shell.start("run", "x", "--", "sh", "-c", "exit 7")
@@ -97,7 +97,7 @@ def test_exit_codes_arrive_even_if_whoever_started_us_ignores_ended_children(she
     assert running.wait(LIMIT) == 7
 
 
-def test_the_whole_group_of_the_command_hears_a_signal(shell: Shell, tmp_path: Path) -> None:
+def test_the_whole_group_of_the_command_gets_a_signal(shell: Shell, tmp_path: Path) -> None:
     inner = "trap 'echo inner >> heard; exit' USR1; echo up >> up; while :; do :; done"
     line = f"trap 'echo outer >> heard; wait; exit' USR1; sh -c \"{inner}\" & wait"
     running = shell.start("run", "x", "--", "sh", "-c", line, cwd=tmp_path)

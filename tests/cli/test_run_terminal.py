@@ -163,7 +163,7 @@ def test_ctrl_z_stops_a_pipeline_with_all_its_members(screen: Screen, tmp_path: 
     assert screen.told() == ["stopped", "foreground given back: True", "ended: 0"]
 
 
-def test_where_nobody_could_continue_us_ctrl_z_does_not_hang(screen: Screen) -> None:
+def test_where_no_shell_could_continue_us_ctrl_z_does_not_hang(screen: Screen) -> None:
     screen.run("unwatched", "run", "x", "--", "sh", "-c", ASKS)
     screen.wait_for(b"ready")
     screen.press(CTRL_Z)

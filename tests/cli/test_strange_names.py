@@ -81,8 +81,8 @@ def test_json_has_every_name_as_it_is(
     monkeypatch.setattr(inspection, "connect", HostileStore)
     monkeypatch.setenv("LOCKFAST_URL", "memory://")
     main([*words, "--json"])
-    told: Any = json.loads(capsys.readouterr().out)
-    lock = told[0] if words == ["ls"] else told
+    printed: Any = json.loads(capsys.readouterr().out)
+    lock = printed[0] if words == ["ls"] else printed
     assert lock["name"] == f"name{HOSTILE}"
     assert lock["holders"][0]["metadata"] == {f"key{HOSTILE}": HOSTILE}
 
@@ -145,7 +145,7 @@ def test_pythons_own_setting_of_the_encoding_kills_no_command(shell: Shell) -> N
         ("x --", "x", ""),
     ],
 )
-def test_the_dashes_before_the_command_are_told_from_those_before_a_name(line: str, ours: str, command: str) -> None:
+def test_dashes_before_the_command_differ_from_dashes_before_a_name(line: str, ours: str, command: str) -> None:
     assert _split(_parser(), line.split()) == (ours.split(), command.split())
 
 
@@ -174,7 +174,7 @@ def test_a_command_runs_under_a_name_that_looks_like_an_option(shell: Shell) -> 
 
 
 @pytest.mark.parametrize("command", ["run", "show", "break"])
-def test_help_tells_how_such_a_name_is_given(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_how_such_a_name_is_written(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     main([command, "--help"])
     assert "begins with -" in capsys.readouterr().out
 

@@ -119,7 +119,7 @@ def test_a_waiter_of_another_user_is_handed_the_lock(store: Path) -> None:
 @needs_root
 @pytest.mark.slow
 @pytest.mark.parametrize("user", [ROOT_AND_GROUP, DEPLOY], ids=["root", "deploy"])
-def test_the_files_are_for_the_group_and_nobody_else_whatever_the_umask(store: Path, user: User) -> None:
+def test_the_files_are_for_the_group_alone_whatever_the_umask(store: Path, user: User) -> None:
     make_for_group(store)
     holder = as_user(user, "run", "--system", "x", "sh", "-c", "echo in; sleep 600", umask=0o077)
     try:
@@ -169,7 +169,7 @@ def test_a_file_that_was_there_before_the_group_is_named_with_what_mends_it(stor
     assert run(DEPLOY, "run", "--system", "nightly", "true")[0] == 0
 
 
-def test_without_a_folder_nothing_is_made_and_the_command_that_makes_it_is_told(
+def test_without_a_folder_nothing_is_made_and_the_command_that_makes_it_is_named(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--system", "nightly", "true"]) == 69

@@ -1,4 +1,4 @@
-"""A manager of either world on a stage of the contract, so that its stories can be told once."""
+"""A manager of either world on a stage of the contract, so that each story is written once."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_partials_and_callable_objects_can_be_decorated(locks: Locks) -> None:
     assert locks.locked("job:{job_id}")(functools.partial(Job(), job_id=4))() == ["job:4"]
 
 
-def test_what_was_told_of_the_function_is_told_of_the_decorated_one(locks: Locks) -> None:
+def test_a_decorated_function_keeps_the_name_and_documentation_of_the_function(locks: Locks) -> None:
     @locks.locked("job:{job_id}")
     def run(job_id: int, *, fast: bool = False) -> str:
         """Runs it."""
@@ -147,7 +147,7 @@ def test_an_error_of_the_body_is_passed_on_and_the_lock_released(locks: Locks) -
     assert names(locks) == []
 
 
-def test_a_loss_is_told_at_the_end_of_the_call(locks: Locks, clock: FakeClock) -> None:
+def test_a_loss_is_raised_at_the_end_of_the_call(locks: Locks, clock: FakeClock) -> None:
     @locks.locked("job", renew=False, ttl=10)
     def run() -> None:
         clock.advance(10)
@@ -275,7 +275,7 @@ def test_a_generator_can_be_sent_values_and_returns_one(locks: Locks) -> None:
 # Singletons
 
 
-def test_a_singleton_returns_its_default_while_somebody_else_is_at_it(locks: Locks) -> None:
+def test_a_singleton_returns_its_default_while_another_call_holds_the_lock(locks: Locks) -> None:
     @locks.singleton("cron:{task}", default="skipped")
     def run(task: str) -> str:
         return f"did {task}"

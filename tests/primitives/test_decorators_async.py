@@ -26,11 +26,11 @@ def tell(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: P
     """Tell a story in an event loop of its own."""
     where = url if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
-    async def told(story: Story) -> None:
+    async def played(story: Story) -> None:
         async with asyncio.timeout(LIMIT), lockfast.aio.connect(where, clock=clock) as locks:
             await story(locks, clock)
 
-    return lambda story: asyncio.run(told(story))
+    return lambda story: asyncio.run(played(story))
 
 
 async def names(locks: AsyncLocks) -> list[str]:
@@ -284,7 +284,7 @@ def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(t
     tell(story)
 
 
-def test_whoever_iterates_is_told_of_a_loss_between_two_items(tell: Callable[[Story], None]) -> None:
+def test_a_loss_between_two_items_is_raised_to_the_caller_that_iterates(tell: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.locked("items", renew=False, ttl=10, lease_as="lease")
         async def items(lease: AsyncLease) -> AsyncGenerator[AsyncLease, None]:
@@ -305,7 +305,7 @@ def test_whoever_iterates_is_told_of_a_loss_between_two_items(tell: Callable[[St
     tell(story)
 
 
-def test_an_async_generator_may_let_go_of_its_lease_early(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_may_release_its_lease_early(tell: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("items", lease_as="lease")
         async def items(lease: AsyncLease) -> AsyncIterator[int]:

@@ -1,4 +1,4 @@
-"""`locks.doctor()`: what is told of the servers that the locks rest on, and when that is good enough."""
+"""`locks.doctor()`: what it reports of the servers that the locks rest on, and when locks can be acquired."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_more_than_half_of_the_servers_must_count(servers: list[Health], works: 
 
 
 def test_it_is_ready_for_json() -> None:
-    told = json.loads(json.dumps(Diagnosis((WELL, GONE)).as_dict()))
-    assert told["works"] is False
-    assert [server["counts"] for server in told["servers"]] == [True, False]
-    assert told["servers"][1]["error"] == GONE.error
+    report = json.loads(json.dumps(Diagnosis((WELL, GONE)).as_dict()))
+    assert report["works"] is False
+    assert [server["counts"] for server in report["servers"]] == [True, False]
+    assert report["servers"][1]["error"] == GONE.error
 
 
 def test_a_store_of_one_answers_for_itself() -> None:
@@ -48,7 +48,7 @@ def test_a_store_of_one_answers_for_itself() -> None:
         assert locks.list() == []
 
 
-def test_a_server_that_is_gone_is_told_and_not_raised() -> None:
+def test_a_server_that_is_gone_is_reported_and_not_raised() -> None:
     async def ask() -> Diagnosis:
         async with lockfast.aio.connect("redis://127.0.0.1:1") as locks:
             return await locks.doctor()

@@ -65,14 +65,14 @@ def test_the_interval_of_a_rate_is_never_too_short(rate: float, per: float) -> N
     assert rate_of(rate, per, None).interval * rate >= per * NANO * (1 - 1e-15)
 
 
-def test_what_is_told_of_a_loss_in_run_is_not_told_of_later_ones(url: str) -> None:
-    clock, told = FakeClock(), []
+def test_on_lost_of_run_is_not_called_for_losses_after_it(url: str) -> None:
+    clock, called = FakeClock(), []
     with lockfast.connect(url, clock=clock) as locks:
-        election = locks.election("lead", on_lost=lambda lease: told.append("own"))
-        assert election.run(lambda lease: 7, on_lost=lambda lease: told.append("run")) == 7
+        election = locks.election("lead", on_lost=lambda lease: called.append("own"))
+        assert election.run(lambda lease: 7, on_lost=lambda lease: called.append("run")) == 7
         assert election._logic._request.on_lost is not None
         election._logic._request.on_lost(None)
-    assert told == ["own"]
+    assert called == ["own"]
 
 
 def test_a_coroutine_function_is_refused_where_nothing_can_be_awaited(url: str) -> None:

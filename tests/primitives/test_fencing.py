@@ -51,7 +51,7 @@ def test_a_row_that_never_saw_a_fence_takes_any(accounts: Table) -> None:
     assert rows(accounts)[1] == ("43", 1, 1)
 
 
-def test_a_missing_row_is_told_from_a_stale_fence(accounts: Table) -> None:
+def test_a_missing_row_is_another_error_than_a_stale_fence(accounts: Table) -> None:
     with pytest.raises(LookupError, match="'accounts' has no row with id='44', branch=1; nothing was written"):
         fencing.guarded_update(accounts, "accounts", {"balance": 1}, key={"id": "44", "branch": 1}, fence=9)
 
@@ -251,7 +251,7 @@ def test_a_key_refuses_fences_older_than_the_last_it_has_seen(client: Any) -> No
 
 
 @pytest.mark.slow
-def test_fences_of_our_locks_are_told_apart_to_the_last_digit(client: Any) -> None:
+def test_fences_of_our_locks_are_compared_to_the_last_digit(client: Any) -> None:
     large = 2**53 - 1
     fencing.redis_write(client, "a", "new", large)
     with pytest.raises(StaleFence):

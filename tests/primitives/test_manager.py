@@ -33,7 +33,7 @@ class Manager(Promise, about="engine"):
         assert await manager.release("order:42:process") is False
         assert manager.raw._logic._held == {}
 
-    async def test_the_result_tells_what_was_acquired(self, stage: Stage) -> None:
+    async def test_the_result_says_what_was_acquired(self, stage: Stage) -> None:
         manager = AwaitedManager(stage, holder="worker-7")
         result = await manager.acquire("shop", 20, metadata={"step": 1})
         assert result.lock is not None
@@ -44,7 +44,7 @@ class Manager(Promise, about="engine"):
         assert await stage.fences("shop") == [result.fence]
         assert (await stage.info("shop")).holders[0].claim_id == holder.claim_id
 
-    async def test_the_result_of_a_refusal_tells_who_holds_it(self, stage: Stage) -> None:
+    async def test_the_result_of_a_refusal_says_who_holds_it(self, stage: Stage) -> None:
         await AwaitedManager(stage, holder="first").acquire("shop", metadata="why")
         result = await AwaitedManager(stage, holder="second").acquire("shop")
         assert not result
@@ -179,7 +179,7 @@ class Manager(Promise, about="engine"):
         await first.acquire("shop")
         waiting = [stage.start(second.acquire("shop", blocking=True)) for _ in range(4)]
         await stage.queue("shop", 1)  # one stands in line for all
-        assert not await second.acquire("shop")  # and whoever only tries is told at once
+        assert not await second.acquire("shop")  # and a caller that only tries gets its answer at once
         await first.release("shop")
         results = [await each.result() for each in waiting]
         assert all(results)
@@ -207,7 +207,7 @@ class Manager(Promise, about="engine"):
         assert all(results)
         assert {result.fence for result in results} == set(await stage.fences("shop"))
 
-    async def test_whoever_tries_while_another_asks_waits_for_that_answer(self, stage: Stage) -> None:
+    async def test_a_caller_that_tries_while_another_asks_waits_for_that_answer(self, stage: Stage) -> None:
         manager = AwaitedManager(stage)
         manager.faults.hang_reply("acquire")
         first = stage.start(manager.acquire("shop"))
@@ -310,7 +310,7 @@ class Manager(Promise, about="engine"):
             await AwaitedManager(stage).with_lock("shop", lambda: ran.append(1), blocking=False)
         assert ran == []
 
-    async def test_with_lock_tells_of_a_loss(self, stage: Stage) -> None:
+    async def test_with_lock_raises_on_a_loss(self, stage: Stage) -> None:
         def work() -> None:
             stage.clock.advance(31)  # nobody was able to renew it
 
@@ -401,7 +401,7 @@ for _row in filter(None, map(at_scale, BACKENDS)):
     globals().update(classes(_row, __name__, [Manager]))
 
 
-def test_a_result_unpacks_and_tells_the_truth() -> None:
+def test_a_result_unpacks_and_is_true_if_acquired() -> None:
     acquired, lock, error = LockResult(False, None, "busy")
     assert (acquired, lock, error) == (False, None, "busy")
     assert not LockResult(False)

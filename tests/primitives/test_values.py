@@ -1,4 +1,4 @@
-"""The pure decisions behind limiters and cells: when a permit is to be had, which write goes through, which pause."""
+"""The pure decisions behind limiters and cells: when a permit is free, which write goes through, which pause."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def test_a_collected_cycle_keeps_its_lease_to_the_end_of_its_body(locks: Locks) 
     until(lambda: not locks.inspect("a").locked)
 
 
-def test_a_lock_that_was_only_looked_at_keeps_nothing_alive() -> None:
+def test_a_lock_whose_exit_was_only_looked_up_keeps_nothing_alive() -> None:
     locks = lockfast.connect("memory://")
     assert hasattr(locks.lock("a"), "__exit__")
     engine = ref(locks._logic.engine)
@@ -293,7 +293,7 @@ def test_a_lock_that_was_only_looked_at_keeps_nothing_alive() -> None:
     assert engine() is None
 
 
-def test_how_a_block_is_left_can_be_looked_at() -> None:
+def test_the_exit_of_a_lock_can_be_inspected() -> None:
     for kind in (lockfast.Lock, lockfast.MultiLock, lockfast.Election):
         assert list(inspect.signature(kind.__exit__).parameters) == ["self", "exc_type", "exc", "traceback"]
         assert issubclass(kind, AbstractContextManager)

@@ -57,10 +57,10 @@ async def acquiring_may_give_none(locks: AsyncLocks) -> None:
 
 
 async def a_loss_is_told_to_a_function_or_a_coroutine(locks: AsyncLocks) -> None:
-    async def told(lease: AsyncLease) -> None:
+    async def lost(lease: AsyncLease) -> None:
         assert_type(lease.fence, int)
 
-    assert_type(locks.lock("order:42", on_lost=told), AsyncLock)
+    assert_type(locks.lock("order:42", on_lost=lost), AsyncLock)
     assert_type(locks.lock("order:42", on_lost=lambda lease: lease.name), AsyncLock)
 
 

@@ -32,7 +32,7 @@ def test_connecting_gives_locks() -> None:
 
 
 def test_a_lock_takes_seconds_or_a_timedelta() -> None:
-    def told(lease: Lease) -> None:
+    def lost(lease: Lease) -> None:
         assert_type(lease.fence, int)
 
     with lockfast.connect("memory://typing") as locks:
@@ -45,7 +45,7 @@ def test_a_lock_takes_seconds_or_a_timedelta() -> None:
             reentrant=True,
             metadata={"order": 42, "steps": ["charge"]},
             min_hold=0,
-            on_lost=told,
+            on_lost=lost,
         )
         assert_type(every, Lock)
         assert_type(locks.lock("order:42", renew_every=5, max_hold=timedelta(hours=1)), Lock)
@@ -93,7 +93,7 @@ def test_acquiring_may_give_none() -> None:
         lock.release()
 
 
-def test_looking_from_outside() -> None:
+def test_inspecting_from_outside() -> None:
     with lockfast.connect("memory://typing") as locks:
         info = locks.inspect("order:42")
         assert_type(info, LockInfo)
