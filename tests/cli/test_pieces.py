@@ -119,7 +119,7 @@ def test_exit_codes_of_commands_are_those_of_a_shell() -> None:
 
 
 def test_a_group_whose_last_process_waits_to_be_reaped_does_not_live() -> None:
-    """Or a container whose first process reaps nobody would have us wait for the dead."""
+    """Or in a container whose first process reaps no children we would wait for zombies."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, process_group=0)
     assert process.stdin is not None
     assert group.lives(process.pid)

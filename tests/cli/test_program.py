@@ -164,7 +164,7 @@ def test_a_default_store_that_was_never_used_has_no_locks(
     code: int,
     printed: tuple[str, str],
 ) -> None:
-    """Nobody can have mistyped its name."""
+    """Its name is a default, so it cannot be mistyped."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCKFAST_URL", "")
     monkeypatch.setattr(sys, "platform", "linux")

@@ -77,7 +77,7 @@ def test_when_lockfast_is_killed_the_command_is_ended_at_once(shell: Shell, hear
     running.kill()
     until(lambda: has_ended(grandchild), "the end of the grandchild")
     until(lambda: all(map(has_ended, children)), "the end of the command and the guardian")
-    assert shell.locks().inspect("x").locked, "nobody could release it: its ttl ends it"
+    assert shell.locks().inspect("x").locked, "no process could release it: its ttl ends it"
 
 
 def test_when_lockfast_is_killed_a_command_that_ignores_term_is_killed_too(shell: Shell, heart: Heart) -> None:
@@ -122,7 +122,7 @@ def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(
     grandchild = heart.pid()
     (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
     shell.locks().break_lock("x")
-    until(lambda: has_ended(command), "the end of the command, which heard TERM")
+    until(lambda: has_ended(command), "the end of the command, which got TERM")
     os.kill(running.pid, signal.SIGSTOP)
     until(lambda: has_ended(grandchild), "the end of the grandchild by the guardian")
     os.kill(running.pid, signal.SIGCONT)

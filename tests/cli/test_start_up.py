@@ -21,7 +21,7 @@ class Interrupter:
         if name == os.environ["INTERRUPT_AT"]:
             os.kill(os.getpid(), signal.SIGINT)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' parent process ignores it
 sys.meta_path.insert(0, Interrupter())
 """
 

@@ -1,4 +1,4 @@
-"""Names and holders that somebody chose to confuse: what is shown of them, and how they are given."""
+"""Names and holders that were chosen to confuse: what is shown of them, and how they are passed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.cli.conftest import GUARD, eventually
 
 User = tuple[int, int, list[int]]  # uid, gid, more groups
 
-GROUP = 47_110  # numbers that nobody on this host has
+GROUP = 47_110  # numbers that no user on this host has
 ROOT_AND_GROUP = (0, 0, [GROUP])
 DEPLOY = (47_111, 47_111, [GROUP])
 STRANGER: User = (47_112, 47_112, [])
@@ -180,7 +180,7 @@ def test_without_a_folder_nothing_is_made_and_the_command_that_makes_it_is_named
 
 
 def test_a_folder_that_everybody_can_write_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Somebody could put a link there that leads to a file of root's."""
+    """Any user could put a link there that leads to a file of root's."""
     store.mkdir()
     store.chmod(0o1777)
     assert main(["ls", "--system"]) == 69

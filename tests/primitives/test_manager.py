@@ -1,4 +1,4 @@
-"""The manager by name: what it holds it holds as one, whoever asks, in every world and on every backend."""
+"""The manager by name: the manager is the holder, not its callers, in every world and on every backend."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Manager(Promise, about="engine"):
         manager = AwaitedManager(stage)
         first = await manager.acquire("shop", 30)
         stage.clock.advance(20)
-        again = await stage.start(manager.acquire("shop", 30)).result()  # whoever asks
+        again = await stage.start(manager.acquire("shop", 30)).result()  # by another caller
         assert again
         assert again.fence == first.fence
         stage.clock.advance(29)
@@ -240,7 +240,7 @@ class Manager(Promise, about="engine"):
         having = asyncio.ensure_future(turns.run("shop", over.wait, None))
         waiting = [asyncio.ensure_future(turns.run("shop", over.wait, None)) for _ in range(2)]
         await stage.until(lambda: len(turns._queues.get("shop", ())) == 3)
-        turns._leave("shop", turns._queues["shop"][0])  # to the first that waits, which has not heard of it when …
+        turns._leave("shop", turns._queues["shop"][0])  # to the first that waits, which does not know it yet when …
         waiting[0].cancel()
         await stage.until(lambda: len(turns._queues["shop"]) == 1)
         over.set()
@@ -312,7 +312,7 @@ class Manager(Promise, about="engine"):
 
     async def test_with_lock_raises_on_a_loss(self, stage: Stage) -> None:
         def work() -> None:
-            stage.clock.advance(31)  # nobody was able to renew it
+            stage.clock.advance(31)  # no thread was able to renew it
 
         with pytest.raises(LeaseLost):
             await AwaitedManager(stage).with_lock("shop", work)

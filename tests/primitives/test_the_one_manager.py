@@ -1,4 +1,4 @@
-"""The process's one manager, and the loop's: made once, whoever asks first, and what a fork leaves of it."""
+"""The process's one manager, and the loop's: made once, by its first caller, and what a fork leaves of it."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_a_handler_that_uses_the_same_lock_before_it_is_entered_changes_nothing(
 
 
 def test_a_collected_cycle_keeps_its_lease_to_the_end_of_its_body(locks: Locks) -> None:
-    """The collector tells of what is gone before it closes a generator, whose body still runs then."""
+    """The collector calls back for what is gone before it closes a generator, whose body still runs then."""
     lock, held = locks.lock("a", ttl=600), []
 
     def block() -> Generator[None]:
