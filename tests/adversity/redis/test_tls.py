@@ -38,8 +38,6 @@ SCHEMES = ("rediss", "valkeys", "rediss+cluster", "rediss+sentinel", "redlocks")
 FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_ca_path")
 SWITCHES = ("ssl_check_hostname", "ssl_validate_ocsp", "ssl_validate_ocsp_stapled", "socket_keepalive")
 
-LEAVES_SOCKETS_OPEN = redis.__version__.startswith("5.0.")  # redis-py, if its own check fails; closed from 5.1 on
-
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
@@ -271,7 +269,6 @@ def test_a_child_of_a_fork_does_not_wait_for_a_thread_of_its_parent_that_builds_
     assert child_may_take(lambda: redis_tls._mutex)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning" if LEAVES_SOCKETS_OPEN else "error")
 def test_what_redis_py_alone_can_check_is_left_to_it(certificates: Certificates, server: Server) -> None:
     """OCSP, in both of its ways at once, which redis-py refuses; in asyncio it knows neither."""
     with TlsFront(server, certificates) as front:

@@ -42,7 +42,7 @@ _FULL: Final = "53100"  # the disk
 _LASTING: Final = re.compile(  # why a connection is refused, and will be: libpq tells no code, so only words say so
     "authentication failed|no password supplied|no pg_hba.conf entry|certificate|does not exist|is not permitted to log"
     "|[Pp]ermission denied|is not currently accepting|does not support SSL|definition of service|service file"
-    "|invalid (\\S+ )?value|unrecognized configuration|unterminated quoted|connection option"
+    "|invalid (\\S+ )?value|must be an integer|unrecognized configuration|unterminated quoted|connection option"
 )
 _QUESTION: Final = re.compile(r" Is the server running .*\?$")  # which libpq asks after its reason
 _open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this process, also those that are being made
