@@ -102,7 +102,7 @@ class TestServersThatCrash(OnPostgres):
             async with locks.lock("a") as last:
                 assert sorted({*fences, last.fence}) == [*fences, last.fence]
 
-    async def test_a_crash_of_one_session_resets_all_and_all_are_told(self, stage: Stage) -> None:
+    async def test_a_crash_of_one_session_resets_all_and_each_holder_learns_of_the_loss(self, stage: Stage) -> None:
         leases = [await stage.locks().lock(name, ttl=3600).take() for name in ("a", "b", "c")]
         pid = self.server.psql("SELECT min(pid) FROM pg_locks WHERE locktype = 'advisory'")
         os.kill(int(pid), signal.SIGKILL)
@@ -143,7 +143,7 @@ class TestServersThatHang(OnPostgres):
         self.server.go_on()
         await stage.until(self.nothing_left(), "what nobody believes in to be let go of")
 
-    async def test_what_a_hanging_server_grants_later_is_let_go_of(self, stage: Stage) -> None:
+    async def test_what_a_hanging_server_grants_later_is_released(self, stage: Stage) -> None:
         locks = stage.locks()
         async with locks.lock("ready"):
             pass
@@ -175,7 +175,7 @@ class TestServersThatHang(OnPostgres):
 class TestServersThatAreFull(OnPostgres):
     settings = {"max_connections": "4", "superuser_reserved_connections": "1", "max_wal_senders": "0"}  # noqa: RUF012
 
-    async def test_a_full_server_is_told_and_asked_again(self, stage: Stage) -> None:
+    async def test_a_full_server_is_reported_and_asked_again(self, stage: Stage) -> None:
         self.server.psql(self.guest)
         self.where = self.where.replace("lockfast@", "guest@") + "?waiting=1"
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]

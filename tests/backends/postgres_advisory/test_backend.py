@@ -47,7 +47,7 @@ def url(plain: str) -> str:
 
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
-    """Somebody who has nothing but a connection."""
+    """A plain connection, as any program has."""
     with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
         yield connection
 
@@ -80,7 +80,7 @@ def test_what_pg_locks_shows_of_a_number_leads_back_to_it() -> None:
     assert second_of(1_800_000_000_123_456) == 1_800_000_000
 
 
-def test_somebody_with_nothing_but_sql_is_excluded_and_excludes(url: str, psql: psycopg.Connection) -> None:
+def test_a_plain_sql_session_is_excluded_and_excludes(url: str, psql: psycopg.Connection) -> None:
     number = key_of("order:42").number
     with lockfast.connect(url) as locks:
         with locks.lock("order:42"):
@@ -221,7 +221,7 @@ def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
         psql.execute(f"{role} RESET lock_timeout".encode())
 
 
-def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psycopg.Connection) -> None:
+def test_a_wait_that_is_cancelled_at_the_server_goes_on(url: str, psql: psycopg.Connection) -> None:
     waits = f"locktype = 'advisory' AND NOT granted AND {HERE}"
     cancel = f"SELECT count(pg_cancel_backend(pid)) FROM pg_locks WHERE {waits}"
     served: list[int] = []
@@ -237,7 +237,7 @@ def test_a_wait_that_somebody_cancels_at_the_server_goes_on(url: str, psql: psyc
     assert served == [1]
 
 
-def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
+def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_inspection(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when lock_timeout strikes in the moment of the grant: the error says no, and the session holds it."""
@@ -263,7 +263,7 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_looking(
         assert other.lock("gate").acquire(blocking=False) is not None
 
 
-def test_where_the_end_of_a_session_is_not_told_it_is_looked_for_and_waiters_are_not_disturbed(
+def test_where_the_system_does_not_report_the_end_of_a_session_it_is_polled_for_and_waiters_are_not_disturbed(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on systems without POLLRDHUP."""

@@ -1,4 +1,4 @@
-"""A `Locks` of advisory locks that is closed while others wait through it: they are told so, and nothing stays."""
+"""A `Locks` of advisory locks that is closed while claims wait: their callers learn of it, and nothing stays."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _is_told(error: object) -> None:
     assert "is closed" in str(error)
 
 
-def test_threads_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
+def test_waiting_threads_learn_of_the_close_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
     with lockfast.connect(url) as other, other.lock("a"):
         for _ in range(3):
             locks = lockfast.connect(me)
@@ -97,7 +97,7 @@ def test_threads_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str
                 pass  # what it held is free
 
 
-def test_a_thread_at_a_server_that_is_silent_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_waits_at_a_silent_server_learns_of_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acquiring_module, "FIRST_POLL_S", 3600.0)  # it is woken by nothing else
     with PostgresServer() as server:
         url = server.url.replace("postgresql:", "postgresql+advisory:")
@@ -141,7 +141,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
     until(lambda: _count(psql, _OURS) == 0)
 
 
-def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
+def test_tasks_that_wait_for_a_session_learn_of_the_close(
     me: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = SlowDial(dial)
@@ -160,7 +160,7 @@ def test_tasks_that_wait_for_a_session_are_told_of_the_close_too(
     until(lambda: _count(psql, _OURS) == 0)
 
 
-def test_tasks_that_stand_in_line_are_told_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
+def test_waiting_tasks_learn_of_the_close_and_nothing_stays(url: str, me: str, psql: psycopg.Connection) -> None:
     async def story() -> None:
         async with lockfast.aio.connect(url) as other, other.lock("a"):
             locks = lockfast.aio.connect(me)

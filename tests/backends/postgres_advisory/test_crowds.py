@@ -1,4 +1,4 @@
-"""Many who look through one advisory session: whoever keeps a lock there, or lets go of it, goes before them."""
+"""Many inspections through one advisory session: renewals and releases go before them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_task_that_renews_or_releases_goes_before_those_who_look(url: str, ends: bool) -> None:
+def test_a_task_that_renews_or_releases_goes_before_inspections(url: str, ends: bool) -> None:
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:
             lease = await locks.lock("a").acquire()
@@ -46,7 +46,7 @@ def test_a_task_that_renews_or_releases_goes_before_those_who_look(url: str, end
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_thread_that_renews_or_releases_goes_before_those_who_look(
+def test_a_thread_that_renews_or_releases_goes_before_inspections(
     url: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []

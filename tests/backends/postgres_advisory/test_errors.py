@@ -1,4 +1,4 @@
-"""What an error of the server's leaves of advisory locks: nothing that nobody knows of, and nothing of another's ended.
+"""After an error of the server no advisory lock is left behind, and no hold of another claim is ended.
 
 A statement that fails has done what it did before that: what a session has taken stays taken.
 """
@@ -30,14 +30,14 @@ def plain(tmp_path: Path) -> str:
 
 @pytest.fixture
 def other(plain: str) -> Iterator[Locks]:
-    """Somebody whose statements do not fail."""
+    """A client whose statements do not fail."""
     with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
         yield locks
 
 
 @pytest.fixture
 def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Locks]:
-    """Somebody whose tries and unlocks can be made to fail, after they have done everything: see `_fail`."""
+    """A client whose tries and unlocks can be made to fail, after they have done everything: see `_fail`."""
     with other.lock("warm"):
         pass  # its statements are prepared
     prepare = statements_module.PREPARE

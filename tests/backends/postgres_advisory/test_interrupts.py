@@ -122,7 +122,7 @@ def test_interrupted_at_any_instruction_of_a_reader_beside_another_nothing_stays
         until(lambda: not _given_out(backend))
 
 
-def test_interrupted_while_it_waits_it_leaves_nobody_in_line_and_no_session_taken(
+def test_interrupted_while_it_waits_a_claim_leaves_no_waiter_and_no_session_behind(
     url: str, psql: psycopg.Connection
 ) -> None:
     with lockfast.connect(url) as other, lockfast.connect(f"{url}?application_name=me&waiting=2", patience=2) as locks:

@@ -40,7 +40,7 @@ def url(plain: str) -> str:
 
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
-    """Somebody who has nothing but a connection."""
+    """A plain connection, as any program has."""
     with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
         yield connection
 
@@ -105,9 +105,7 @@ def test_a_lock_of_a_transaction_is_shown_with_its_state_and_one_without_a_tag_s
         assert holder.acquired_at == pytest.approx(began, abs=0.01)
 
 
-def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
-    url: str, psql: psycopg.Connection
-) -> None:
+def test_what_a_role_may_not_see_of_others_is_none_and_not_a_guess(url: str, psql: psycopg.Connection) -> None:
     """Client, state and times of another role's connections are for members of pg_read_all_stats."""
     guest = _guest(psql)
     _fetch(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
@@ -118,7 +116,7 @@ def test_one_who_may_not_see_others_is_told_so_by_nothing_and_not_by_guesses(
         assert holder.session == {**shown, "client": None, "connected_at": None, "state": None}
 
 
-def test_a_connection_that_first_looked_and_then_locked_is_called_after_its_holder(
+def test_a_connection_that_first_inspected_and_then_locked_is_named_after_its_holder(
     url: str, psql: psycopg.Connection
 ) -> None:
     names = "SELECT array_agg(application_name) FROM pg_locks JOIN pg_stat_activity USING (pid)"
@@ -138,7 +136,7 @@ def test_a_break_that_may_not_end_the_session_of_the_holder_says_so(url: str, ps
         assert locks.inspect("order:42").locked
 
 
-def test_a_number_whose_name_nobody_here_knows_is_listed_by_its_number(url: str, psql: psycopg.Connection) -> None:
+def test_a_number_whose_name_is_unknown_is_listed_by_its_number(url: str, psql: psycopg.Connection) -> None:
     _fetch(psql, "SELECT pg_advisory_lock_shared(-12345)")
     with lockfast.connect(url) as locks:
         (info,) = locks.list()

@@ -77,7 +77,7 @@ def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_c
         )
 
 
-def test_the_numbers_that_a_client_and_its_session_know_are_one_where_nobody_stands_between(
+def test_client_and_server_know_the_same_pid_where_no_pooler_is_between(
     server: PostgresServer,
 ) -> None:
     """So a pooler is noticed: it gives out numbers of its own."""

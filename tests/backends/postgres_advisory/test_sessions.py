@@ -44,7 +44,7 @@ def url(plain: str) -> str:
 
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
-    """Somebody who looks from outside."""
+    """A plain connection that inspects from outside."""
     with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
         yield connection
 
@@ -77,7 +77,7 @@ def pooled(plain: str) -> Iterator[str]:
         yield f"postgresql+advisory://{USER}@{HOST}:{pooler.port}/{plain.rpartition('/')[2]}?pooler=session"
 
 
-def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_numbers(
+def test_a_wait_that_is_given_up_leaves_no_waiter_though_a_pooler_invents_pids(
     pooled: str, url: str, psql: psycopg.Connection
 ) -> None:
     with lockfast.connect(pooled) as locks, lockfast.connect(url) as other:
@@ -87,7 +87,7 @@ def test_a_wait_that_is_given_up_leaves_nobody_in_line_though_a_pooler_invents_n
         assert _count(psql, _IN_LINE) == 0
 
 
-def test_ones_own_locks_are_known_and_broken_alone_though_a_pooler_invents_numbers(pooled: str) -> None:
+def test_own_locks_are_known_and_broken_alone_though_a_pooler_invents_pids(pooled: str) -> None:
     with lockfast.connect(pooled) as locks:
         mine, bystander = locks.lock("mine").acquire(), locks.lock("bystander").acquire()
         assert mine is not None
@@ -136,7 +136,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
         assert lease.release()
 
 
-def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
+def test_idle_sessions_are_closed_after_a_while(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocking_module, "MAX_IDLE_S", 0.2)
@@ -149,7 +149,7 @@ def test_sessions_that_nobody_waits_in_are_closed_after_a_while(
             pass
 
 
-def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
+def test_idle_sessions_of_a_loop_are_closed_after_a_while(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asyncio_module, "MAX_IDLE_S", 0.2)
@@ -171,7 +171,7 @@ def test_sessions_that_no_task_waits_in_are_closed_after_a_while(
 # How many there are
 
 
-def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+def test_locks_that_were_waited_for_keep_no_waiter_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
     """Whoever is not in it is passed over by all who are, for as long as it is never empty."""
     with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
         held = [_wait_for(locks, other, f"held-{number}") for number in range(3)]
@@ -180,7 +180,7 @@ def test_locks_that_were_waited_for_keep_nobody_out_of_the_queue(url: str, psql:
         assert _count(psql, _OURS) == 5
 
 
-def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_whoever_comes_then_is_served(
+def test_there_are_at_most_four_sessions_for_each_that_may_wait_and_a_later_claim_is_served(
     url: str, psql: psycopg.Connection
 ) -> None:
     with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
@@ -199,7 +199,7 @@ def test_no_more_sessions_than_four_times_those_that_may_wait_are_opened_and_who
         assert _count(psql, _OURS) == 5
 
 
-def test_locks_that_tasks_waited_for_keep_nobody_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
+def test_locks_that_tasks_waited_for_keep_no_waiter_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
     async def story() -> None:
         where = f"{url}?application_name=me&waiting=1"
         async with lockfast.aio.connect(where) as locks, lockfast.aio.connect(url) as other:

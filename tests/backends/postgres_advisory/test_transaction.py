@@ -132,7 +132,7 @@ def test_a_wait_is_over_as_soon_as_the_lock_is_free(locks: Locks, plain: str, op
         assert locks.list() == []
 
 
-def test_several_names_are_taken_in_one_order_so_nobody_waits_in_a_circle(locks: Locks, plain: str) -> None:
+def test_several_names_are_locked_in_one_order_so_there_is_no_deadlock(locks: Locks, plain: str) -> None:
     done: list[int] = []
 
     def work(*names: str) -> None:

@@ -229,7 +229,7 @@ def test_a_savepoint_that_is_rolled_back_to_gives_back_what_was_taken_after_it(p
 
 
 @each
-def test_a_transaction_that_has_failed_is_told_by_the_client_and_can_be_rolled_back(plain: str, world: str) -> None:
+def test_a_transaction_that_has_failed_raises_the_clients_error_and_can_be_rolled_back(plain: str, world: str) -> None:
     async def story() -> None:
         async with side(world, plain) as here:
             connection = await here.connect()
@@ -261,7 +261,7 @@ async def _send(here: Side) -> Any:
 
 
 @each
-def test_a_wait_lasts_as_long_as_it_was_told_however_many_names(
+def test_a_wait_lasts_as_long_as_was_asked_for_however_many_names(
     plain: str, world: str, watcher: psycopg.Connection
 ) -> None:
     async def story() -> None:
@@ -277,7 +277,7 @@ def test_a_wait_lasts_as_long_as_it_was_told_however_many_names(
 
 
 @each
-def test_a_time_limit_of_the_users_own_is_told_as_such(plain: str, world: str, watcher: psycopg.Connection) -> None:
+def test_a_time_limit_of_the_users_own_is_reported_as_such(plain: str, world: str, watcher: psycopg.Connection) -> None:
     async def story() -> None:
         async with side(world, plain) as here, entered(here.locks.lock("z")):
             for names in (["z"], ["a", "z"]):
@@ -339,7 +339,7 @@ def test_a_cancelled_wait_leaves_nothing_and_the_transaction_goes_on(
 
 
 @each
-def test_a_deadlock_with_a_row_is_told_as_what_it_is(plain: str, world: str, watcher: psycopg.Connection) -> None:
+def test_a_deadlock_with_a_row_is_reported_as_a_deadlock(plain: str, world: str, watcher: psycopg.Connection) -> None:
     watcher.execute("DROP TABLE IF EXISTS rows; CREATE TABLE rows AS SELECT 1 AS x")
 
     async def story() -> None:
