@@ -25,7 +25,7 @@ def renew_soon(*leases: Any) -> None:
     for lease in leases:
         raw = getattr(lease, "raw", lease)
         engine = raw._engine
-        renewal_state(raw).renew_at = engine.now()
+        renewal_state(raw).renew_not_before(engine.now())
         engine.keeper.fresh[raw.claim_id] = raw
         engine.keeper.loop.wake()
 

@@ -385,7 +385,7 @@ async def lose(locks: AsyncLocks, *names: str) -> None:
     for name in names:
         await locks.break_lock(name)
     for lease in list(locks._logic.engine.keeper.leases.values()):
-        renewal_state(lease).renew_at = 0.0
+        renewal_state(lease).renew_not_before(0.0)
         locks._logic.engine.keeper.reschedule(lease)
 
 

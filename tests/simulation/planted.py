@@ -84,7 +84,7 @@ class TakesAWakeUpForAGrant(RemoteBackend):
 class RenewsUntilTheFirstError(Renewals):
     def _ride_out(self, states: list[RenewalState], error: Exception) -> None:
         for state in states:
-            state.renew_at = float("inf")
+            state.renew_not_before(float("inf"))
 
 
 class GivesUpRenewing(Keeper):

@@ -65,8 +65,10 @@ class Keeper:
             self._states.pop(id, None)
 
     def renewed(self, lease: Lease, asked_at: float) -> None:
-        """A request that was sent at that moment has renewed it."""
-        self.state_of(lease).renewed(asked_at)
+        """A request that was sent at that moment has renewed it, perhaps for another ttl."""
+        state = self.state_of(lease)
+        state.interval = renewal_interval(lease)
+        state.renewed(asked_at)
 
     def reschedule(self, lease: Lease) -> None:
         """Its times have changed."""
@@ -98,11 +100,13 @@ class Keeper:
 
     def inspect(self, now: float) -> float:
         """Inspect every lease whose time has come, and start renewals; when the next one is due."""
-        fresh: list[Lease] = []
+        fresh: list[RenewalState] = []
+        known = self._states
         with suppress(KeyError):  # until it is empty, also if another thread takes the last one out
             while True:
-                fresh.append(self.fresh.popitem()[1])
-        due = self._inspect([self.state_of(lease) for lease in fresh[::-1]], now)
+                id, lease = self.fresh.popitem()
+                fresh.append(known.get(id) or self.state_of(lease))
+        due = self._inspect(fresh[::-1], now)
         while group := self._schedule.take(now):
             due += self._inspect(group, now)
         self.renewals.add(due)
@@ -119,7 +123,7 @@ class Keeper:
                 self.forget(lease)
                 continue
             due_at = lease._deadline
-            if state.wants_renewal(now):
+            if now < state.renew_until and lease._state == "held" and not state.renewing:
                 if now >= state.renewable_at:
                     state.renewing = True
                     due.append(state)

@@ -29,37 +29,32 @@ def renewal_interval(lease: Lease) -> float:
 class RenewalState:
     """What the keeper knows of a lease beside what the lease itself says."""
 
-    __slots__ = ("due_at", "failures", "lease", "renew_at", "renew_until", "renewing")
+    __slots__ = ("due_at", "failures", "interval", "lease", "renew_at", "renew_until", "renewable_at", "renewing")
 
     def __init__(self, lease: Lease) -> None:
-        max_hold = lease._request.max_hold
+        request = lease._request
+        longest = NEVER if request.max_hold is None else request.max_hold
         self.lease = lease
-        self.renew_at = lease._granted_at + renewal_interval(lease)
-        self.renew_until = NEVER if max_hold is None else lease._granted_at + max_hold
+        self.interval = renewal_interval(lease)
+        self.renew_until = lease._granted_at + (longest if request.renew else -NEVER)
         self.due_at = 0.0  # where it stands in the schedule
-        self.failures = 0  # renewals that failed since the last that did not
         self.renewing = False  # a request is under way
-
-    @property
-    def renewable_at(self) -> float:
-        """A little early, along with others that are due; but not after a failure, or there would be no pause."""
-        return self.renew_at if self.failures else self.renew_at - renewal_interval(self.lease) * EARLY
-
-    def wants_renewal(self, now: float) -> bool:
-        """Whether the keeper is to renew it, now or later."""
-        lease = self.lease
-        return lease._state == "held" and lease._request.renew and not self.renewing and now < self.renew_until
+        self.renewed(lease._granted_at)
 
     def renewed(self, asked_at: float) -> None:
-        self.renew_at = asked_at + renewal_interval(self.lease)
-        self.failures = 0
+        self.failures = 0  # renewals that failed since the last that did not
+        self.renew_at = asked_at + self.interval
+        self.renewable_at = self.renew_at - self.interval * EARLY  # along with others that are due
 
     def failed(self, now: float, chance: float) -> None:
         """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""
         self.failures += 1
         ttl = self.lease._ttl
         pause = pause_before_retry(self.failures, chance, base=ttl / 60, cap=ttl / 10)
-        self.renew_at = now + max(ttl / 200, min(pause, (self.lease._deadline - now) / 2))
+        self.renew_not_before(now + max(ttl / 200, min(pause, (self.lease._deadline - now) / 2)))
+
+    def renew_not_before(self, at: float) -> None:
+        self.renew_at = self.renewable_at = at
 
 
 class Schedule:
