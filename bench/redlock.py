@@ -166,7 +166,7 @@ def _fan_out(ports: list[int]) -> Cycle:
 def _same_words(ports: list[int]) -> Cycle:
     lines = [(_connected(port), hiredis.Reader()) for port in ports]
     for line, _ in lines:
-        for name in ("redlock/vote", "release_quick"):
+        for name in ("redlock/vote_quick", "release_quick"):
             line.sendall(command("SCRIPT", "LOAD", source(name)))
             line.recv(4096)
     key, record, lives = "lockfast:{bench:same}:held", " 30000000 x 0 bench ", 30_000
@@ -176,7 +176,7 @@ def _same_words(ports: list[int]) -> Cycle:
     def cycle() -> None:
         nonlocal fence
         fence += 1
-        take = call(script("redlock/vote"), [key], [_OURS, record, lives, fence])
+        take = call(script("redlock/vote_quick"), [key], [_OURS, record, lives, fence])
         for request, wanted in ((take, b"%d" % fence), (give_back, 1)):
             for line, _ in lines:
                 line.sendall(request)

@@ -32,9 +32,9 @@ class KeepsOutForTheTtlOfWhoeverAsks(QuorumBackend):
 class ForgetsToCount(VotingBackend):
     """A server that gives out what is proposed, even if it gave out more before."""
 
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._store.fence = fence - 1
-        return await super().vote(claim, fence=fence, place=place, enqueue=enqueue, within=within)
+        return await super().vote(claim, fence=fence, order=order, enqueue=enqueue, within=within)
 
 
 PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {

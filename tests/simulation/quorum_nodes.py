@@ -1,4 +1,4 @@
-"""Simulated servers of a quorum, and the crew of a simulated client that asks them all at once.
+"""Simulated servers of a quorum, and the fan-out of a simulated client that asks them all at once.
 
 Decides: what a server forgets when it crashes, and what becomes of messages meanwhile. The quorum's own logic runs
 unchanged on top. Leaves to `simulated_network`: the fate of each message between one client and one server.
@@ -14,7 +14,7 @@ from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource
 from lockfast.backends.memory.store import MemoryStore
-from lockfast.backends.redlock.io.fanout import PENDING, Ask, Asks, Enough
+from lockfast.backends.redlock.io.fanout import PENDING, Enough, Verb, Verbs
 from lockfast.backends.redlock.io.rounds import LINGER
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
@@ -28,22 +28,22 @@ class VotingBackend(MemoryBackend):
 
     def __init__(self, store: MemoryStore, world: World) -> None:
         super().__init__(store, world)
-        self._places: dict[str, int] = {}  # in line, by claim
+        self._orders: dict[str, int] = {}  # in line, by claim
 
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._store.fence = max(self._store.fence, fence - 1)
         answer = await self.acquire(claim, enqueue=enqueue, within=within)
         resource = self._store.resources.get(claim.terms.key)
         if isinstance(answer, Grant) or resource is None or claim.id not in resource.queue:
             return answer
-        self._line_up(resource, claim, place)
+        self._enqueue_in_order(resource, claim, order)
         return await self.acquire(claim, enqueue=enqueue, within=within)  # which tells where it stands now
 
-    def _line_up(self, resource: MemoryResource, claim: Claim, place: int) -> None:
-        self._places[claim.id] = place
-        resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._places[waiter[0]]))
+    def _enqueue_in_order(self, resource: MemoryResource, claim: Claim, order: int) -> None:
+        self._orders[claim.id] = order
+        resource.queue = dict(sorted(resource.queue.items(), key=lambda waiter: self._orders[waiter[0]]))
 
-    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+    async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         holder = self._holder(claim)
         if holder is None or holder.fence not in (fence, instead_of):
             return False
@@ -51,7 +51,7 @@ class VotingBackend(MemoryBackend):
         self._store.fence = max(self._store.fence, fence)
         return True
 
-    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+    async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
         holder = self._holder(claim)
         if holder is None or holder.fence > up_to:
             return
@@ -62,7 +62,7 @@ class VotingBackend(MemoryBackend):
         resource = self._store.refresh_or_make(claim.terms.key, now)
         resource.end(claim.id)
         self._enqueue(resource, claim, now)
-        self._line_up(resource, claim, place)
+        self._enqueue_in_order(resource, claim, order)
         resource.hand_over(now)
 
     def _holder(self, claim: Claim) -> MemoryHolder | None:
@@ -126,13 +126,13 @@ class SimulatedNode(RemoteBackend):
     def mark_in_doubt(self, id: str) -> None:
         """A late request may take effect; time ends what it does."""
 
-    def doubts(self, id: str) -> bool:
+    def is_in_doubt(self, id: str) -> bool:
         return False
 
     def is_contended(self, key: str) -> bool:
         return True
 
-    def is_plain(self, claim: Claim) -> bool:
+    def is_uncontended(self, claim: Claim) -> bool:
         return False
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
@@ -141,25 +141,25 @@ class SimulatedNode(RemoteBackend):
     def quick_release(self, claim: Claim) -> bytes:
         raise NotImplementedError("simulated servers are asked one by one")
 
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
-        options: dict[str, Any] = {"fence": fence, "place": place, "enqueue": enqueue}
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
+        options: dict[str, Any] = {"fence": fence, "order": order, "enqueue": enqueue}
         answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
         return answer
 
-    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+    async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT)}
-        answer: bool = await self._ask("seal", claim, [claim.id], **options)
+        answer: bool = await self._ask("record_fence", claim, [claim.id], **options)
         return answer
 
-    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
-        options: dict[str, Any] = {"up_to": up_to, "place": place, "enqueue": enqueue}
+    async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
+        options: dict[str, Any] = {"up_to": up_to, "order": order, "enqueue": enqueue}
         await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
 
     def woken(self, id: str) -> None:
         waiters[self.world].wake(id)
 
 
-class SimulatedSeats:
+class SimulatedWaiters:
     """Where the waiters of one client sleep, whichever server wakes them."""
 
     def __init__(self, world: SimulatedWorld) -> None:
@@ -195,10 +195,10 @@ class SimulatedSeats:
         """Simulated machines do not fork."""
 
 
-waiters: dict[SimulatedWorld, SimulatedSeats] = {}
+waiters: dict[SimulatedWorld, SimulatedWaiters] = {}
 
 
-class SimulatedCrew:
+class SimulatedFanout:
     """A task for each node; the client goes on as soon as it knows enough."""
 
     connections = ()
@@ -206,16 +206,16 @@ class SimulatedCrew:
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
         self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
-        self.wakeups = waiters[world] = SimulatedSeats(world)
+        self.wakeups = waiters[world] = SimulatedWaiters(world)
 
-    async def shout(
+    async def broadcast(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         raise NotImplementedError("simulated servers are asked one by one")
 
     async def ask(
         self,
-        asks: Asks,
+        verbs: Verbs,
         enough: Enough,
         *,
         within: float,
@@ -223,30 +223,30 @@ class SimulatedCrew:
         claim: str = "",
         settled: Enough | None = None,
     ) -> list[Any]:
-        heard: list[Any] = [PENDING] * len(asks)
+        results: list[Any] = [PENDING] * len(verbs)
         changed = self._world.signal()
 
-        async def hear(node: int, ask: Ask) -> None:
+        async def hear(node: int, ask: Verb) -> None:
             try:
                 answer = await ask
             except BackendUnavailable as error:
                 answer = error
-            heard[node] = answer
+            results[node] = answer
             changed.set()
 
-        for node, ask in enumerate(asks):
+        for node, ask in enumerate(verbs):
             if ask is not None:
                 self._world.spawn(hear(node, ask), "job, a question to one node")
-        asked = sum(ask is not None for ask in asks)
+        asked = sum(ask is not None for ask in verbs)
         until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
-        while not enough(heard) and sum(one is not PENDING for one in heard) < asked:
-            if settled is not None and settled(heard):
+        while not enough(results) and sum(one is not PENDING for one in results) < asked:
+            if settled is not None and settled(results):
                 until = min(until, self._world.now() + LINGER)
             if not await changed.wait(until - self._world.now()):
                 break
-        return list(heard)
+        return list(results)
 
-    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
         """Time ends it."""
 
     async def check_up(self) -> list[Health]:

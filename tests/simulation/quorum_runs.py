@@ -22,7 +22,7 @@ from lockfast.primitives.lock import LockLogic
 from lockfast.testing.history import Hold, judge
 from lockfast.testing.simulated import SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import DRIFT, Faults
-from tests.simulation.quorum_nodes import NodeNetwork, SimulatedCrew, SimulatedNode, VotingBackend
+from tests.simulation.quorum_nodes import NodeNetwork, SimulatedFanout, SimulatedNode, VotingBackend
 
 LONGEST_TTL = 4.0
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.02, repeated=0.02, slow=0.03, lost_wake=0.05)
@@ -102,7 +102,7 @@ class Client:
         self.nodes = [SimulatedNode(network, world) for network in networks]
         self.backend = quorum(
             self.nodes,
-            SimulatedCrew(world),
+            SimulatedFanout(world),
             chance=world.chance,
             micros=lambda: round((1000 + world.simulation.time + skew) * 1e6),
             rejoin=rejoin,

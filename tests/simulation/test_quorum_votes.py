@@ -13,7 +13,7 @@ from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._reentry import run_to_end
 from lockfast.backends.memory.store import MemoryStore
 from lockfast.backends.redlock.backend import QuorumBackend
-from lockfast.backends.redlock.io.fanout import PENDING, Ask
+from lockfast.backends.redlock.io.fanout import PENDING, Verb
 from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import VotingBackend
 
@@ -40,28 +40,28 @@ class Server(VotingBackend):
 
     def mark_in_doubt(self, id: str) -> None: ...
 
-    def doubts(self, id: str) -> bool:
+    def is_in_doubt(self, id: str) -> bool:
         return False
 
     def is_contended(self, key: str) -> bool:
         return self.contended
 
-    def is_plain(self, claim: Claim) -> bool:
+    def is_uncontended(self, claim: Claim) -> bool:
         return False
 
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._must_answer()
-        answer = await super().vote(claim, fence=fence, place=place, enqueue=enqueue, within=within)
+        answer = await super().vote(claim, fence=fence, order=order, enqueue=enqueue, within=within)
         if self.deaf:
             raise BackendUnavailable("no answer")
         return answer
 
-    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+    async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         self._must_answer()
-        return await super().seal(claim, fence=fence, instead_of=instead_of, within=within)
+        return await super().record_fence(claim, fence=fence, instead_of=instead_of, within=within)
 
-    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
-        give_back = partial(super().give_back, claim, up_to=up_to, place=place, enqueue=enqueue, within=within)
+    async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
+        give_back = partial(super().give_back, claim, up_to=up_to, order=order, enqueue=enqueue, within=within)
         if self.slow:
             self.on_the_way.append(lambda: run_to_end(give_back()))
             raise BackendUnavailable("no answer")
@@ -78,7 +78,7 @@ class Server(VotingBackend):
 
 
 class Silent:
-    """A world where nobody waits, and a crew that asks one after the other."""
+    """A world where nobody waits, and a fan-out that asks one after the other."""
 
     blocking = True
     connections = ()
@@ -96,17 +96,17 @@ class Silent:
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def ask(self, asks: Sequence[Ask | None], enough: Any, **how: Any) -> list[Any]:
-        heard: list[Any] = [PENDING] * len(asks)
-        for number, ask in enumerate(asks):
-            if ask is not None and enough(heard):
+    async def ask(self, verbs: Sequence[Verb | None], enough: Any, **how: Any) -> list[Any]:
+        results: list[Any] = [PENDING] * len(verbs)
+        for number, ask in enumerate(verbs):
+            if ask is not None and enough(results):
                 ask.close()
             elif ask is not None:
                 try:
-                    heard[number] = run_to_end(ask)
+                    results[number] = run_to_end(ask)
                 except BackendUnavailable as error:
-                    heard[number] = error
-        return heard
+                    results[number] = error
+        return results
 
     def later(self, node: int, claim: str, ask: Any, until: float) -> None: ...
 
@@ -117,8 +117,8 @@ class Stage:
 
     def client(self, clock: int, rejoin: float | None = 0.0) -> QuorumBackend:
         """One whose clock shows that, always."""
-        crew: Any = Silent()
-        return QuorumBackend(self.servers, crew, chance=lambda: 0.5, micros=lambda: clock, rejoin=rejoin)
+        fanout: Any = Silent()
+        return QuorumBackend(self.servers, fanout, chance=lambda: 0.5, micros=lambda: clock, rejoin=rejoin)
 
     def down(self, *numbers: int) -> None:
         for number, server in enumerate(self.servers):
@@ -156,7 +156,7 @@ def test_of_several_with_one_vote_each_somebody_gives_back() -> None:
     clocks = {"c": 300, "b": 200, "a": 100}
     clients = {id: stage.client(clock) for id, clock in clocks.items()}
     for number, id in enumerate(clients):
-        vote = stage.servers[number].vote(claim(id), fence=clocks[id], place=clocks[id], enqueue=True, within=WITHIN)
+        vote = stage.servers[number].vote(claim(id), fence=clocks[id], order=clocks[id], enqueue=True, within=WITHIN)
         assert isinstance(run_to_end(vote), Grant)
     for id, client in clients.items():
         assert isinstance(wait_for(client, id), Busy)
@@ -217,10 +217,10 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
 
 def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() -> None:
     server = Server()
-    run_to_end(server.vote(claim("a"), fence=100, place=1, enqueue=False, within=WITHIN))
-    assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN))
-    assert run_to_end(server.seal(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
-    assert not run_to_end(server.seal(claim("a"), fence=150, instead_of=100, within=WITHIN))
+    run_to_end(server.vote(claim("a"), fence=100, order=1, enqueue=False, within=WITHIN))
+    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN))
+    assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN)), "it may be said again"
+    assert not run_to_end(server.record_fence(claim("a"), fence=150, instead_of=100, within=WITHIN))
     assert run_to_end(server.inspect("x", within=WITHIN)).holders[0].fence == 200
 
 
@@ -229,7 +229,7 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     stage = Stage()
     for server in stage.servers:
         server.contended = False
-    run_to_end(stage.servers[0].vote(claim("a"), fence=50, place=50, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
     stage.servers[0].deaf = True
     client = stage.client(100)
     assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
@@ -259,7 +259,7 @@ def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_t
 def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
     stage = Stage()
     client = stage.client(100)
-    run_to_end(stage.servers[0].vote(claim("z"), fence=200, place=1, enqueue=False, within=WITHIN))
+    run_to_end(stage.servers[0].vote(claim("z"), fence=200, order=1, enqueue=False, within=WITHIN))
     run_to_end(stage.servers[0].abandon(claim("z"), within=WITHIN))
     assert granted(client, "a") == 100, "not 201, which one of three answered"
 
@@ -275,7 +275,7 @@ def test_a_grant_whose_fence_cannot_be_written_back_does_not_count() -> None:
     async def breaks(*_: Any, **__: Any) -> bool:
         raise BackendUnavailable("down")
 
-    stage.servers[2].seal = breaks
+    stage.servers[2].record_fence = breaks
     with pytest.raises(BackendUnavailable, match="too few of them could be told its fence 1001"):
         ask(slow, "b")
 

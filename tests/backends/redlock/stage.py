@@ -68,10 +68,10 @@ class OnAQuorum(Promise):
 
 def hasty(locks: AwaitedLocks, seconds: float = 0.4) -> AwaitedLocks:
     """From now on a server that is silent for so long is given up."""
-    crew = backend_of(locks)._crew
-    crew.node_timeout = seconds
-    if hasattr(crew, "_janitor"):
-        crew._janitor._patience = 1.0
+    fanout = backend_of(locks)._fanout
+    fanout.node_timeout = seconds
+    if hasattr(fanout, "_stragglers"):
+        fanout._stragglers._patience = 1.0
     return locks
 
 

@@ -37,7 +37,7 @@ class TestMinorities(OnAQuorum):
         """What it costs is measured by `python -m bench --only promptness`."""
         locks = hasty(await self.ready(stage))
         self.quorum.proxies[1].black_hole()
-        member = backend_of(locks)._crew.members[1]
+        member = backend_of(locks)._fanout.members[1]
 
         async def missed() -> bool:
             assert await (await locks.lock("x").take()).release()
@@ -101,7 +101,7 @@ class TestMinorities(OnAQuorum):
         since = boot_now()
         self.quorum.servers[2].follow(self.quorum.servers[0])
         self.quorum.proxies[2].cut()
-        member = backend_of(locks)._crew.members[2]
+        member = backend_of(locks)._fanout.members[2]
 
         async def is_known() -> bool:
             await (await locks.lock("y", wait=LIMIT).take()).release()
@@ -172,39 +172,39 @@ class TestFences(OnAQuorum):
         claim = Claim("0" * 32, Terms("x", "x", "me", 60.0))
 
         async def ask(verb: str, **options: Any) -> Any:
-            asks = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, **options), None, None]
-            return (await quorum._crew.ask(asks, lambda heard: heard[0] is not PENDING, within=LIMIT))[0]
+            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, **options), None, None]
+            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT))[0]
 
         def fence() -> int | None:
             (holder,) = self.quorum.at(0, "x").holders
             return holder.fence
 
-        first = (await ask("vote", fence=100, place=1, enqueue=False)).fence
-        assert await ask("seal", fence=first + 50, instead_of=first)
-        assert await ask("seal", fence=first + 50, instead_of=first), "it may be said again"
-        assert not await ask("seal", fence=first + 20, instead_of=first)
-        await ask("give_back", up_to=first, place=1, enqueue=False)
+        first = (await ask("vote", fence=100, order=1, enqueue=False)).fence
+        assert await ask("record_fence", fence=first + 50, instead_of=first)
+        assert await ask("record_fence", fence=first + 50, instead_of=first), "it may be said again"
+        assert not await ask("record_fence", fence=first + 20, instead_of=first)
+        await ask("give_back", up_to=first, order=1, enqueue=False)
         assert fence() == first + 50
-        await ask("give_back", up_to=first + 50, place=1, enqueue=False)
+        await ask("give_back", up_to=first + 50, order=1, enqueue=False)
         assert self.quorum.at(0, "x") == LockInfo("x")
-        assert (await ask("vote", fence=100, place=1, enqueue=False)).fence == first + 51, "it leaves no tombstone"
+        assert (await ask("vote", fence=100, order=1, enqueue=False)).fence == first + 51, "it leaves no tombstone"
 
     async def test_one_round_is_enough_where_nobody_disagrees(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         await stage.until(lambda: self.at(stage, 2, "ready") == LockInfo("ready"), "the last release")
-        sealed = 0
+        recorded = 0
         for node in backend_of(locks)._nodes:
-            seal = node.seal
+            record_fence = node.record_fence
 
-            def counted(*args: object, seal: object = seal, **options: object) -> object:
-                nonlocal sealed
-                sealed += 1
-                return seal(*args, **options)  # type: ignore[operator]
+            def counted(*args: object, record_fence: object = record_fence, **options: object) -> object:
+                nonlocal recorded
+                recorded += 1
+                return record_fence(*args, **options)  # type: ignore[operator]
 
-            node.seal = counted
+            node.record_fence = counted
         lease = await locks.lock("quiet").take()
         assert await lease.release()
-        assert sealed == 0
+        assert recorded == 0
 
 
 class TestWaiting(OnAQuorum):
@@ -213,30 +213,30 @@ class TestWaiting(OnAQuorum):
 
         async def ask(who: str, verb: str, **options: Any) -> Any:
             claim = Claim(who * 32, Terms("x", "x", who, 60.0))
-            asks = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, enqueue=True, **options), None, None]
-            return (await quorum._crew.ask(asks, lambda heard: heard[0] is not PENDING, within=LIMIT))[0]
+            verbs = [getattr(quorum._nodes[0], verb)(claim, within=LIMIT, enqueue=True, **options), None, None]
+            return (await quorum._fanout.ask(verbs, lambda results: results[0] is not PENDING, within=LIMIT))[0]
 
-        held = await ask("a", "vote", fence=100, place=5)
-        assert (await ask("b", "vote", fence=100, place=50)).position == 0
-        assert (await ask("c", "vote", fence=100, place=10)).position == 0, "it came later, but its place is before"
-        assert (await ask("b", "vote", fence=100, place=50)).position == 1
-        await ask("a", "give_back", up_to=held.fence, place=5)
-        again = await ask("a", "vote", fence=100, place=5)
+        held = await ask("a", "vote", fence=100, order=5)
+        assert (await ask("b", "vote", fence=100, order=50)).position == 0
+        assert (await ask("c", "vote", fence=100, order=10)).position == 0, "it came later, but its place is before"
+        assert (await ask("b", "vote", fence=100, order=50)).position == 1
+        await ask("a", "give_back", up_to=held.fence, order=5)
+        again = await ask("a", "vote", fence=100, order=5)
         assert again.fence > held.fence, "it is the first in line, so it is served again"
-        await ask("a", "give_back", up_to=again.fence, place=70)
-        assert isinstance(await ask("c", "vote", fence=100, place=10), Grant)
-        assert (await ask("b", "vote", fence=100, place=50)).position == 0
-        assert (await ask("a", "vote", fence=100, place=70)).position == 1, "it is still in line, without having asked"
+        await ask("a", "give_back", up_to=again.fence, order=70)
+        assert isinstance(await ask("c", "vote", fence=100, order=10), Grant)
+        assert (await ask("b", "vote", fence=100, order=50)).position == 0
+        assert (await ask("a", "vote", fence=100, order=70)).position == 1, "it is still in line, without having asked"
 
     async def test_two_that_wait_for_each_others_vote_do_not_swap_them_for_ever(self, stage: Stage) -> None:
         """One server is gone, so that both others are needed; each votes for another one, and both give back."""
         quorum = backend_of(await self.ready(stage))
 
         async def ask(node: int, who: str, verb: str, **options: Any) -> Any:
-            claim, asks = Claim(who * 32, Terms("x", "x", who, 60.0)), [None, None, None]
-            place = {"a": 5, "b": 6}[who]
-            asks[node] = getattr(quorum._nodes[node], verb)(claim, place=place, within=LIMIT, enqueue=True, **options)
-            return (await quorum._crew.ask(asks, lambda heard: heard[node] is not PENDING, within=LIMIT))[node]
+            claim, verbs = Claim(who * 32, Terms("x", "x", who, 60.0)), [None, None, None]
+            order = {"a": 5, "b": 6}[who]
+            verbs[node] = getattr(quorum._nodes[node], verb)(claim, order=order, within=LIMIT, enqueue=True, **options)
+            return (await quorum._fanout.ask(verbs, lambda results: results[node] is not PENDING, within=LIMIT))[node]
 
         one, two = await ask(0, "a", "vote", fence=100), await ask(2, "b", "vote", fence=100)
         assert (await ask(0, "b", "vote", fence=100)).position == 0

@@ -15,7 +15,7 @@ from lockfast._time import boot_now
 from lockfast._worlds import drive
 from lockfast.backends.redis.requests import script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
-from lockfast.backends.redlock.io.connections import Fan
+from lockfast.backends.redlock.io.connections import ConnectionSet
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
@@ -79,7 +79,7 @@ class TestServersThatMissSomething(OnAQuorum):
         lease = await locks.lock("x", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
         hasty(locks)
-        repair = self.quorum.proxies[2].keep_back(script("redlock/vote").digest)
+        repair = self.quorum.proxies[2].keep_back(script("redlock/vote_quick").digest)
         self.quorum.servers[2].command("FLUSHALL")
 
         async def extended() -> bool:
@@ -90,7 +90,7 @@ class TestServersThatMissSomething(OnAQuorum):
 
         async def all_back() -> bool:
             assert await (await locks.lock("y").take()).release()
-            return not any(member.absent for member in backend_of(locks)._crew.members)
+            return not any(member.absent for member in backend_of(locks)._fanout.members)
 
         await stage.until(all_back, "all servers")
         assert await lease.release()
@@ -121,7 +121,7 @@ class TestServersThatMissSomething(OnAQuorum):
 
         async def missed() -> bool:
             await backend.acquire(claim, enqueue=True, within=LIMIT)
-            return bool(backend._crew.members[2].absent)
+            return bool(backend._fanout.members[2].absent)
 
         await stage.until(missed, "its time to be over")
         hasty(locks, HOUR)  # so long whoever waited for it would wait now
@@ -149,18 +149,18 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
 ) -> None:
     """What is asked for a claim goes by the connections that its vote went by, or the vote is made void."""
     with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
-        crew = _crew(locks)
+        fanout = _fanout(locks)
         locks.lock("first").acquire().release()  # type: ignore[union-attr]
-        of_another_thread = Fan(crew)
+        of_another_thread = ConnectionSet(fanout)
         of_another_thread.fill(LIMIT)
         vote = quorum.proxies[2].keep_back(b"late-vote")
         lease = locks.lock("late-vote", ttl=600).acquire()
         assert lease is not None
         happens(vote, "a vote that is kept back")
-        (ours,) = crew._idle
+        (ours,) = fanout._idle
         if in_use:
-            crew._idle.clear()
-        crew._put_back(of_another_thread)  # from now on it would be the first to be taken
+            fanout._idle.clear()
+        fanout._put_back(of_another_thread)  # from now on it would be the first to be taken
         assert lease.release()
         before = _scripts_run(quorum, 2)
         quorum.proxies[2].let_pass()
@@ -170,9 +170,9 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
             ours.close()
 
 
-def _crew(locks: lockfast.Locks) -> Any:
+def _fanout(locks: lockfast.Locks) -> Any:
     backend: Any = locks._logic.engine.backend
-    return backend._crew
+    return backend._fanout
 
 
 def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
@@ -191,11 +191,11 @@ def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_oth
 ) -> None:
     monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
     with lockfast.connect("redlock://h1,h2,h3") as locks:
-        crew, in_doubt = _crew(locks), []
-        crew.mark_in_doubt = lambda node, claim: in_doubt.append((node, claim))
+        fanout, in_doubt = _fanout(locks), []
+        fanout.mark_in_doubt = lambda node, claim: in_doubt.append((node, claim))
         for claim in ("a", "b", "c"):
-            crew._is_late(claim, Fan(crew))
-        assert list(crew._late) == ["b", "c"]
+            fanout._is_late(claim, ConnectionSet(fanout))
+        assert list(fanout._late) == ["b", "c"]
         assert in_doubt == [(0, "a"), (1, "a"), (2, "a")]
 
 
@@ -207,10 +207,10 @@ def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
     with lockfast.connect("redlock://h1,h2,h3") as locks:
-        janitor = _crew(locks)._janitor
-        janitor.asked_at = boot_now()
-        janitor._members[0].failures = 1
-        monkeypatch.setattr(janitor, "_reach", breaks)
-        janitor.see_to()
+        stragglers = _fanout(locks)._stragglers
+        stragglers.asked_at = boot_now()
+        stragglers._members[0].failures = 1
+        monkeypatch.setattr(stragglers, "_reach", breaks)
+        stragglers.see_to()
         happens(died, "its death")
-        until(lambda: janitor._worker is None)
+        until(lambda: stragglers._worker is None)

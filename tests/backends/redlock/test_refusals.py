@@ -14,7 +14,7 @@ import lockfast
 from lockfast import BackendUnavailable, Diagnosis, Unsupported
 from lockfast._clients import RedisClient, UrlOrClient
 from lockfast._worlds.asyncio_ import background_tasks
-from lockfast.backends.redlock.io.asyncio_ import NodeConnection
+from lockfast.backends.redlock.io.asyncio_ import AsyncioNodeConnection
 from lockfast.backends.redlock.io.members import Member
 from tests.adversity.redlock.servers import Quorum
 from tests.servers.server import HOST, Server
@@ -128,7 +128,7 @@ def test_a_node_of_a_cluster_is_refused(quorum: Quorum) -> None:
 def test_one_server_that_stays_out_of_reach_is_warned_of_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
     quorum.servers[2].configure("requirepass", "secret")
     with lockfast.connect(quorum.url()) as locks:
-        member = locks._logic.engine.backend._crew.members[2]  # type: ignore[attr-defined]
+        member = locks._logic.engine.backend._fanout.members[2]  # type: ignore[attr-defined]
 
         def tried() -> bool:
             with locks.lock("x", wait=LIMIT):
@@ -276,7 +276,7 @@ def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum)
 
             async def being_made() -> list[Any]:
                 async with locks.lock("y", wait=LIMIT):
-                    return list(backend._crew._making.values())
+                    return list(backend._fanout._making.values())
 
             making = await until_async(being_made, "a connection that is being made")
         await locks.close()
@@ -291,9 +291,9 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
     quorum: Quorum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Python 3.11 `asyncio.wait_for` may swallow a cancellation, and redis-py uses it."""
-    connect = NodeConnection.connect
+    connect = AsyncioNodeConnection.connect
 
-    async def stubborn(line: NodeConnection, within: float) -> None:
+    async def stubborn(line: AsyncioNodeConnection, within: float) -> None:
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
         await connect(line, within)
@@ -302,13 +302,13 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
         locks = lockfast.aio.connect(quorum.url())
         backend: Any = locks._logic.engine.backend
         asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
-        making = set(await until_async(lambda: list(backend._crew._making.values()), "connections that are being made"))
+        making = set(await until_async(lambda: list(backend._fanout._making.values()), "connections under way"))
         await locks.close()
         with pytest.raises(lockfast.LockError):
             await asking
         assert {task for task in background_tasks() if task.get_name() == "lockfast-node"} <= making
 
-    monkeypatch.setattr(NodeConnection, "connect", stubborn)
+    monkeypatch.setattr(AsyncioNodeConnection, "connect", stubborn)
     asyncio.run(use())
 
 
@@ -317,10 +317,10 @@ def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: 
         locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
-            lines = list(filter(None, backend._crew._lines))
+            lines = list(filter(None, backend._fanout._lines))
         await locks.close()
         assert len(lines) > 1
         assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
-        assert not any(backend._crew._lines), "if they are another loop's, they end when they are forgotten"
+        assert not any(backend._fanout._lines), "if they are another loop's, they end when they are forgotten"
 
     asyncio.run(use())

@@ -53,7 +53,7 @@ _CONSTANTS: Final[dict[str, int | str]] = {
 def _text(name: str) -> str:
     """A script as in its file, with the parts that it shares with others ("--@part") put in.
 
-    "acquire" is one of ours, "redlock/vote" is another package's.
+    "acquire" is one of ours, "redlock/vote_quick" is another package's.
     """
     package, _, script = name.rpartition("/")
     text = (files(f"lockfast.backends.{package or 'redis'}") / "scripts" / f"{script}.lua").read_text()

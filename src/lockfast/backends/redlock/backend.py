@@ -1,7 +1,7 @@
 """A quorum of independent servers: whoever holds at a majority of them, holds.
 
 Decides: what is given back and what is repaired, when a lease is still held, and what a majority says.
-Leaves to `votes`: when votes are a grant. Leaves to the nodes: each step at each server. Leaves to the crew: to
+Leaves to `votes`: when votes are a grant. Leaves to the nodes: each step at each server. Leaves to the fan-out: to
 ask all at once, and to wait for no more than are needed. `docs/backends/redlock.md` has the argument.
 """
 
@@ -16,7 +16,7 @@ from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, first_fence
 from lockfast.backends.optional import WithoutValues
-from lockfast.backends.redlock.io.fanout import PENDING, Ask, Crew, has_answered
+from lockfast.backends.redlock.io.fanout import PENDING, Fanout, Verb, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
 from lockfast.backends.redlock.votes import REMEMBERED, Node, Votes
@@ -36,14 +36,14 @@ class QuorumBackend(Votes, WithoutValues):
     def __init__(
         self,
         nodes: Sequence[Node],
-        crew: Crew,
+        fanout: Fanout,
         *,
         chance: Callable[[], float],
         micros: Callable[[], int] = first_fence,
         rejoin: float | None = None,
     ) -> None:
         """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
-        super().__init__(nodes, crew, chance=chance, micros=micros, rejoin=rejoin)
+        super().__init__(nodes, fanout, chance=chance, micros=micros, rejoin=rejoin)
         self._observations = BoundedDict[str, Observations](REMEMBERED)  # by claim that observes
         self._renewing = 0  # renewals under way
         self._renewals = 0  # that there were
@@ -55,18 +55,18 @@ class QuorumBackend(Votes, WithoutValues):
         self._renewals += 1
         wanted = len(self._nodes) if self._renewals % PATIENTLY == 0 else self._majority
 
-        def enough(heard: Sequence[Any]) -> bool:
-            return answers(heard) >= wanted and None not in self._kept(heard, len(batch))
+        def enough(results: Sequence[Any]) -> bool:
+            return answers(results) >= wanted and None not in self._kept(results, len(batch))
 
         self._renewing += 1
         try:
-            asks = [node.renew(batch, within=within) for node in self._nodes]
-            heard = await self._crew.ask(asks, enough, within=within)
-            if not any(map(has_answered, heard)):
-                raise self._too_few(heard, "leases cannot be renewed")
-            answered = self._kept(heard, len(batch))
+            verbs = [node.renew(batch, within=within) for node in self._nodes]
+            results = await self._fanout.ask(verbs, enough, within=within)
+            if not any(map(has_answered, results)):
+                raise self._too_few(results, "leases cannot be renewed")
+            answered = self._kept(results, len(batch))
             lost: dict[int, builtins.list[Renewal]] = {}  # by node
-            for renewal, answer, votes in zip(batch, answered, by_lease(heard, len(batch)), strict=True):
+            for renewal, answer, votes in zip(batch, answered, by_lease(results, len(batch)), strict=True):
                 for number, vote in enumerate(votes):
                     if answer and vote is False:
                         lost.setdefault(number, []).append(renewal)
@@ -78,17 +78,17 @@ class QuorumBackend(Votes, WithoutValues):
             if not self._renewing:
                 self._ended.clear()
 
-    def _kept(self, heard: Sequence[Any], leases: int) -> builtins.list[bool | None]:
-        return [kept(votes, len(self._nodes)) for votes in by_lease(heard, leases)]
+    def _kept(self, results: Sequence[Any], leases: int) -> builtins.list[bool | None]:
+        return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
 
     async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> None:
         """A node lost holds that a majority still has, or never had them: it may have them again, where it is free."""
         until = boot_now() + REPAIR
-        asks = [
+        verbs = [
             self._vote_again(node, lost[number], until, within) if number in lost else None
             for number, node in enumerate(self._nodes)
         ]
-        await self._crew.ask(asks, lambda heard: answers(heard) >= len(lost), within=within, finish=True)
+        await self._fanout.ask(verbs, lambda results: answers(results) >= len(lost), within=within, finish=True)
 
     async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
         """As often as there is time for; the rest comes with the next renewal."""
@@ -101,80 +101,86 @@ class QuorumBackend(Votes, WithoutValues):
         if claim.id in self._ended:
             return
         try:
-            answer = await node.vote(claim, fence=fence, place=fence, enqueue=False, within=within)
+            answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
         except BaseException:
             node.mark_in_doubt(claim.id)  # it may still arrive, after the release
             raise
         if isinstance(answer, Grant) and answer.fence != fence:
-            await node.seal(claim, fence=fence, instead_of=answer.fence, within=within)
+            await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         if self._renewing:
             self._ended.add(claim.id)
-        heard: Sequence[Any] = ()
-        if not linger and self._is_plain(claim):
+        results: Sequence[Any] = ()
+        if not linger and self._is_uncontended(claim):
             request = self._nodes[0].quick_release(claim)
-            heard = await self._crew.shout(request, 1, within=within, claim=claim.id, every=True)
-            if heard.count(1) >= self._majority and all(map(_is_over, heard)) and not self._may_come_late(claim, heard):
-                self._clean_up_where_needed(claim, heard)
-                self._past.pop(claim.id, None)
+            results = await self._fanout.broadcast(request, 1, within=within, claim=claim.id, every=True)
+            if (
+                results.count(1) >= self._majority
+                and all(map(_is_over, results))
+                and not self._may_come_late(claim, results)
+            ):
+                self._clean_up_where_needed(claim, results)
+                self._histories.pop(claim.id, None)
                 return True
-        return await self._release(claim, heard, linger, within, successor)
+        return await self._release(claim, results, linger, within, successor)
 
-    def _may_come_late(self, claim: Claim, heard: Sequence[Any]) -> bool:
+    def _may_come_late(self, claim: Claim, results: Sequence[Any]) -> bool:
         """Some server has nothing to release, and that may be because the vote is still on its way there."""
-        return 0 in heard and any(one == 0 and not self._nodes[node].is_plain(claim) for node, one in enumerate(heard))
+        return 0 in results and any(
+            one == 0 and not self._nodes[node].is_uncontended(claim) for node, one in enumerate(results)
+        )
 
     async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, successor: str) -> bool:
         """Of the nodes that are not free yet, by what they said when they were `first` told."""
         freed = [node for node, one in enumerate(first) if one == 1]
-        unheard = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
-        stood = self._recall(claim).stood
-        asks: builtins.list[Ask | None] = [
+        unknown_at = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
+        granted_by = self._recall(claim).granted_by
+        verbs: builtins.list[Verb | None] = [
             None
             if number in freed
             else self._or_later(number, claim, partial(node.release, linger=linger, within=within, successor=successor))
-            if stood is None or number in stood
+            if granted_by is None or number in granted_by
             else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
-        def yes(heard: Sequence[Any]) -> int:
-            return len(freed) + sum([one is True for one in heard])
+        def yes(results: Sequence[Any]) -> int:
+            return len(freed) + sum([one is True for one in results])
 
-        heard = await self._crew.ask(
-            asks, lambda heard: yes(heard) >= self._majority, within=within, finish=True, claim=claim.id
+        results = await self._fanout.ask(
+            verbs, lambda results: yes(results) >= self._majority, within=within, finish=True, claim=claim.id
         )
-        self._clean_up_where_needed(claim, heard)
-        answered = len(freed) + answers(heard)
+        self._clean_up_where_needed(claim, results)
+        answered = len(freed) + answers(results)
         if answered < self._majority:
-            raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be released")
-        self._past.pop(claim.id, None)
-        maybe = len(heard) - answered + sum([heard[node] is False for node in unheard])
-        return yes(heard) + maybe >= self._majority
+            raise self._too_few(results, f"lock {claim.terms.name!r} cannot be released")
+        self._histories.pop(claim.id, None)
+        maybe = len(results) - answered + sum([results[node] is False for node in unknown_at])
+        return yes(results) + maybe >= self._majority
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
         if self._renewing:
             self._ended.add(claim.id)
-        self._past.pop(claim.id, None)
+        self._histories.pop(claim.id, None)
         self._observations.pop(claim.id, None)
         try:
-            asks = [
+            verbs = [
                 self._or_later(number, claim, partial(node.abandon, within=within))
                 for number, node in enumerate(self._nodes)
             ]
-            heard = await self._crew.ask(
-                asks, lambda heard: answers(heard) == len(heard), within=within, finish=True, claim=claim.id
+            results = await self._fanout.ask(
+                verbs, lambda results: answers(results) == len(results), within=within, finish=True, claim=claim.id
             )
-            self._clean_up_where_needed(claim, heard)
-            if answers(heard) < self._majority:
-                raise self._too_few(heard, f"lock {claim.terms.name!r} cannot be given up")
+            self._clean_up_where_needed(claim, results)
+            if answers(results) < self._majority:
+                raise self._too_few(results, f"lock {claim.terms.name!r} cannot be given up")
         finally:
-            self._crew.wakeups.forget(claim)
+            self._fanout.wakeups.forget(claim)
 
-    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Ask]) -> Any:
+    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Verb]) -> Any:
         """Also if it fails when nobody waits for it any more."""
         try:
             return await verb(claim)
@@ -182,10 +188,10 @@ class QuorumBackend(Votes, WithoutValues):
             self._clean_up_later(claim, number)
             raise
 
-    def _clean_up_where_needed(self, claim: Claim, heard: Sequence[Any]) -> None:
+    def _clean_up_where_needed(self, claim: Claim, results: Sequence[Any]) -> None:
         """Where it was not heard of, or where a request may have been overtaken."""
         for number, node in enumerate(self._nodes):
-            if heard[number].__class__ is BackendUnavailable or node.doubts(claim.id):
+            if results[number].__class__ is BackendUnavailable or node.is_in_doubt(claim.id):
                 self._clean_up_later(claim, number)
 
     # What can be seen
@@ -195,47 +201,47 @@ class QuorumBackend(Votes, WithoutValues):
         if observations is None or not after:
             observations = Observations(len(self._nodes), self._micros())
             self._observations[claim.id] = observations
-        asks = [
+        verbs = [
             node.observe(claim, after=observations.after[number], within=within)
             for number, node in enumerate(self._nodes)
         ]
-        heard = await self._crew.ask(asks, _all_answered, within=within, finish=True, claim=claim.id)
-        if answers(heard) < self._majority:
-            raise self._too_few(heard, f"{claim.terms.name!r} cannot be observed")
-        return observations.see(heard, after)
+        results = await self._fanout.ask(verbs, _all_answered, within=within, finish=True, claim=claim.id)
+        if answers(results) < self._majority:
+            raise self._too_few(results, f"{claim.terms.name!r} cannot be observed")
+        return observations.see(results, after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
-        asks = [node.inspect(key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(asks, f"{key!r}", within))
+        verbs = [node.inspect(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(verbs, f"{key!r}", within))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
-        asks = [node.break_(key, within=within) for node in self._nodes]
-        return self._merged(key, await self._question(asks, f"{key!r}", within))
+        verbs = [node.break_(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(verbs, f"{key!r}", within))
 
-    def _merged(self, key: str, heard: Sequence[Any]) -> LockInfo:
-        return merged(key, heard, [node.name for node in self._nodes])
+    def _merged(self, key: str, results: Sequence[Any]) -> LockInfo:
+        return merged(key, results, [node.name for node in self._nodes])
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
-        asks = [node.list(prefix, within=within) for node in self._nodes]
-        heard = await self._question(asks, f"names with {prefix!r}", within)
-        found = [{info.name: info for info in one} if has_answered(one) else one for one in heard]
+        verbs = [node.list(prefix, within=within) for node in self._nodes]
+        results = await self._question(verbs, f"names with {prefix!r}", within)
+        found = [{info.name: info for info in one} if has_answered(one) else one for one in results]
         keys = sorted({key for one in found if isinstance(one, dict) for key in one})
         infos = [self._merged(key, [_info(one, key) for one in found]) for key in keys]
         return [info for info in infos if info.holders or info.waiters or info.damage]
 
     async def check_up(self) -> builtins.list[Health]:
         until = (self._longest or USUAL_TTL) if self._rejoin is None else self._rejoin
-        healths = zip(await self._crew.check_up(), self._nodes, strict=True)
+        healths = zip(await self._fanout.check_up(), self._nodes, strict=True)
         return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 
-    async def _question(self, asks: Sequence[Ask], what: str, within: float) -> builtins.list[Any]:
-        heard = await self._crew.ask(asks, _all_answered, within=within, finish=True)
-        if answers(heard) < self._majority:
-            raise self._too_few(heard, f"{what} cannot be asked about")
-        return heard
+    async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:
+        results = await self._fanout.ask(verbs, _all_answered, within=within, finish=True)
+        if answers(results) < self._majority:
+            raise self._too_few(results, f"{what} cannot be asked about")
+        return results
 
     async def close(self) -> None:
-        await self._crew.close()
+        await self._fanout.close()
 
     def before_fork(self) -> None:
         """Connections are forgotten in the child; the parent goes on using them."""
@@ -243,7 +249,7 @@ class QuorumBackend(Votes, WithoutValues):
     def after_fork(self, *, child: bool) -> None:
         if child:
             self._renewing, self._ended = 0, set()  # who renewed is not there any more
-            self._crew.after_fork()
+            self._fanout.after_fork()
 
 
 def _is_over(answer: Any) -> bool:
@@ -251,8 +257,8 @@ def _is_over(answer: Any) -> bool:
     return answer in (0, 1) or answer.__class__ is BackendUnavailable
 
 
-def _all_answered(heard: Sequence[Any]) -> bool:
-    return PENDING not in heard
+def _all_answered(results: Sequence[Any]) -> bool:
+    return PENDING not in results
 
 
 def _info(found: Any, key: str) -> Any:

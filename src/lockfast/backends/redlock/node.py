@@ -21,13 +21,13 @@ from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
 # Known to a server from the first moment: a vote that comes after the others is not asked for again.
-LOADED_AT_ONCE: Final = ("redlock/vote", "release_quick")
+LOADED_AT_ONCE: Final = ("redlock/vote_quick", "release_quick")
 
 
 @lru_cache(maxsize=1024)
 def _quick_vote(terms: Terms) -> Prepared:
     """As `acquire_quick`, with another script; the proposal is its last word."""
-    quick, mine = requests.quick_acquire(terms), script("redlock/vote")
+    quick, mine = requests.quick_acquire(terms), script("redlock/vote_quick")
     before = quick.before.replace(quick.script.digest, mine.digest)
     return quick._replace(script=mine, before=before, size=quick.size + 1)
 
@@ -56,14 +56,14 @@ class RedisNode(RedisBackend):
         """A request of this claim may still arrive, after whatever is asked next."""
         self._in_doubt.add(id)
 
-    def doubts(self, id: str) -> bool:
+    def is_in_doubt(self, id: str) -> bool:
         return id in self._in_doubt
 
     def is_contended(self, key: str) -> bool:
         """Whether a vote would put the claim in line at once."""
         return key in self._contended
 
-    def is_plain(self, claim: Claim) -> bool:
+    def is_uncontended(self, claim: Claim) -> bool:
         """Whether nothing is known that the quick scripts could not deal with."""
         return claim.terms.key not in self._contended and claim.id not in self._in_doubt
 
@@ -85,14 +85,14 @@ class RedisNode(RedisBackend):
         """Answers 1 if it held and nobody waits, 0 if it did not hold, None if there is more to be looked at."""
         return self._request(requests.quick_release(claim.terms.key), claim.id)
 
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy:
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         """As `acquire`; what is granted has the fence that was proposed, or a higher one if that was given out here.
 
         Who has to wait has that place in line, before all who have a higher one.
         """
         id, terms = claim
         until = boot_now() + within
-        self._asked[id] = fence, place
+        self._asked[id] = fence, order
         try:
             if terms.key not in self._contended:
                 quick, request = _quick_vote(terms), self.quick_vote(claim, fence)
@@ -120,13 +120,13 @@ class RedisNode(RedisBackend):
         )
         return await self._driver.run(prepared.script, prepared.key, request, within)
 
-    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
+    async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         """From now on the claim's hold goes by that fence, and later ones are higher. False if it has neither."""
         args: tuple[str | bytes | int, ...] = (claim.id, fence, instead_of, *self._now())
-        return bool(await self._run("redlock/seal", claim.terms.key, args, within) == 1)
+        return bool(await self._run("redlock/record_fence", claim.terms.key, args, within) == 1)
 
-    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None:
+    async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
         """End what the claim was granted with a fence up to that one. It may be granted anew; or it waits."""
         address = self._driver.wakeups.address if enqueue else ""
-        args: tuple[str | bytes | int, ...] = (claim.id, up_to, place, address, *self._now())
+        args: tuple[str | bytes | int, ...] = (claim.id, up_to, order, address, *self._now())
         await self._run("redlock/give_back", claim.terms.key, args, within)

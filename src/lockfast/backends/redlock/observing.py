@@ -41,9 +41,9 @@ class Observations:
         self._untold = True
         self._told: list[Change] = []  # until a later question shows that they arrived
 
-    def see(self, heard: Sequence[Any], after: int) -> Observation:
+    def see(self, results: Sequence[Any], after: int) -> Observation:
         self._told = [change for change in self._told if change.number > after]
-        observations = [(node, observation) for node, observation in enumerate(heard) if has_answered(observation)]
+        observations = [(node, observation) for node, observation in enumerate(results) if has_answered(observation)]
         seen = [
             (node, change)
             for node, observation in observations
@@ -53,7 +53,7 @@ class Observations:
             self._happened(node, change)
         if self._untold:
             self._tell(0, None)
-        retry_after = min(observation.retry_after for observation in heard if has_answered(observation))
+        retry_after = min(observation.retry_after for observation in results if has_answered(observation))
         return Observation(tuple(self._told), retry_after)
 
     def _happened(self, node: int, change: Change) -> None:

@@ -19,7 +19,7 @@ from lockfast.backends.redis.io.resp import command
 from lockfast.backends.redis.io.urls import endpoint_of_client, endpoint_of_url
 from lockfast.backends.redis.requests import source
 from lockfast.backends.redlock.backend import QuorumBackend
-from lockfast.backends.redlock.io.fanout import open_crew
+from lockfast.backends.redlock.io.fanout import open_fanout
 from lockfast.backends.redlock.io.members import members_of
 from lockfast.backends.redlock.node import LOADED_AT_ONCE, NodeDriver, RedisNode
 
@@ -101,12 +101,12 @@ def open_quorum(
     `url` leads to all of them, without secrets; empty if no URL does.
     """
     members = members_of(endpoints, [command("SCRIPT", "LOAD", source(name)) for name in LOADED_AT_ONCE])
-    crew = open_crew(members, world, clock, node_timeout)
+    fanout = open_fanout(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
     drivers = [
-        NodeDriver(member, connections, now) for member, connections in zip(members, crew.connections, strict=True)
+        NodeDriver(member, connections, now) for member, connections in zip(members, fanout.connections, strict=True)
     ]
     nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
-    quorum = QuorumBackend(nodes, crew, chance=world.chance, rejoin=rejoin)
+    quorum = QuorumBackend(nodes, fanout, chance=world.chance, rejoin=rejoin)
     quorum.url = url
     return quorum

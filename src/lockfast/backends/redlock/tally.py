@@ -27,9 +27,9 @@ class Tally(NamedTuple):
         return len(self.counted) + len(self.busy)
 
 
-def tally(heard: Sequence[Any], counts: Sequence[bool]) -> Tally:
-    granted = {node: answer for node, answer in enumerate(heard) if answer.__class__ is Grant}
-    busy = {node: answer for node, answer in enumerate(heard) if answer.__class__ is Busy}
+def tally(results: Sequence[Any], counts: Sequence[bool]) -> Tally:
+    granted = {node: answer for node, answer in enumerate(results) if answer.__class__ is Grant}
+    busy = {node: answer for node, answer in enumerate(results) if answer.__class__ is Busy}
     return Tally(granted, frozenset(node for node in granted if counts[node]), busy)
 
 
@@ -46,13 +46,13 @@ def agreed_fence(votes: Tally, majority: int, void: int = 0) -> tuple[int, bool]
     return (fence, True) if nodes >= majority and fence > void else (max(*fences, void + 1), False)
 
 
-def answers(heard: Sequence[Any]) -> int:
-    return sum(map(has_answered, heard))
+def answers(results: Sequence[Any]) -> int:
+    return sum(map(has_answered, results))
 
 
-def by_lease(heard: Sequence[Any], leases: int) -> list[list[bool | None]]:
+def by_lease(results: Sequence[Any], leases: int) -> list[list[bool | None]]:
     """What each node says of each lease; None where it is not known."""
-    return [[one[lease] if has_answered(one) else None for one in heard] for lease in range(leases)]
+    return [[one[lease] if has_answered(one) else None for one in results] for lease in range(leases)]
 
 
 def is_next(votes: Tally, majority: int) -> bool:
@@ -85,15 +85,15 @@ def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
     return False if nodes - votes.count(False) < majority else None
 
 
-def merged(key: str, heard: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
+def merged(key: str, results: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
     """Who holds it at a majority, as far as that can be known when some do not answer, or have a damaged record.
 
     As long as the others are a majority, what is damaged is shown and has no effect.
     """
-    damage = listed(f"{node}: {info.damage}" for node, info in zip(nodes, heard, strict=True) if _is_damaged(info))
-    infos: list[LockInfo] = [info for info in heard if has_answered(info) and UNREADABLE not in info.holders]
-    majority, silent = len(heard) // 2 + 1, len(heard) - len(infos)
-    if damage and len(infos) < majority and any(UNREADABLE in info.holders for info in heard if has_answered(info)):
+    damage = listed(f"{node}: {info.damage}" for node, info in zip(nodes, results, strict=True) if _is_damaged(info))
+    infos: list[LockInfo] = [info for info in results if has_answered(info) and UNREADABLE not in info.holders]
+    majority, silent = len(results) // 2 + 1, len(results) - len(infos)
+    if damage and len(infos) < majority and any(UNREADABLE in info.holders for info in results if has_answered(info)):
         return LockInfo(key, (UNREADABLE,), damage=damage)
     by_claim: dict[str, list[HolderInfo]] = {}
     for info in infos:

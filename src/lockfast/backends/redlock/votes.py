@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 from lockfast._bounded import BoundedDict
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._time import boot_now, format_duration, full_jitter
-from lockfast.backends.redlock.io.fanout import PENDING, Crew
+from lockfast.backends.redlock.io.fanout import PENDING, Fanout
 from lockfast.backends.redlock.tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from lockfast.errors import BackendUnavailable
 
@@ -36,14 +36,14 @@ class Node(Protocol):
     def name(self) -> str: ...
     def age(self) -> float: ...
     def mark_in_doubt(self, id: str) -> None: ...
-    def doubts(self, id: str) -> bool: ...
+    def is_in_doubt(self, id: str) -> bool: ...
     def is_contended(self, key: str) -> bool: ...
-    def is_plain(self, claim: Claim) -> bool: ...
+    def is_uncontended(self, claim: Claim) -> bool: ...
     def quick_vote(self, claim: Claim, fence: int) -> bytes: ...
     def quick_release(self, claim: Claim) -> bytes: ...
-    async def vote(self, claim: Claim, *, fence: int, place: int, enqueue: bool, within: float) -> Grant | Busy: ...
-    async def seal(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool: ...
-    async def give_back(self, claim: Claim, *, up_to: int, place: int, enqueue: bool, within: float) -> None: ...
+    async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy: ...
+    async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool: ...
+    async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None: ...
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> Sequence[bool | None]: ...
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool: ...
     async def abandon(self, claim: Claim, *, within: float) -> None: ...
@@ -53,38 +53,38 @@ class Node(Protocol):
     async def break_(self, key: str, *, within: float) -> LockInfo: ...
 
 
-class Past:
+class ClaimHistory:
     """What a client remembers of a claim of its own."""
 
-    __slots__ = ("fence", "place", "splits", "stood", "unheard", "void", "woken")
+    __slots__ = ("fence", "granted_by", "order", "splits", "unknown_at", "void", "woken")
 
     def __init__(self, fence: int = 0) -> None:
         self.fence = fence  # that it was granted with: asked for again, it is to have the same
         self.void = 0  # fences up to this one were given back, and that may arrive late
-        self.place = 0  # in line, the same at every server; 0 if it never had to wait
-        self.stood: frozenset[int] | None = None  # the nodes that granted it; at the others it may stand in line
+        self.order = 0  # in line, the same at every server; 0 if it never had to wait
+        self.granted_by: frozenset[int] | None = None  # the nodes that granted it; at the others it may stand in line
         self.splits = 0  # rounds in a row in which it got some votes and not enough
-        self.unheard: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still, unheard of
+        self.unknown_at: frozenset[int] = frozenset()  # the nodes that may have granted it, or may still, unheard of
         self.woken = False  # it is about to ask because a server woke it
 
     @property
-    def plain(self) -> bool:
+    def is_simple(self) -> bool:
         """Whether nothing happened but a grant."""
-        return self.stood is None and not self.splits and not self.void
+        return self.granted_by is None and not self.splits and not self.void
 
 
 class Votes:
     def __init__(
         self,
         nodes: Sequence[Node],
-        crew: Crew,
+        fanout: Fanout,
         *,
         chance: Callable[[], float],
         micros: Callable[[], int],
         rejoin: float | None,
     ) -> None:
         self._nodes = tuple(nodes)
-        self._crew = crew
+        self._fanout = fanout
         self._chance = chance
         self._micros = micros
         self._rejoin = rejoin
@@ -92,11 +92,11 @@ class Votes:
         self._majority = len(nodes) // 2 + 1
         self._ahead = 0  # microseconds by which fences that were seen are ahead of our clock
         self._last = 0  # the highest fence that we proposed
-        self._past = BoundedDict[str, Past](REMEMBERED)  # by claim
-        crew.mark_in_doubt = lambda node, id: self._nodes[node].mark_in_doubt(id)
+        self._histories = BoundedDict[str, ClaimHistory](REMEMBERED)  # by claim
+        fanout.mark_in_doubt = lambda node, id: self._nodes[node].mark_in_doubt(id)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
-        if self._is_plain(claim):
+        if self._is_uncontended(claim):
             grant = await self._quick_votes(claim, within)
             if grant is not None:
                 return grant
@@ -105,85 +105,88 @@ class Votes:
         while again and attempt < TRIES and (not enqueue or self._recall(claim).woken):
             # Others try at this very moment; or one server has handed over, and the others are about to.
             attempt += 1
-            await self._crew.pause(full_jitter(attempt, self._chance(), base=SPLIT, cap=SPLIT_CAP))
+            await self._fanout.pause(full_jitter(attempt, self._chance(), base=SPLIT, cap=SPLIT_CAP))
             answer, again = await self._votes(claim, enqueue, within)
         if enqueue:
             self._recall(claim).woken = False
         elif answer.__class__ is Busy:
-            for node in self._recall(claim).unheard:  # whoever only tries does not come back to see to it
+            for node in self._recall(claim).unknown_at:  # whoever only tries does not come back to see to it
                 self._nodes[node].mark_in_doubt(claim.id)
                 self._clean_up_later(claim, node)
         return answer
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        past = self._recall(claim)
-        if past.splits:  # whoever met others comes back at another moment than they, though a server wakes it at once
-            pause = min(seconds, full_jitter(past.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP))
-            await self._crew.pause(pause)
+        history = self._recall(claim)
+        if history.splits:  # a claim that met others comes back at another moment than they do
+            pause = min(seconds, full_jitter(history.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP))
+            await self._fanout.pause(pause)
             seconds -= pause
-        past.woken = await self._crew.wakeups.wait(claim, seconds)
-        return past.woken
+        history.woken = await self._fanout.wakeups.wait(claim, seconds)
+        return history.woken
 
     # Where nobody is in the way
 
-    def _is_plain(self, claim: Claim) -> bool:
+    def _is_uncontended(self, claim: Claim) -> bool:
         """Nobody else is known to want it, and all went well so far: then all servers are asked in the same words."""
-        past = self._past.get(claim.id)
-        if past is not None and not past.plain:
+        history = self._histories.get(claim.id)
+        if history is not None and not history.is_simple:
             return False
-        return all([node.is_plain(claim) for node in self._nodes])  # noqa: C419 (quicker than a generator)
+        return all([node.is_uncontended(claim) for node in self._nodes])  # noqa: C419 (quicker than a generator)
 
     async def _quick_votes(self, claim: Claim, within: float) -> Grant | None:
         """None if it is to be asked for again, in the way that can do more."""
-        past = self._past.get(claim.id)
-        fence = past.fence if past is not None and past.fence else self._propose(0)
+        history = self._histories.get(claim.id)
+        fence = history.fence if history is not None and history.fence else self._propose(0)
         wanted = b"%016d" % fence
-        heard = await self._crew.shout(self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id)
-        past = self._past[claim.id] = Past(fence)  # if it is asked for again, it is for the same
-        votes, until = heard.count(wanted), self._kept_out_for(claim)
-        if votes + heard.count(PENDING) < len(heard):
-            past.unheard = _failed(heard)
+        results = await self._fanout.broadcast(
+            self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id
+        )
+        history = self._histories[claim.id] = ClaimHistory(fence)  # if it is asked for again, it is for the same
+        votes, until = results.count(wanted), self._kept_out_for(claim)
+        if votes + results.count(PENDING) < len(results):
+            history.unknown_at = _failed(results)
         if votes >= self._majority and until > 0:
-            votes = sum([answer == wanted and self._nodes[node].age() >= until for node, answer in enumerate(heard)])
+            votes = sum([answer == wanted and self._nodes[node].age() >= until for node, answer in enumerate(results)])
         return Grant(fence, fence / 1e6) if votes >= self._majority else None
 
     # Where somebody may be
 
     async def _votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
         """Whether it is granted; if not, also whether asking again soon may help."""
-        past, key = self._recall(claim), claim.terms.key
-        proposal = past.fence or self._propose(past.void)
-        past.place = past.place or proposal
-        stands = enqueue and any(node.is_contended(key) for node in self._nodes)
+        history, key = self._recall(claim), claim.terms.key
+        proposal = history.fence or self._propose(history.void)
+        history.order = history.order or proposal
+        may_be_queued = enqueue and any(node.is_contended(key) for node in self._nodes)
 
-        def enough(heard: Sequence[Any]) -> bool:
-            if sum([one.__class__ is Grant for one in heard]) < self._majority:
+        def enough(results: Sequence[Any]) -> bool:
+            if sum([one.__class__ is Grant for one in results]) < self._majority:
                 return False
-            votes = self._tally(heard, claim)  # if they disagree, one that is still to come may make a majority agree
-            return len(votes.counted) >= self._majority and agreed_fence(votes, self._majority, past.void)[1]
+            votes = self._tally(results, claim)  # if they disagree, one that is still to come may make a majority agree
+            return len(votes.counted) >= self._majority and agreed_fence(votes, self._majority, history.void)[1]
 
-        def settled(heard: Sequence[Any]) -> bool:
-            return sum([one.__class__ is Busy for one in heard]) >= self._majority
+        def settled(results: Sequence[Any]) -> bool:
+            return sum([one.__class__ is Busy for one in results]) >= self._majority
 
-        asks = [
-            node.vote(claim, fence=proposal, place=past.place, enqueue=enqueue, within=within) for node in self._nodes
+        verbs = [
+            node.vote(claim, fence=proposal, order=history.order, enqueue=enqueue, within=within)
+            for node in self._nodes
         ]
-        heard = await self._crew.ask(asks, enough, within=within, claim=claim.id, settled=settled)
-        votes = self._tally(heard, claim)
-        past.unheard |= _failed(heard) | {node for node, one in enumerate(heard) if one is PENDING}
+        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id, settled=settled)
+        votes = self._tally(results, claim)
+        history.unknown_at |= _failed(results) | {node for node, one in enumerate(results) if one is PENDING}
         if len(votes.counted) >= self._majority:
-            if stands or votes.busy or past.unheard or past.splits or past.stood is not None:
-                past.stood = frozenset(votes.granted)
+            if may_be_queued or votes.busy or history.unknown_at or history.splits or history.granted_by is not None:
+                history.granted_by = frozenset(votes.granted)
             return await self._granted(claim, votes, proposal, within), False
         if votes.answered < self._majority:
             if len(votes.granted) > len(votes.counted):
                 await self._give_back(claim, votes.granted, False, within)  # what does not count is in nobody's way
-            raise self._no_majority(claim, heard, votes)
+            raise self._no_majority(claim, results, votes)
         return await self._not_granted(claim, votes, enqueue, within)
 
-    def _tally(self, heard: Sequence[Any], claim: Claim) -> Tally:
+    def _tally(self, results: Sequence[Any], claim: Claim) -> Tally:
         until = self._kept_out_for(claim)
-        return tally(heard, [until <= 0 or node.age() >= until for node in self._nodes])
+        return tally(results, [until <= 0 or node.age() >= until for node in self._nodes])
 
     def _kept_out_for(self, claim: Claim) -> float:
         """Seconds for which a server that started anew does not count."""
@@ -196,31 +199,31 @@ class Votes:
         return self._last
 
     async def _granted(self, claim: Claim, votes: Tally, proposal: int, within: float) -> Grant:
-        past = self._recall(claim)
-        fence, agreed = agreed_fence(votes, self._majority, past.void)
+        history = self._recall(claim)
+        fence, agreed = agreed_fence(votes, self._majority, history.void)
         if not agreed:
             await self._write_back(claim, votes, fence, within)
         if fence > proposal:
             self._ahead += fence - proposal
-        past.fence, past.splits = fence, 0
-        self._crew.wakeups.forget(claim)
+        history.fence, history.splits = fence, 0
+        self._fanout.wakeups.forget(claim)
         return Grant(fence, next(iter(votes.granted.values())).acquired_at)
 
     async def _write_back(self, claim: Claim, votes: Tally, fence: int, within: float) -> None:
         """Nobody may be told of a fence that a later majority might not know of."""
         have = [node for node in votes.counted if votes.granted[node].fence == fence]
-        asks = [
-            node.seal(claim, fence=fence, instead_of=votes.granted[number].fence, within=within)
+        verbs = [
+            node.record_fence(claim, fence=fence, instead_of=votes.granted[number].fence, within=within)
             if number in votes.granted and number not in have
             else None
             for number, node in enumerate(self._nodes)
         ]
 
-        def enough(heard: Sequence[Any]) -> bool:
-            return len(have) + sum(heard[node] is True for node in votes.counted) >= self._majority
+        def enough(results: Sequence[Any]) -> bool:
+            return len(have) + sum(results[node] is True for node in votes.counted) >= self._majority
 
-        heard = await self._crew.ask(asks, enough, within=within, claim=claim.id)
-        if not enough(heard):
+        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id)
+        if not enough(results):
             self._recall(claim).void = fence  # it may still be recorded, after what is asked next
             raise BackendUnavailable(
                 f"lock {claim.terms.name!r} was granted by a majority of {self!r}, but too few of them could be told "
@@ -230,16 +233,16 @@ class Votes:
 
     async def _not_granted(self, claim: Claim, votes: Tally, enqueue: bool, within: float) -> tuple[Busy, bool]:
         """What a minority granted is given back, so that somebody gets a majority; but whoever is next may keep it."""
-        busy, past = busy_of(votes, self._majority), self._recall(claim)
-        past.fence = 0
+        busy, history = busy_of(votes, self._majority), self._recall(claim)
+        history.fence = 0
         if enqueue:
-            past.stood = frozenset(votes.granted)
+            history.granted_by = frozenset(votes.granted)
         if not votes.granted or (enqueue and is_next(votes, self._majority)):
-            past.splits = 0
+            history.splits = 0
             return busy, bool(votes.granted)
         await self._give_back(claim, votes.granted, enqueue, within)
         if enqueue:  # it is woken when it is next, unless that is for some servers only
-            past.splits += 1
+            history.splits += 1
             busy = busy._replace(retry_after=min(busy.retry_after, SPLIT_CAP))
         return busy, not enqueue and not is_held(votes, self._majority)
 
@@ -249,39 +252,39 @@ class Votes:
         So it tells which fences it means, and none of them counts from now on: a vote that goes by one of them when it
         is asked for again is to be given a higher one.
         """
-        past = self._recall(claim)
-        past.void, past.fence = max(past.void, *[grant.fence for grant in granted.values()]), 0
-        asks = [
-            node.give_back(claim, up_to=past.void, place=past.place, enqueue=enqueue, within=within)
+        history = self._recall(claim)
+        history.void, history.fence = max(history.void, *[grant.fence for grant in granted.values()]), 0
+        verbs = [
+            node.give_back(claim, up_to=history.void, order=history.order, enqueue=enqueue, within=within)
             if number in granted
             else None
             for number, node in enumerate(self._nodes)
         ]
-        await self._crew.ask(
-            asks, lambda heard: answers(heard) >= len(granted), within=within, finish=True, claim=claim.id
+        await self._fanout.ask(
+            verbs, lambda results: answers(results) >= len(granted), within=within, finish=True, claim=claim.id
         )
 
     def _clean_up_later(self, claim: Claim, number: int) -> None:
         """A server that is gone has nothing of the claim to keep when it is back, should that be before it expires."""
         node, until = self._nodes[number], boot_now() + claim.terms.ttl
-        self._crew.later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
+        self._fanout.later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
 
     # What is remembered, and what is wrong
 
-    def _recall(self, claim: Claim) -> Past:
-        past = self._past.get(claim.id)
-        if past is None:
-            past = self._past[claim.id] = Past()
-        return past
+    def _recall(self, claim: Claim) -> ClaimHistory:
+        history = self._histories.get(claim.id)
+        if history is None:
+            history = self._histories[claim.id] = ClaimHistory()
+        return history
 
-    def _no_majority(self, claim: Claim, heard: Sequence[Any], votes: Tally) -> BackendUnavailable:
+    def _no_majority(self, claim: Claim, results: Sequence[Any], votes: Tally) -> BackendUnavailable:
         until, name = self._kept_out_for(claim), claim.terms.name
         left = {node: max(0.0, until - self._nodes[node].age()) for node in votes.granted}
         young = [_young(self._nodes[node], left[node]) for node in votes.granted if node not in votes.counted]
         if not young:
-            return self._too_few(heard, f"lock {name!r} cannot be asked for")
-        if len(left) < self._majority or answers(heard) < len(heard):  # others may be back before these count
-            return self._too_few(heard, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
+            return self._too_few(results, f"lock {name!r} cannot be asked for")
+        if len(left) < self._majority or answers(results) < len(results):  # others may be back before these count
+            return self._too_few(results, f"lock {name!r} cannot be asked for", [*young, _WHY_KEPT_OUT])
         soonest = sorted(left.values())[self._majority - 1]
         return BackendUnavailable(
             f"lock {name!r} cannot be granted for another {format_duration(soonest)}: "
@@ -290,9 +293,9 @@ class Votes:
             retry_after=soonest,
         )
 
-    def _too_few(self, heard: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
-        errors = [answer for answer in heard if answer.__class__ is BackendUnavailable]
-        silent = [f"{self._nodes[node].name} is not waited for" for node, one in enumerate(heard) if one is PENDING]
+    def _too_few(self, results: Sequence[Any], what: str, also: Sequence[str] = ()) -> BackendUnavailable:
+        errors = [answer for answer in results if answer.__class__ is BackendUnavailable]
+        silent = [f"{self._nodes[node].name} is not waited for" for node, one in enumerate(results) if one is PENDING]
         told = "; ".join([*map(str, errors), *silent, *also])
         final = len(errors) > len(self._nodes) - self._majority and not any(error.transient for error in errors)
         return BackendUnavailable(
@@ -312,6 +315,6 @@ def _young(node: Node, left: float) -> str:
     return f"{node.name} started anew and is kept out for another {format_duration(left)}"
 
 
-def _failed(heard: Sequence[Any]) -> frozenset[int]:
+def _failed(results: Sequence[Any]) -> frozenset[int]:
     """The nodes that were asked, and of which it is not known what they did."""
-    return frozenset(node for node, one in enumerate(heard) if one.__class__ is BackendUnavailable)
+    return frozenset(node for node, one in enumerate(results) if one.__class__ is BackendUnavailable)

@@ -27,9 +27,9 @@ from lockfast.backends.redis.io.resp import (
     refusal,
     unavailable,
 )
-from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeConnections, Turn
+from lockfast.backends.redlock.io.fanout import Enough, NodeConnections, Suspended, Verb, Verbs
 from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
-from lockfast.backends.redlock.io.rounds import Round, Shout
+from lockfast.backends.redlock.io.rounds import Broadcast, Round
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
@@ -40,10 +40,10 @@ _CLEAN_UPS = 1000  # that are kept for a server that is gone
 class _Reply:
     """As a future: what it is given, the verb that asked goes on with."""
 
-    __slots__ = ("_answers", "_crew", "_done", "_node", "_replies", "_round")
+    __slots__ = ("_answers", "_done", "_fanout", "_node", "_replies", "_round")
 
-    def __init__(self, crew: AsyncioCrew, round: Round | Shout, node: int, replies: int) -> None:
-        self._crew, self._round, self._node, self._replies = crew, round, node, replies
+    def __init__(self, fanout: AsyncioFanout, round: Round | Broadcast, node: int, replies: int) -> None:
+        self._fanout, self._round, self._node, self._replies = fanout, round, node, replies
         self._answers: list[Any] = []
         self._done = False
 
@@ -57,28 +57,28 @@ class _Reply:
                 return
             reply = self._answers
         self._done = True
-        self._crew.members[self._node].answered()
+        self._fanout.members[self._node].answered()
         self._round.answer(self._node, reply)
 
     def set_exception(self, error: BackendUnavailable) -> None:
         self._done = True
-        self._crew.members[self._node].failed()
+        self._fanout.members[self._node].failed()
         if self._round.claim:
-            self._crew.mark_in_doubt(self._node, self._round.claim)
+            self._fanout.mark_in_doubt(self._node, self._round.claim)
         self._round.fail(self._node, error)
 
 
-class NodeConnection(AsyncioConnection):
-    def put(self, reply: _Reply, turn: Turn, within: float) -> None:
+class AsyncioNodeConnection(AsyncioConnection):
+    def put(self, reply: _Reply, suspended: Suspended, within: float) -> None:
         now = self._time()
         waiting: Any = reply  # it has all of a future that a line asks for
-        self._unanswered.extend([(waiting, now, now + within)] * (turn.replies or 1))
-        self._send(turn.request, now + within)
+        self._unanswered.extend([(waiting, now, now + within)] * (suspended.replies or 1))
+        self._send(suspended.request, now + within)
         if not self.alive:
             self._fail("closed the connection")
 
 
-class NodeSubscription(AsyncioSubscription):
+class AsyncioNodeSubscription(AsyncioSubscription):
     def __init__(self, waiters: AsyncioWaiters, member: Member, ended: Callable[[], None]) -> None:
         super().__init__(waiters, member, None)
         self._ended = ended
@@ -107,7 +107,7 @@ class QuorumWaiters(AsyncioWaiters):
         self.reset()
 
 
-class AsyncioCrew:
+class AsyncioFanout:
     def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
         self.members = tuple(members)
         self.node_timeout = node_timeout
@@ -115,14 +115,14 @@ class AsyncioCrew:
         self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
         self.wakeups = QuorumWaiters(clock)
         self.connections = tuple(NodeConnections(self.wakeups, member) for member in members)
-        self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
+        self._clean_ups: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._forget()
 
     def _forget(self) -> None:
-        self._lines: list[NodeConnection | None] = [None] * len(self.members)
-        self._wake_lines: list[NodeSubscription | None] = [None] * len(self.members)
+        self._lines: list[AsyncioNodeConnection | None] = [None] * len(self.members)
+        self._wake_lines: list[AsyncioNodeSubscription | None] = [None] * len(self.members)
         self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
         self._strangers = True  # nobody has been connected to yet
@@ -138,16 +138,16 @@ class AsyncioCrew:
 
     # All at once
 
-    async def shout(
+    async def broadcast(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
-        shout = Shout(wanted, self.members, claim, every)
-        await self._ask(shout, within, lambda within: self._say(shout, request, within), False, not every)
-        return shout.heard
+        broadcast = Broadcast(wanted, self.members, claim, every)
+        await self._ask(broadcast, within, lambda within: self._say(broadcast, request, within), False, not every)
+        return broadcast.results
 
     async def ask(
         self,
-        asks: Asks,
+        verbs: Verbs,
         enough: Enough,
         *,
         within: float,
@@ -155,13 +155,13 @@ class AsyncioCrew:
         claim: str = "",
         settled: Enough | None = None,
     ) -> list[Any]:
-        round = Round(asks, enough, self.members, min(within, self.node_timeout), claim, settled)
+        round = Round(verbs, enough, self.members, min(within, self.node_timeout), claim, settled)
         round.begin = self._begin
         await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
-        return list(round.heard)
+        return list(round.results)
 
     async def _ask(
-        self, round: Round | Shout, within: float, start: Callable[[float], None], finish: bool, new: bool
+        self, round: Round | Broadcast, within: float, start: Callable[[float], None], finish: bool, new: bool
     ) -> None:
         timeout = min(within, self.node_timeout)
         try:
@@ -179,14 +179,14 @@ class AsyncioCrew:
         if not finish:
             round.drop()
 
-    def _say(self, shout: Shout, request: bytes, within: float) -> None:
-        turn = Turn(request, 0)
+    def _say(self, broadcast: Broadcast, request: bytes, within: float) -> None:
+        suspended = Suspended(request, 0)
         for node, line in enumerate(self._lines):
             if line is not None and line.alive:
-                line.put(_Reply(self, shout, node, 0), turn, within)
+                line.put(_Reply(self, broadcast, node, 0), suspended, within)
             else:  # nobody who is asked in the same words as all others waits for a connection
                 self._dialling(node)
-                shout.fail(node, self.members[node].out_of_reach())
+                broadcast.fail(node, self.members[node].out_of_reach())
 
     async def _meet(self, within: float) -> None:
         """Before the first question, so that nobody is asked for a vote who turns out to have none."""
@@ -195,7 +195,7 @@ class AsyncioCrew:
         if tasks:
             await asyncio.wait(tasks, timeout=within)
 
-    async def _decision(self, round: Round | Shout) -> None:
+    async def _decision(self, round: Round | Broadcast) -> None:
         assert self._loop is not None
         loop, decision = self._loop, self._loop.create_future()
 
@@ -222,21 +222,21 @@ class AsyncioCrew:
             if late is not None:
                 late.cancel()
 
-    def _begin(self, round: Round, node: int, turn: Turn) -> None:
+    def _begin(self, round: Round, node: int, suspended: Suspended) -> None:
         """A verb has stopped: send what it asks, as soon as there is a connection."""
-        if not turn.request:
-            self._make("subscription", node, self._subscribe, round, turn)
+        if not suspended.request:
+            self._make("subscription", node, self._subscribe, round, suspended)
             return
         line = self._lines[node]
         if line is not None and line.alive:
-            line.put(_Reply(self, round, node, turn.replies), turn, round.node_timeout)
+            line.put(_Reply(self, round, node, suspended.replies), suspended, round.node_timeout)
         else:
-            self._make("line", node, self._dial, round, turn)
+            self._make("line", node, self._dial, round, suspended)
 
     # Connections
 
     def _make(
-        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]], round: Round, turn: Turn
+        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]], round: Round, suspended: Suspended
     ) -> None:
         """Let the round go on when it is made, or has failed; not at all if the server is known to be gone."""
         member, task = self.members[node], self._task(what, node, make)
@@ -252,8 +252,8 @@ class AsyncioCrew:
             if task.cancelled() or isinstance(error, BackendUnavailable):
                 round.fail(node, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
             elif node in round.pending:
-                if turn.request:
-                    self._begin(round, node, turn)
+                if suspended.request:
+                    self._begin(round, node, suspended)
                 else:
                     round.answer(node, None)
 
@@ -284,7 +284,7 @@ class AsyncioCrew:
             (self.members[node].failed if task.exception() else self.members[node].answered)()
 
     async def _dial(self, node: int) -> None:
-        line = NodeConnection(self.members[node], None, asyncio.get_running_loop())
+        line = AsyncioNodeConnection(self.members[node], None, asyncio.get_running_loop())
         await line.connect(max(1.0, self.node_timeout))
         if self._closed:
             line.close()
@@ -297,7 +297,7 @@ class AsyncioCrew:
         def ended() -> None:
             wakeups.subscribed = False
 
-        line = NodeSubscription(self.wakeups, self.members[node], ended)
+        line = AsyncioNodeSubscription(self.wakeups, self.members[node], ended)
         await line.connect(within)
         keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
         try:
@@ -314,7 +314,7 @@ class AsyncioCrew:
 
     # What could not be said while a server was gone
 
-    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
         if len(self._clean_ups[node]) >= _CLEAN_UPS:
             del self._clean_ups[node][next(iter(self._clean_ups[node]))]
         self._clean_ups[node][claim] = ask, until
@@ -343,14 +343,14 @@ class AsyncioCrew:
         left, self._clean_ups[node] = self._clean_ups[node], {}
         for claim, (ask, until) in left.items():
             if until > boot_now():
-                asks = [ask() if each == node else None for each in range(len(self.members))]
-                round = Round(asks, lambda heard: False, self.members, max(1.0, self.node_timeout), "")
+                verbs = [ask() if each == node else None for each in range(len(self.members))]
+                round = Round(verbs, lambda results: False, self.members, max(1.0, self.node_timeout), "")
                 round.begin = self._begin
                 round.told = partial(self._said, round, node, claim, ask, until)
                 round.start()
 
-    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
-        answer = round.heard[node]
+    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
+        answer = round.results[node]
         if answer.__class__ is BackendUnavailable and answer.transient:
             self.later(node, claim, ask, until)
 

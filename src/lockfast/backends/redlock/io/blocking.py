@@ -19,20 +19,20 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import new_channel, unavailable
-from lockfast.backends.redlock.io.connections import Fan, Line, at_once
-from lockfast.backends.redlock.io.fanout import Ask, Asks, Enough, NodeConnections
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet, at_once
+from lockfast.backends.redlock.io.fanout import Enough, NodeConnections, Verb, Verbs
 from lockfast.backends.redlock.io.members import Member, refuse_wrong
-from lockfast.backends.redlock.io.rounds import LINGER, Round, Shout
-from lockfast.backends.redlock.io.stragglers import Janitor
-from lockfast.backends.redlock.io.subscriptions import WakeFan
+from lockfast.backends.redlock.io.rounds import LINGER, Broadcast, Round
+from lockfast.backends.redlock.io.stragglers import Stragglers
+from lockfast.backends.redlock.io.subscriptions import QuorumInbox
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable
 
-_IDLE: Final = 16  # fans that are kept for later
-_LATE: Final = 1000  # claims of which is known by which fan a vote is under way
+_IDLE: Final = 16  # connection sets that are kept for later
+_LATE: Final = 1000  # claims of which is known by which connection set a vote is under way
 
 
-class BlockingCrew:
+class BlockingFanout:
     def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
         self.members = tuple(members)
         self.node_timeout = node_timeout
@@ -44,15 +44,15 @@ class BlockingCrew:
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Fan] = []
-        self._late: dict[str, Fan] = {}  # by claim: where a vote of it is still under way
-        self._inbox: WakeFan | None = None
+        self._idle: list[ConnectionSet] = []
+        self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
+        self._inbox: QuorumInbox | None = None
         self._subscribing = threading.Lock()
         self._closed = False
-        self._janitor = Janitor(
+        self._stragglers = Stragglers(
             self.members, self.node_timeout, lambda node, claim: self.mark_in_doubt(node, claim), self._say
         )
-        self.later, self.line_to = self._janitor.later, self._janitor.line_to
+        self.later, self.line_to = self._stragglers.later, self._stragglers.line_to
 
     @property
     def wakeups(self) -> BlockingWakeups:
@@ -60,36 +60,36 @@ class BlockingCrew:
 
     # All at once
 
-    async def shout(
+    async def broadcast(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
-        fan = self._take(claim)
-        shout = None
+        connection_set = self._take(claim)
+        broadcast = None
         try:
-            if None in fan.lines:
-                fan.fill(timeout)
+            if None in connection_set.lines:
+                connection_set.fill(timeout)
             if not every:  # a release is for what was granted before
                 refuse_wrong(self.members)
-            shout = Shout(wanted, self.members, claim, every)  # its time begins now: others may have been connected to
-            fan.shout(shout, request)
-            fan.hear_in_turn(shout)
-            if not shout.is_over():
-                self._listen(fan, shout, shout.since + timeout)
+            broadcast = Broadcast(wanted, self.members, claim, every)  # its time begins now
+            connection_set.broadcast(broadcast, request)
+            connection_set.hear_in_turn(broadcast)
+            if not broadcast.is_over():
+                self._listen(connection_set, broadcast, broadcast.since + timeout)
         except BaseException:
-            if shout is not None:
-                shout.drop()
-            fan.close()  # an answer must never be taken for another's
+            if broadcast is not None:
+                broadcast.drop()
+            connection_set.close()  # an answer must never be taken for another's
             raise
-        if shout.left:
-            shout.drop()
-            self._is_late(claim, fan)
-        self._put_back(fan)
-        return shout.heard
+        if broadcast.left:
+            broadcast.drop()
+            self._is_late(claim, connection_set)
+        self._put_back(connection_set)
+        return broadcast.results
 
     async def ask(
         self,
-        asks: Asks,
+        verbs: Verbs,
         enough: Enough,
         *,
         within: float,
@@ -98,35 +98,35 @@ class BlockingCrew:
         settled: Enough | None = None,
     ) -> list[Any]:
         timeout = within if within < self.node_timeout else self.node_timeout
-        round = Round(asks, enough, self.members, timeout, claim, settled)
-        fan = None
+        round = Round(verbs, enough, self.members, timeout, claim, settled)
+        connection_set = None
         try:
-            fan = self._take(claim)
-            if None in fan.lines:
-                fan.fill(timeout)
+            connection_set = self._take(claim)
+            if None in connection_set.lines:
+                connection_set.fill(timeout)
             if claim and not finish:  # what was granted before is renewed and let go of all the same
                 refuse_wrong(self.members)
-            round.begin = fan.begin
+            round.begin = connection_set.begin
             round.start()
-            self._listen(fan, round, boot_now() + timeout)
+            self._listen(connection_set, round, boot_now() + timeout)
             if finish and round.pending:
-                self._linger(fan, round)
+                self._linger(connection_set, round)
         except BaseException:
             round.drop()
-            if fan is not None:
-                fan.close()  # an answer must never be taken for another's
+            if connection_set is not None:
+                connection_set.close()  # an answer must never be taken for another's
             raise
         if round.pending:
             if finish:
-                self._leave_behind(fan, round)
+                self._leave_behind(connection_set, round)
             else:
                 round.drop()
                 if claim:
-                    self._is_late(claim, fan)
-        self._put_back(fan)
-        return round.heard
+                    self._is_late(claim, connection_set)
+        self._put_back(connection_set)
+        return round.results
 
-    def _listen(self, fan: Fan, round: Round | Shout, until: float) -> None:
+    def _listen(self, connection_set: ConnectionSet, round: Round | Broadcast, until: float) -> None:
         while not round.decided():
             now = boot_now()
             if now >= until:
@@ -135,11 +135,11 @@ class BlockingCrew:
                     if round.claim:
                         self.mark_in_doubt(node, round.claim)
                     round.hear(node, unavailable(self.members[node].name, "did not answer in time"))
-                fan.give_up_silent(now, self.node_timeout)
+                connection_set.give_up_silent(now, self.node_timeout)
                 return
-            fan.listen(max(0.0, min(until, round.over_at) - now))
+            connection_set.listen(max(0.0, min(until, round.over_at) - now))
 
-    def _linger(self, fan: Fan, round: Round) -> None:
+    def _linger(self, connection_set: ConnectionSet, round: Round) -> None:
         """Others are likely to answer in a moment, and then nobody has to see to it later."""
         until = min(round.since + LINGER, boot_now() + round.node_timeout)
         until = max(until, boot_now() + (boot_now() - round.since))
@@ -147,23 +147,23 @@ class BlockingCrew:
             now = boot_now()
             if now >= until:
                 return
-            fan.listen(until - now)
+            connection_set.listen(until - now)
 
-    def _leave_behind(self, fan: Fan, round: Round) -> None:
-        taken = [line for node in list(round.pending) if (line := fan.take_out(node)) is not None]
-        behind = Fan(self)  # where its verbs go on
+    def _leave_behind(self, connection_set: ConnectionSet, round: Round) -> None:
+        taken = [line for node in list(round.pending) if (line := connection_set.take_out(node)) is not None]
+        behind = ConnectionSet(self)  # where its verbs go on
         for line in taken:
             behind.add(line)
         round.begin = behind.begin
         for line in taken:
-            self._janitor.leave(line)
-        self._janitor.see_to()
+            self._stragglers.leave(line)
+        self._stragglers.see_to()
 
-    def _take(self, claim: str) -> Fan:
+    def _take(self, claim: str) -> ConnectionSet:
         """For a claim whose vote is still under way the same that it went by, so that what is asked now comes later."""
         if self._closed:
             raise BackendUnavailable.closed(self.members[0].name, transient=False)
-        self._janitor.asked_at = boot_now()
+        self._stragglers.asked_at = boot_now()
         late = self._late.pop(claim, None)
         if late is not None:
             try:
@@ -174,44 +174,44 @@ class BlockingCrew:
         try:
             return self._idle.pop()
         except IndexError:
-            return Fan(self)
+            return ConnectionSet(self)
 
-    def _is_late(self, claim: str, fan: Fan) -> None:
+    def _is_late(self, claim: str, connection_set: ConnectionSet) -> None:
         if len(self._late) >= _LATE:
             with suppress(StopIteration, RuntimeError, KeyError):  # another thread may be about it too
                 oldest = next(iter(self._late))
                 self._mark_late_in_doubt(oldest, self._late.pop(oldest))
-        self._late[claim] = fan
+        self._late[claim] = connection_set
 
-    def _mark_late_in_doubt(self, claim: str, fan: Fan) -> None:
-        for node, line in enumerate(fan.lines):
+    def _mark_late_in_doubt(self, claim: str, connection_set: ConnectionSet) -> None:
+        for node, line in enumerate(connection_set.lines):
             if line is None or any(owed.claim == claim for owed in list(line.owed)):
                 self.mark_in_doubt(node, claim)
 
-    def _put_back(self, fan: Fan) -> None:
+    def _put_back(self, connection_set: ConnectionSet) -> None:
         if len(self._idle) < _IDLE and not self._closed:
-            self._idle.append(fan)
+            self._idle.append(connection_set)
             if self._closed:  # meanwhile
-                fan.close()
+                connection_set.close()
         else:
-            fan.close()
+            connection_set.close()
 
-    def _say(self, line: Line, ask: Ask) -> bool:
-        asks = [ask if node == line.node else None for node in range(len(self.members))]
-        round = Round(asks, lambda heard: False, self.members, self.node_timeout, "")
-        fan = Fan(self)
-        fan.add(line)
-        round.begin = fan.begin
+    def _say(self, line: BlockingNodeConnection, ask: Verb) -> bool:
+        verbs = [ask if node == line.node else None for node in range(len(self.members))]
+        round = Round(verbs, lambda results: False, self.members, self.node_timeout, "")
+        connection_set = ConnectionSet(self)
+        connection_set.add(line)
+        round.begin = connection_set.begin
         round.start()
-        self._listen(fan, round, boot_now() + max(1.0, self.node_timeout))
+        self._listen(connection_set, round, boot_now() + max(1.0, self.node_timeout))
         round.drop()
-        return fan.take_out(line.node) is not None
+        return connection_set.take_out(line.node) is not None
 
     # Wake-ups
 
-    def _open_inbox(self) -> WakeFan:
+    def _open_inbox(self) -> QuorumInbox:
         if self._inbox is None:
-            self._inbox = WakeFan(self._channel, self._unsubscribed)
+            self._inbox = QuorumInbox(self._channel, self._unsubscribed)
         return self._inbox
 
     def _unsubscribed(self, node: int) -> None:
@@ -246,14 +246,14 @@ class BlockingCrew:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
-        self._janitor.close()
+        self._stragglers.close()
         self._wakeups.close()
 
     def after_fork(self) -> None:
         """The connections are the parent's; only our copies of them are closed."""
-        for fan in self._idle:
-            fan.abandon()
-        self._janitor.abandon()
+        for connection_set in self._idle:
+            connection_set.abandon()
+        self._stragglers.abandon()
         self._wakeups.after_fork()
         for connections in self.connections:
             connections.after_fork()

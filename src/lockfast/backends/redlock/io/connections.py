@@ -22,9 +22,9 @@ from lockfast._reentry import start_thread
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import NOTHING, unavailable
-from lockfast.backends.redlock.io.fanout import Turn
+from lockfast.backends.redlock.io.fanout import Suspended
 from lockfast.backends.redlock.io.members import Member
-from lockfast.backends.redlock.io.rounds import Owed, Round, Shout
+from lockfast.backends.redlock.io.rounds import Broadcast, PendingReply, Round
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -35,20 +35,20 @@ _SOON: Final = 0.001  # seconds in which all have answered that are heard in tur
 _POLLED: Final = 100  # rounds in which whoever answers first is heard first, before it is tried again in turn
 
 
-class Line(BlockingConnection):
+class BlockingNodeConnection(BlockingConnection):
     """A connection on which several answers may be due, some of which nobody waits for any more."""
 
     def __init__(self, node: int, member: Member, within: float) -> None:
         super().__init__(member, None, within)
         self.node = node
         self.number = self.socket.fileno()
-        self.owed: deque[Owed | Shout] = deque()
+        self.owed: deque[PendingReply | Broadcast] = deque()
         self.member = member
         self.socket.setblocking(not self._tls)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.socket.setsockopt(socket.SOL_SOCKET, option, _TURN)
 
-    def put(self, owed: Owed | Shout, request: bytes) -> None:
+    def put(self, owed: PendingReply | Broadcast, request: bytes) -> None:
         """Raises OSError."""
         self.owed.append(owed)
         self._send(request)
@@ -116,39 +116,39 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
     return results
 
 
-class Host(Protocol):
-    """What a fan needs of the crew that it belongs to."""
+class ConnectionSource(Protocol):
+    """What a fan needs of the fan-out that it belongs to."""
 
     members: tuple[Member, ...]
     mark_in_doubt: Callable[[int, str], None]
 
-    def line_to(self, node: int, within: float) -> Line | None: ...
+    def line_to(self, node: int, within: float) -> BlockingNodeConnection | None: ...
     def subscribe(self, node: int, within: float) -> BackendUnavailable | None: ...
 
 
-class Fan:
-    def __init__(self, crew: Host) -> None:
-        self._crew = crew
-        self.lines: list[Line | None] = [None] * len(crew.members)
+class ConnectionSet:
+    def __init__(self, fanout: ConnectionSource) -> None:
+        self._fanout = fanout
+        self.lines: list[BlockingNodeConnection | None] = [None] * len(fanout.members)
         self._poll = select.poll()
-        self._by_number: dict[int, Line] = {}
+        self._by_number: dict[int, BlockingNodeConnection] = {}
         self._polled = 0  # rounds that are left in which nobody is heard in turn
 
     def fill(self, within: float) -> None:
         """Connect to whom there is no connection, all at once: those that hang take their time together."""
         missing = [node for node, line in enumerate(self.lines) if line is None]
-        absent = [node for node in missing if self._crew.members[node].absent]  # nobody connects to those now
-        found = [self._crew.line_to(node, within) for node in absent]
-        found += at_once([partial(self._crew.line_to, node, within) for node in missing if node not in absent])
+        absent = [node for node in missing if self._fanout.members[node].absent]  # nobody connects to those now
+        found = [self._fanout.line_to(node, within) for node in absent]
+        found += at_once([partial(self._fanout.line_to, node, within) for node in missing if node not in absent])
         for line in found:
             if line is not None:
                 self.add(line)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: BlockingNodeConnection) -> None:
         self.lines[line.node] = self._by_number[line.number] = line
         self._poll.register(line.number, select.POLLIN)
 
-    def take_out(self, node: int) -> Line | None:
+    def take_out(self, node: int) -> BlockingNodeConnection | None:
         line, self.lines[node] = self.lines[node], None
         if line is not None:
             del self._by_number[line.number]
@@ -159,26 +159,26 @@ class Fan:
         """Nothing is answered there any more."""
         line = self.take_out(node)
         if line is not None:
-            self._crew.members[node].failed()
-            line.end(what, self._crew.mark_in_doubt)
+            self._fanout.members[node].failed()
+            line.end(what, self._fanout.mark_in_doubt)
 
-    def shout(self, shout: Shout, request: bytes) -> None:
+    def broadcast(self, broadcast: Broadcast, request: bytes) -> None:
         for node, line in enumerate(self.lines):
             if line is None:
-                self._put(node, line, shout, request)
+                self._put(node, line, broadcast, request)
                 continue
             try:
-                line.owed.append(shout)
+                line.owed.append(broadcast)
                 line._send(request)
             except OSError as error:
                 self.discard(node, f"closed the connection: {error}")
 
-    def hear_in_turn(self, shout: Shout) -> None:
+    def hear_in_turn(self, broadcast: Broadcast) -> None:
         """Hear one after another: half the calls of the system, as long as all of them answer at once."""
         if self._polled:
             self._polled -= 1
             return
-        sent, wanted = shout.sent, shout.wanted
+        sent, wanted = broadcast.sent, broadcast.wanted
         for line in self.lines:
             if line is None or line._tls or line.member.failures:
                 continue
@@ -190,30 +190,32 @@ class Fan:
                 data = b""
             if data == sent and len(line.owed) == 1:
                 line.owed.clear()
-                over = shout.answer(line.node, wanted)
+                over = broadcast.answer(line.node, wanted)
             else:
                 if not line.take(data):
                     self.discard(line.node, "closed the connection")
-                over = shout.is_over()
+                over = broadcast.is_over()
             if over:
                 break
-        if boot_now() - shout.since > _SOON:
+        if boot_now() - broadcast.since > _SOON:
             self._polled = _POLLED
 
-    def begin(self, round: Round, node: int, turn: Turn) -> None:
+    def begin(self, round: Round, node: int, suspended: Suspended) -> None:
         """A verb has stopped: send what it asks."""
-        if turn.request:
-            self._put(node, self.lines[node], Owed(round, turn.replies), turn.request)
+        if suspended.request:
+            self._put(node, self.lines[node], PendingReply(round, suspended.replies), suspended.request)
             return
-        error = self._crew.subscribe(node, round.node_timeout)
+        error = self._fanout.subscribe(node, round.node_timeout)
         if error is None:
             round.answer(node, None)
         else:
             round.fail(node, error)
 
-    def _put(self, node: int, line: Line | None, owed: Owed | Shout, request: bytes) -> None:
+    def _put(
+        self, node: int, line: BlockingNodeConnection | None, owed: PendingReply | Broadcast, request: bytes
+    ) -> None:
         if line is None:
-            owed.fail(node, self._crew.members[node].out_of_reach())
+            owed.fail(node, self._fanout.members[node].out_of_reach())
             return
         try:
             line.put(owed, request)
@@ -236,7 +238,7 @@ class Fan:
         for node in range(len(self.lines)):
             line = self.take_out(node)
             if line is not None:
-                line.end("was let go of", self._crew.mark_in_doubt)
+                line.end("was let go of", self._fanout.mark_in_doubt)
 
     def abandon(self) -> None:
         """It is the parent's: close only our copies."""

@@ -16,19 +16,19 @@ from lockfast.backends.redlock.io.members import Member
 from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
 
-Ask = Coroutine[Any, Any, Any]  # a verb of one node
-Asks = Sequence[Ask | None]  # of each node
+Verb = Coroutine[Any, Any, Any]  # a verb of one node
+Verbs = Sequence[Verb | None]  # of each node
 Enough = Callable[[Sequence[Any]], bool]  # from what each node answered
 
 PENDING: Final = object()  # in place of an answer: none yet, or none is waited for
 
 
-def has_answered(heard: Any) -> bool:
+def has_answered(results: Any) -> bool:
     """Whether it is an answer, and neither silence nor an error."""
-    return heard is not PENDING and heard.__class__ is not BackendUnavailable
+    return results is not PENDING and results.__class__ is not BackendUnavailable
 
 
-class Crew(Protocol):
+class Fanout(Protocol):
     """Asks all nodes at once. What comes back for each is its answer, its error, or PENDING: not waited for."""
 
     mark_in_doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
@@ -41,7 +41,7 @@ class Crew(Protocol):
     @property
     def wakeups(self) -> Wakeups: ...
 
-    async def shout(
+    async def broadcast(
         self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
     ) -> list[Any]:
         """One and the same request to all, until a majority gave the answer that is `wanted`, or none can any more.
@@ -53,7 +53,7 @@ class Crew(Protocol):
 
     async def ask(
         self,
-        asks: Asks,
+        verbs: Verbs,
         enough: Enough,
         *,
         within: float,
@@ -71,7 +71,7 @@ class Crew(Protocol):
         """
         ...
 
-    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
         """As soon as the node can be reached again, before `until` on the boot clock."""
         ...
 
@@ -85,7 +85,7 @@ class Crew(Protocol):
     def after_fork(self) -> None: ...
 
 
-class Turn:
+class Suspended:
     """What a verb waits for when it waits: a request for its node, or, without a request, its subscription."""
 
     __slots__ = ("replies", "request")
@@ -94,12 +94,12 @@ class Turn:
         self.request = request
         self.replies = replies  # 0: one, and not in a list
 
-    def __await__(self) -> Generator[Turn, Any, Any]:
+    def __await__(self) -> Generator[Suspended, Any, Any]:
         return (yield self)
 
 
 class NodeWakeups:
-    """The wakes of the whole crew as one node sees them: a claim that it grants may still wait for others."""
+    """The wakes of the whole fan-out as one node sees them: a claim that it grants may still wait for others."""
 
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
@@ -112,10 +112,10 @@ class NodeWakeups:
         return self._wakeups.address if self.subscribed else ""
 
     def forget(self, claim: Claim) -> None:
-        """The crew does, when all are done with it."""
+        """The fan-out does, when all are done with it."""
 
     def close(self) -> None:
-        """The crew does."""
+        """The fan-out does."""
 
     def after_fork(self) -> None:
         self.subscribed = False
@@ -132,45 +132,45 @@ class NodeConnections:
     def wakeups(self) -> Wakeups:
         return self.node_wakeups
 
-    def ask_one(self, address: Address | None, request: bytes, within: float) -> Turn:
-        return Turn(request, 0)
+    def ask_one(self, address: Address | None, request: bytes, within: float) -> Suspended:
+        return Suspended(request, 0)
 
     async def ask(self, address: Address | None, request: bytes, replies: int, within: float) -> list[Any]:
-        answers: list[Any] = await Turn(request, replies)
+        answers: list[Any] = await Suspended(request, replies)
         return answers
 
     async def ask_each(
         self, requests: Sequence[tuple[Address | None, bytes, int]], within: float
     ) -> list[list[Any] | BackendUnavailable]:
-        heard: list[list[Any] | BackendUnavailable] = []
+        results: list[list[Any] | BackendUnavailable] = []
         for address, request, replies in requests:
             try:
-                heard.append(await self.ask(address, request, replies, within))
+                results.append(await self.ask(address, request, replies, within))
             except BackendUnavailable as error:
-                heard.append(error)
-        return heard
+                results.append(error)
+        return results
 
     async def expect(self, claim: Claim, address: Address | None, within: float) -> str:
         if not self.node_wakeups.subscribed:
-            await Turn(b"", 0)
+            await Suspended(b"", 0)
         return self.node_wakeups.expect(claim)
 
     def drop(self, address: Address | None) -> None:
         self._member.failed()
 
     async def close(self) -> None:
-        """The crew does."""
+        """The fan-out does."""
 
     def after_fork(self) -> None:
         self.node_wakeups.after_fork()
 
 
-def open_crew(members: Sequence[Member], world: World, clock: Clock | None, node_timeout: float) -> Crew:
-    """The crew for that world."""
+def open_fanout(members: Sequence[Member], world: World, clock: Clock | None, node_timeout: float) -> Fanout:
+    """The fan-out for that world."""
     if world.blocking:
-        from lockfast.backends.redlock.io.blocking import BlockingCrew
+        from lockfast.backends.redlock.io.blocking import BlockingFanout
 
-        return BlockingCrew(members, clock, node_timeout)
-    from lockfast.backends.redlock.io.asyncio_ import AsyncioCrew
+        return BlockingFanout(members, clock, node_timeout)
+    from lockfast.backends.redlock.io.asyncio_ import AsyncioFanout
 
-    return AsyncioCrew(members, clock, node_timeout)
+    return AsyncioFanout(members, clock, node_timeout)

@@ -13,19 +13,19 @@ from typing import Any, Final
 
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.resp import as_sent
-from lockfast.backends.redlock.io.fanout import PENDING, Asks, Enough, Turn, has_answered
+from lockfast.backends.redlock.io.fanout import PENDING, Enough, Suspended, Verbs, has_answered
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
 LINGER: Final = 0.01  # seconds after a majority in which the others are likely to answer too, on a busy machine as well
 
 
-def is_left_to_absent(heard: Sequence[Any], members: Sequence[Member]) -> bool:
+def is_left_to_absent(results: Sequence[Any], members: Sequence[Member]) -> bool:
     """A majority has answered, and all who have not are known to be gone."""
-    for answer, member in zip(heard, members, strict=True):
+    for answer, member in zip(results, members, strict=True):
         if answer is PENDING and not member.failures:
             return False
-    return 2 * sum(map(has_answered, heard)) > len(heard)
+    return 2 * sum(map(has_answered, results)) > len(results)
 
 
 def a_moment_after(since: float) -> float:
@@ -34,7 +34,7 @@ def a_moment_after(since: float) -> float:
     return now + max(LINGER, now - since)
 
 
-class Shout:
+class Broadcast:
     """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
 
     __slots__ = (
@@ -43,9 +43,9 @@ class Shout:
         "_needed",
         "_spare",
         "claim",
-        "heard",
         "left",
         "over_at",
+        "results",
         "sent",
         "since",
         "told",
@@ -57,7 +57,7 @@ class Shout:
 
     def __init__(self, wanted: bytes | int, members: Sequence[Member], claim: str, every: bool) -> None:
         self.claim = claim
-        self.heard: list[Any] = [PENDING] * len(members)
+        self.results: list[Any] = [PENDING] * len(members)
         self.left = len(members)  # whose answers are waited for; 0 when it is over
         self.since = boot_now()
         self.over_at = math.inf  # nobody is waited for after that
@@ -71,9 +71,9 @@ class Shout:
 
     def answer(self, node: int, reply: Any) -> bool:
         """Whether nobody else is waited for."""
-        if not self.left or self.heard[node] is not PENDING:
+        if not self.left or self.results[node] is not PENDING:
             return self.is_over()
-        self.heard[node] = reply
+        self.results[node] = reply
         self.left -= 1
         if reply == self.wanted:
             self._needed -= 1
@@ -92,10 +92,10 @@ class Shout:
         return not self.left or (not self._every and (self._needed <= 0 or self._spare < 0))
 
     def decided(self) -> bool:
-        return self.is_over() or is_left_to_absent(self.heard, self._members) or boot_now() >= self.over_at
+        return self.is_over() or is_left_to_absent(self.results, self._members) or boot_now() >= self.over_at
 
     def waits_for(self) -> list[int]:
-        return [node for node, answer in enumerate(self.heard) if answer is PENDING] if self.left else []
+        return [node for node, answer in enumerate(self.results) if answer is PENDING] if self.left else []
 
     def drop(self) -> None:
         self.left = 0
@@ -106,7 +106,7 @@ class Round:
 
     def __init__(
         self,
-        asks: Asks,
+        verbs: Verbs,
         enough: Enough,
         members: Sequence[Member],
         node_timeout: float,
@@ -115,9 +115,9 @@ class Round:
     ) -> None:
         self.claim = claim
         self.node_timeout = node_timeout
-        self.heard: list[Any] = [PENDING] * len(asks)
-        self.pending = {node: ask for node, ask in enumerate(asks) if ask is not None}
-        self.begin: Callable[[Round, int, Turn], None] = lambda round, node, turn: None
+        self.results: list[Any] = [PENDING] * len(verbs)
+        self.pending = {node: ask for node, ask in enumerate(verbs) if ask is not None}
+        self.begin: Callable[[Round, int, Suspended], None] = lambda round, node, suspended: None
         self.told: Callable[[], None] | None = None  # called with each answer
         self.since = boot_now()
         self.over_at = math.inf  # nobody is waited for after that
@@ -127,7 +127,7 @@ class Round:
         self._is_enough = False
 
     def start(self) -> None:
-        self._is_enough = self._enough(self.heard)  # what is known already may be
+        self._is_enough = self._enough(self.results)  # what is known already may be
         for node in list(self.pending):
             self.answer(node, None)
 
@@ -142,25 +142,25 @@ class Round:
         if ask is not None:
             self._go_on(node, lambda: ask.throw(error))
 
-    def _go_on(self, node: int, step: Callable[[], Turn]) -> None:
+    def _go_on(self, node: int, step: Callable[[], Suspended]) -> None:
         try:
-            turn = step()
+            suspended = step()
         except StopIteration as stop:
             self.hear(node, stop.value)
         except BackendUnavailable as failure:
             self.hear(node, failure)
         else:
-            self.begin(self, node, turn)
+            self.begin(self, node, suspended)
 
     def hear(self, node: int, answer: Any) -> None:
         ask = self.pending.pop(node, None)
         if ask is None:
             return
         ask.close()
-        self.heard[node] = answer
+        self.results[node] = answer
         if not self._is_enough:
-            self._is_enough = self._enough(self.heard)
-        if self._settled is not None and self.over_at == math.inf and self._settled(self.heard):
+            self._is_enough = self._enough(self.results)
+        if self._settled is not None and self.over_at == math.inf and self._settled(self.results):
             self.over_at = a_moment_after(self.since)
         if self.told is not None:
             self.told()
@@ -171,7 +171,7 @@ class Round:
             return True
         if any(not self._members[node].absent for node in self.pending):
             return False
-        return 2 * sum(map(has_answered, self.heard)) > len(self._members)
+        return 2 * sum(map(has_answered, self.results)) > len(self._members)
 
     def waits_for(self) -> list[int]:
         return list(self.pending)
@@ -183,7 +183,7 @@ class Round:
             ask.close()
 
 
-class Owed:
+class PendingReply:
     """One request of a round whose answer, or several, is to come on one connection."""
 
     __slots__ = ("_round", "answers", "claim", "replies", "since")

@@ -15,8 +15,8 @@ from typing import Final
 
 from lockfast._reentry import outside, start_thread
 from lockfast._time import boot_now
-from lockfast.backends.redlock.io.connections import Line
-from lockfast.backends.redlock.io.fanout import Ask
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection
+from lockfast.backends.redlock.io.fanout import Verb
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
@@ -24,13 +24,13 @@ _RARE: Final = 60.0  # seconds without a question after which nobody looks for s
 _CLEAN_UPS: Final = 1000  # that are kept for a server that is gone
 
 
-class Janitor:
+class Stragglers:
     def __init__(
         self,
         members: Sequence[Member],
         node_timeout: float,
         mark_in_doubt: Callable[[int, str], None],
-        run_verb: Callable[[Line, Ask], bool],
+        run_verb: Callable[[BlockingNodeConnection, Verb], bool],
     ) -> None:
         self._members = members
         self._patience = max(1.0, node_timeout)
@@ -38,31 +38,31 @@ class Janitor:
         self._run_verb = run_verb  # lets one verb run on that connection; False if it is gone again
         self._mutex = threading.Lock()
         self._worker: object = None  # there is one while a thread does this
-        self._spare: list[list[Line]] = [[] for _ in members]
-        self._straggling: list[Line] = []
-        self._clean_ups: list[dict[str, tuple[Callable[[], Ask], float]]] = [{} for _ in members]
+        self._spare: list[list[BlockingNodeConnection]] = [[] for _ in members]
+        self._straggling: list[BlockingNodeConnection] = []
+        self._clean_ups: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
         self.asked_at = 0.0  # when somebody last wanted to know anything
         self._closed = False
 
-    def line_to(self, node: int, within: float) -> Line | None:
+    def line_to(self, node: int, within: float) -> BlockingNodeConnection | None:
         """One that there is, or a new one, unless that is known to take long: then it is seen to in the background."""
         with suppress(IndexError):
             return self._spare[node].pop()
         member = self._members[node]
         if not member.absent:
             try:
-                return Line(node, member, within)
+                return BlockingNodeConnection(node, member, within)
             except BackendUnavailable:
                 member.failed()
         self.see_to()
         return None
 
-    def leave(self, line: Line) -> None:
+    def leave(self, line: BlockingNodeConnection) -> None:
         """Its answer is still to come."""
         self._members[line.node].failed()
         self._straggling.append(line)
 
-    def later(self, node: int, claim: str, ask: Callable[[], Ask], until: float) -> None:
+    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
         left = self._clean_ups[node]
         with self._mutex:
             if len(left) >= _CLEAN_UPS:
@@ -129,7 +129,9 @@ class Janitor:
 
     def _reach(self, node: int, member: Member) -> None:
         try:
-            line = self._spare[node].pop() if self._spare[node] else Line(node, member, self._patience)
+            line = (
+                self._spare[node].pop() if self._spare[node] else BlockingNodeConnection(node, member, self._patience)
+            )
         except BackendUnavailable:
             member.failed()
             return
@@ -142,7 +144,7 @@ class Janitor:
         if self._closed:
             line.close()
 
-    def _clean_up(self, line: Line) -> bool:
+    def _clean_up(self, line: BlockingNodeConnection) -> bool:
         """Say what could not be said while it was gone; False if it is gone again."""
         left = self._clean_ups[line.node]
         while True:

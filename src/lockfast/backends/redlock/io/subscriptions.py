@@ -19,7 +19,7 @@ from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, ref
 from lockfast.backends.wakeups import WAKE_ALL
 
 
-class WakeFan:
+class QuorumInbox:
     broken = False  # without any server it is still there to be rung
 
     def __init__(self, channel: str, ended: Callable[[int], None]) -> None:

@@ -2,7 +2,7 @@
 -- that would rather serve another one would hand themselves to and fro between two that wait for each other's vote.
 -- This may arrive after the same claim was granted anew.
 -- KEYS  see library.lua
--- ARGV  1 claim   2 the highest fence that is meant   3 place in line   4 address, "" not to wait   5 now, or nothing
+-- ARGV  1 claim   2 the highest fence that is meant   3 order in the queue   4 address, "" not to wait   5 now, or nothing
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[5]) or wall
