@@ -14,8 +14,8 @@ from lockfast._worlds import World
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource
 from lockfast.backends.memory.store import MemoryStore
-from lockfast.backends.redlock.io.fanout import PENDING, Enough, Verb, Verbs
-from lockfast.backends.redlock.io.rounds import LINGER
+from lockfast.backends.redlock.io.fanout import PENDING, Enough, Late, Verb, Verbs
+from lockfast.backends.redlock.io.rounds import LINGER_S
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import Faults, Network, RemoteBackend
@@ -129,11 +129,10 @@ class SimulatedNode(RemoteBackend):
     def is_in_doubt(self, id: str) -> bool:
         return False
 
-    def is_contended(self, key: str) -> bool:
-        return True
-
     def is_uncontended(self, claim: Claim) -> bool:
         return False
+
+    load_quick_vote = b""
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
         raise NotImplementedError("simulated servers are asked one by one")
@@ -201,17 +200,10 @@ waiters: dict[SimulatedWorld, SimulatedWaiters] = {}
 class SimulatedFanout:
     """A task for each node; the client goes on as soon as it knows enough."""
 
-    connections = ()
-
     def __init__(self, world: SimulatedWorld) -> None:
         self._world = world
-        self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.now = world.now
         self.wakeups = waiters[world] = SimulatedWaiters(world)
-
-    async def broadcast(
-        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
-    ) -> list[Any]:
-        raise NotImplementedError("simulated servers are asked one by one")
 
     async def ask(
         self,
@@ -219,34 +211,36 @@ class SimulatedFanout:
         enough: Enough,
         *,
         within: float,
-        finish: bool = False,
         claim: str = "",
         settled: Enough | None = None,
+        new: bool = False,
+        late: Late | None = None,
     ) -> list[Any]:
         results: list[Any] = [PENDING] * len(verbs)
         changed = self._world.signal()
 
-        async def hear(node: int, ask: Verb) -> None:
+        async def run(node: int, verb: Verb) -> None:
+            assert not isinstance(verb, bytes), "simulated servers have no wire"
             try:
-                answer = await ask
+                result = await verb
             except BackendUnavailable as error:
-                answer = error
-            results[node] = answer
+                result = error
+            results[node] = result
             changed.set()
 
-        for node, ask in enumerate(verbs):
-            if ask is not None:
-                self._world.spawn(hear(node, ask), "job, a question to one node")
-        asked = sum(ask is not None for ask in verbs)
+        for node, verb in enumerate(verbs):
+            if verb is not None:
+                self._world.spawn(run(node, verb), "job, a question to one node")
+        asked = sum(verb is not None for verb in verbs)
         until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
         while not enough(results) and sum(one is not PENDING for one in results) < asked:
             if settled is not None and settled(results):
-                until = min(until, self._world.now() + LINGER)
+                until = min(until, self._world.now() + LINGER_S)
             if not await changed.wait(until - self._world.now()):
                 break
         return list(results)
 
-    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
+    def retry_later(self, node: int, claim: str, verb: Callable[[], Verb], until: float) -> None:
         """Time ends it."""
 
     async def check_up(self) -> list[Health]:

@@ -13,7 +13,7 @@ from tests.simulation.planted_quorum import PLANTED_QUORUM
 from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
 
 SEEDS = by_scale(15, soak=400)
-SEEDS_BEYOND = by_scale(40, soak=400)  # rare things must show
+SEEDS_BEYOND = by_scale(60, soak=400)  # rare things must show
 TRIES = 180  # seeds in which a planted bug must show
 NEW = by_scale(4, soak=400)
 WITHIN = {

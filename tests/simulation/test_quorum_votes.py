@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lockfast._model import Busy, Claim, Grant, Terms
+from lockfast._model import Busy, Claim, Grant, Renewal, Terms
 from lockfast._reentry import run_to_end
 from lockfast.backends.memory.store import MemoryStore
 from lockfast.backends.redlock.backend import QuorumBackend
-from lockfast.backends.redlock.io.fanout import PENDING, Verb
+from lockfast.backends.redlock.io.fanout import PENDING
 from lockfast.errors import BackendUnavailable
 from tests.simulation.quorum_nodes import VotingBackend
 
@@ -31,7 +31,6 @@ class Server(VotingBackend):
         world: Any = Silent()
         super().__init__(store, world)
         self.down = self.deaf = self.slow = False
-        self.contended = True  # as far as clients know
         self.years = 1e9
         self.on_the_way: list[Callable[[], Any]] = []
 
@@ -43,9 +42,6 @@ class Server(VotingBackend):
     def is_in_doubt(self, id: str) -> bool:
         return False
 
-    def is_contended(self, key: str) -> bool:
-        return self.contended
-
     def is_uncontended(self, claim: Claim) -> bool:
         return False
 
@@ -55,6 +51,10 @@ class Server(VotingBackend):
         if self.deaf:
             raise BackendUnavailable("no answer")
         return answer
+
+    async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool]:
+        self._must_answer()
+        return await super().renew(batch, within=within)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
         self._must_answer()
@@ -81,11 +81,13 @@ class Silent:
     """A world where nobody waits, and a fan-out that asks one after the other."""
 
     blocking = True
-    connections = ()
 
     def __init__(self) -> None:
-        self.mark_in_doubt: Any = None
         self.wakeups: Any = self
+        self.time = self.cost = 0.0  # and which part of its time each round takes
+
+    def now(self) -> float:
+        return self.time
 
     def signal(self) -> Any:
         return self
@@ -96,7 +98,8 @@ class Silent:
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def ask(self, verbs: Sequence[Verb | None], enough: Any, **how: Any) -> list[Any]:
+    async def ask(self, verbs: Sequence[Any], enough: Any, *, within: float, **how: Any) -> list[Any]:
+        self.time += self.cost * within
         results: list[Any] = [PENDING] * len(verbs)
         for number, ask in enumerate(verbs):
             if ask is not None and enough(results):
@@ -108,7 +111,7 @@ class Silent:
                     results[number] = error
         return results
 
-    def later(self, node: int, claim: str, ask: Any, until: float) -> None: ...
+    def retry_later(self, node: int, claim: str, verb: Any, until: float) -> None: ...
 
 
 class Stage:
@@ -227,8 +230,6 @@ def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() ->
 def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     """Else the server would wait for one that is gone when it comes to its place."""
     stage = Stage()
-    for server in stage.servers:
-        server.contended = False
     run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
     stage.servers[0].deaf = True
     client = stage.client(100)
@@ -237,6 +238,56 @@ def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
     assert release(client, "b")
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
+
+
+# What is kept
+
+
+def renewed(client: QuorumBackend, id: str, fence: int) -> bool | None:
+    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN))
+    return kept
+
+
+def test_a_vote_that_was_missing_takes_the_place_of_one_that_cannot_be_reached() -> None:
+    stage = Stage()
+    client, other = stage.client(100), stage.client(200)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    assert renewed(client, "a", fence)
+    stage.down(0)
+    assert isinstance(ask(other, "b"), Busy)
+
+
+def test_a_vote_of_a_server_that_has_known_a_higher_fence_takes_the_place_of_none() -> None:
+    stage = Stage()
+    client, other = stage.client(100), stage.client(200)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    assert isinstance(ask(other, "b"), Busy)  # the vote of one server, which it gives back
+    assert renewed(client, "a", fence) is None
+
+
+def test_a_vote_of_a_server_that_started_anew_takes_the_place_of_none() -> None:
+    stage = Stage()
+    client = stage.client(100, rejoin=30.0)
+    stage.down(2)
+    fence = granted(client, "a")
+    stage.down(1)
+    stage.servers[2].years = 29.9
+    assert renewed(client, "a", fence) is None
+
+
+def test_the_rounds_of_one_try_share_its_time() -> None:
+    stage = Stage()
+    client = stage.client(100)
+    for number, server in enumerate(stage.servers[:2]):  # each votes for another claim: the third vote is given back
+        run_to_end(server.vote(claim(f"z{number}"), fence=50, order=50, enqueue=False, within=WITHIN))
+    fanout: Any = client._fanout
+    fanout.cost = 0.9
+    assert isinstance(ask(client, "a"), Busy)
+    assert fanout.time <= WITHIN + 0.05
 
 
 # Fences

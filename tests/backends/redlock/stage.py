@@ -71,7 +71,7 @@ def hasty(locks: AwaitedLocks, seconds: float = 0.4) -> AwaitedLocks:
     fanout = backend_of(locks)._fanout
     fanout.node_timeout = seconds
     if hasattr(fanout, "_stragglers"):
-        fanout._stragglers._patience = 1.0
+        fanout._stragglers.patience = 1.0
     return locks
 
 

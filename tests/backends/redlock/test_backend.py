@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
+from lockfast.backends.redis.requests import script
 from lockfast.backends.redlock.io.fanout import PENDING
 from lockfast.testing.awaited import AwaitedLocks
 from lockfast.testing.stage import Stage
@@ -297,6 +299,33 @@ async def _take_and_release(locks: AwaitedLocks) -> None:
     await (await locks.lock("x", ttl=HOUR).take()).release()
 
 
+class TestRequests(OnAQuorum):
+    async def test_a_lock_that_is_found_held_is_asked_for_twice_at_each_server_and_not_more(self, stage: Stage) -> None:
+        holder, locks = await self.ready(stage), await self.ready(stage)
+        held = await holder.lock("x", ttl=600).take()
+        await stage.until(lambda: all(self.quorum.held_at("x", stage.namespace)), "all votes")
+        for proxy in self.quorum.proxies:
+            proxy.sent.clear()
+        assert await locks.lock("x").acquire(blocking=False) is None
+
+        def asked(name: str) -> list[int]:
+            return [proxy.sent.count(script(name).digest) for proxy in self.quorum.proxies]
+
+        await stage.until(lambda: asked("acquire") == [1, 1, 1], "the second request")
+        assert asked("redlock/vote_quick") == [1, 1, 1]
+        assert await held.release()
+
+    async def test_servers_that_forget_the_scripts_are_sent_them_again_once(self, stage: Stage) -> None:
+        locks = await self.ready(stage)
+        for server in self.quorum.servers:
+            server.command("SCRIPT", "FLUSH")
+        assert await (await locks.lock("x").take()).release()
+        for proxy in self.quorum.proxies:
+            proxy.sent.clear()
+        assert await (await locks.lock("y").take()).release()
+        assert [proxy.sent.count(script("acquire").digest) for proxy in self.quorum.proxies] == [0, 0, 0]
+
+
 class TestPatience(OnAQuorum):
     options = f"rejoin=0&node_timeout={HOUR}"
 
@@ -309,6 +338,20 @@ class TestPatience(OnAQuorum):
         self.quorum.proxies[1].heal()
         assert await held.release()
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "no vote to be left")
+
+    async def test_a_slow_server_costs_a_claim_that_gives_up_little_and_does_not_count_as_gone(
+        self, stage: Stage
+    ) -> None:
+        locks, other = await self.ready(stage), await self.ready(stage)
+        locks.raw._logic.engine.briefly = HOUR
+        held = await other.lock("x").take()
+        self.quorum.proxies[1].black_hole()
+        with suppress(BackendUnavailable):  # if the machine stands still
+            assert await locks.lock("x", wait=1.0).acquire() is None
+        assert not backend_of(locks)._fanout.members[1].absent, "it had no time to answer"
+        self.quorum.proxies[1].heal()
+        assert await held.release()
+        await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "nothing to be left")
 
 
 class TestFive(OnAQuorum):

@@ -15,7 +15,6 @@ from lockfast._time import boot_now
 from lockfast._worlds import drive
 from lockfast.backends.redis.requests import script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
-from lockfast.backends.redlock.io.connections import ConnectionSet
 from lockfast.testing.stage import Stage
 from tests.adversity.redlock.servers import Quorum
 from tests.backends.redlock.stage import OnAQuorum, backend_of, hasty
@@ -65,6 +64,40 @@ class TestServersThatMissSomething(OnAQuorum):
         self.quorum.proxies[1].heal()
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the slow server to have heard of all")
 
+    async def test_a_server_that_answers_after_the_majority_is_sent_all_by_the_connections_there_are(
+        self, stage: Stage
+    ) -> None:
+        locks, slow = await self.ready(stage), self.quorum.proxies[2]
+        member, connected = backend_of(locks)._fanout.members[2], slow.accepted
+        slow.delay = 0.03  # later than a majority is waited for
+        for _ in range(20):
+            lease = await locks.lock("x", ttl=600).take()
+            assert await lease.release()
+            assert not member.absent
+        slow.delay = 0.0
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the last release")
+        assert slow.accepted == connected
+
+    async def test_a_lease_survives_one_server_that_was_away_for_its_votes_and_another_that_goes_away_later(
+        self, stage: Stage
+    ) -> None:
+        locks = await self.ready(stage)
+        self.quorum.proxies[2].refuse()
+        lease = await locks.lock("x", ttl=600).take()
+        assert self.quorum.held_at("x", stage.namespace) == [True, True, False]
+        self.quorum.proxies[2].heal()
+
+        async def is_back() -> bool:
+            await (await locks.lock("y").take()).release()
+            return not backend_of(locks)._fanout.members[2].absent
+
+        await stage.until(is_back, "the first server to be back")
+        self.quorum.proxies[1].refuse()
+        await renewed(stage, lease)
+        assert self.at(stage, 2, "x").holders[0].fence == lease.fence
+        assert await lease.release()
+        self.quorum.proxies[1].heal()
+
     async def test_the_slowest_server_is_given_again_what_it_forgot_too(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=60).take()
@@ -79,7 +112,7 @@ class TestServersThatMissSomething(OnAQuorum):
         lease = await locks.lock("x", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
         hasty(locks)
-        repair = self.quorum.proxies[2].keep_back(script("redlock/vote_quick").digest)
+        repair = self.quorum.proxies[2].keep_back(script("acquire").digest)
         self.quorum.servers[2].command("FLUSHALL")
 
         async def extended() -> bool:
@@ -151,8 +184,8 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
     with lockfast.connect(quorum.url(f"rejoin=0&node_timeout={LIMIT}")) as locks:
         fanout = _fanout(locks)
         locks.lock("first").acquire().release()  # type: ignore[union-attr]
-        of_another_thread = ConnectionSet(fanout)
-        of_another_thread.fill(LIMIT)
+        of_another_thread = fanout._new_set()
+        fanout._fill(of_another_thread, LIMIT)
         vote = quorum.proxies[2].keep_back(b"late-vote")
         lease = locks.lock("late-vote", ttl=600).acquire()
         assert lease is not None
@@ -189,12 +222,13 @@ def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() 
 def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_others_are_doubted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_quorum_blocking, "_LATE", 2)
+    monkeypatch.setattr(redis_quorum_blocking, "MAX_LATE_CLAIMS", 2)
     with lockfast.connect("redlock://h1,h2,h3") as locks:
         fanout, in_doubt = _fanout(locks), []
-        fanout.mark_in_doubt = lambda node, claim: in_doubt.append((node, claim))
+        for node, member in enumerate(fanout.members):
+            member.mark_in_doubt = lambda claim, node=node: in_doubt.append((node, claim))
         for claim in ("a", "b", "c"):
-            fanout._is_late(claim, ConnectionSet(fanout))
+            fanout._remember_late(claim, fanout._new_set())
         assert list(fanout._late) == ["b", "c"]
         assert in_doubt == [(0, "a"), (1, "a"), (2, "a")]
 
@@ -211,6 +245,6 @@ def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.Mo
         stragglers.asked_at = boot_now()
         stragglers._members[0].failures = 1
         monkeypatch.setattr(stragglers, "_reach", breaks)
-        stragglers.see_to()
+        stragglers.start()
         happens(died, "its death")
         until(lambda: stragglers._worker is None)

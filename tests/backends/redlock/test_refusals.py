@@ -195,7 +195,7 @@ def test_rejoin_is_for_a_quorum_and_a_length_of_time() -> None:
     with pytest.raises(ValueError, match="rejoin"):
         lockfast.connect("redlock://h1,h2,h3", rejoin="soon")  # type: ignore[arg-type]
     for one in ("memory://", hosts[0], "postgresql://h/db", redis.Redis()):
-        with pytest.raises(Unsupported, match="is no quorum, so no server is kept out"):
+        with pytest.raises(Unsupported, match="is no quorum, so no server is excluded"):
             lockfast.connect(one, rejoin=0)
 
 
@@ -276,7 +276,7 @@ def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum)
 
             async def being_made() -> list[Any]:
                 async with locks.lock("y", wait=LIMIT):
-                    return list(backend._fanout._making.values())
+                    return list(backend._fanout._connecting.values())
 
             making = await until_async(being_made, "a connection that is being made")
         await locks.close()
@@ -302,7 +302,7 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
         locks = lockfast.aio.connect(quorum.url())
         backend: Any = locks._logic.engine.backend
         asking = asyncio.create_task(locks.lock("x", wait=LIMIT).acquire())
-        making = set(await until_async(lambda: list(backend._fanout._making.values()), "connections under way"))
+        making = set(await until_async(lambda: list(backend._fanout._connecting.values()), "connections under way"))
         await locks.close()
         with pytest.raises(lockfast.LockError):
             await asking
@@ -317,10 +317,10 @@ def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: 
         locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
-            lines = list(filter(None, backend._fanout._lines))
+            lines = list(filter(None, backend._fanout._connections))
         await locks.close()
         assert len(lines) > 1
         assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
-        assert not any(backend._fanout._lines), "if they are another loop's, they end when they are forgotten"
+        assert not any(backend._fanout._connections), "if they are another loop's, they end when they are forgotten"
 
     asyncio.run(use())

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
-from lockfast._time import boot_now, first_fence
+from lockfast._time import first_fence
 from lockfast.backends.optional import WithoutValues
-from lockfast.backends.redlock.io.fanout import PENDING, Fanout, Verb, has_answered
+from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_them, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
-from lockfast.backends.redlock.votes import REMEMBERED, Node, Votes
+from lockfast.backends.redlock.votes import MAX_HISTORIES, Node, Votes, ignore
 from lockfast.errors import BackendUnavailable
 
-PATIENTLY: Final = 4  # one of so many renewals waits for the slowest server too, which may have lost what it held
-REPAIR: Final = 0.1  # seconds for which a renewal gives back to servers what they lost: it is waited for
-USUAL_TTL: Final = 30.0  # seconds: what a lock has by default, for a client that asked for none yet
+FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
+REPAIR_S: Final = 0.1  # for which a renewal asks servers again for the votes that they lost: its caller waits
+USUAL_TTL_S: Final = 30.0  # what a lock has by default, for a client that has not asked for any yet
 
 
 class QuorumBackend(Votes, WithoutValues):
@@ -44,7 +43,7 @@ class QuorumBackend(Votes, WithoutValues):
     ) -> None:
         """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
         super().__init__(nodes, fanout, chance=chance, micros=micros, rejoin=rejoin)
-        self._observations = BoundedDict[str, Observations](REMEMBERED)  # by claim that observes
+        self._observations = BoundedDict[str, Observations](MAX_HISTORIES)  # by claim that observes
         self._renewing = 0  # renewals under way
         self._renewals = 0  # that there were
         self._ended: set[str] = set()  # claims that were let go of meanwhile
@@ -53,7 +52,7 @@ class QuorumBackend(Votes, WithoutValues):
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
         self._renewals += 1
-        wanted = len(self._nodes) if self._renewals % PATIENTLY == 0 else self._majority
+        wanted = len(self._nodes) if self._renewals % FULL_ROUND_EVERY == 0 else self._majority
 
         def enough(results: Sequence[Any]) -> bool:
             return answers(results) >= wanted and None not in self._kept(results, len(batch))
@@ -64,15 +63,19 @@ class QuorumBackend(Votes, WithoutValues):
             results = await self._fanout.ask(verbs, enough, within=within)
             if not any(map(has_answered, results)):
                 raise self._too_few(results, "leases cannot be renewed")
-            answered = self._kept(results, len(batch))
+            votes = by_lease(results, len(batch))
             lost: dict[int, builtins.list[Renewal]] = {}  # by node
-            for renewal, answer, votes in zip(batch, answered, by_lease(results, len(batch)), strict=True):
-                for number, vote in enumerate(votes):
-                    if answer and vote is False:
+            for renewal, each in zip(batch, votes, strict=True):
+                if True in each and kept(each, len(self._nodes)) is not False:
+                    for number in [number for number, vote in enumerate(each) if vote is False]:
                         lost.setdefault(number, []).append(renewal)
             if lost:
-                await self._repair(lost, within)
-            return answered
+                regained = await self._repair(lost, within)
+                for renewal, each in zip(batch, votes, strict=True):
+                    for number in lost:
+                        if has_answered(regained[number]) and renewal.claim.id in regained[number]:
+                            each[number] = True
+            return [kept(each, len(self._nodes)) for each in votes]
         finally:
             self._renewing -= 1
             if not self._renewing:
@@ -81,25 +84,37 @@ class QuorumBackend(Votes, WithoutValues):
     def _kept(self, results: Sequence[Any], leases: int) -> builtins.list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
 
-    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> None:
-        """A node lost holds that a majority still has, or never had them: it may have them again, where it is free."""
-        until = boot_now() + REPAIR
+    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> builtins.list[Any]:
+        """A node lost holds, or never had them: it takes them again where it is free. By node: the claims that count.
+
+        The holder asks while it holds, so no other claim can have a majority: a vote that was missing may take the
+        place of one that cannot be reached.
+        """
+        until = self._fanout.now() + REPAIR_S
         verbs = [
             self._vote_again(node, lost[number], until, within) if number in lost else None
             for number, node in enumerate(self._nodes)
         ]
-        await self._fanout.ask(verbs, lambda results: answers(results) >= len(lost), within=within, finish=True)
 
-    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
+        def enough(results: Sequence[Any]) -> bool:
+            return answers(results) >= len(lost)
+
+        return await self._fanout.ask(verbs, enough, within=within, late=ignore)
+
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
         """As often as there is time for; the rest comes with the next renewal."""
+        regained = set()
         for number, (claim, ttl, fence) in enumerate(lost):
-            if number and boot_now() >= until:
-                return
-            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
+            if number and self._fanout.now() >= until:
+                break
+            if await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
+                regained.add(claim.id)
+        return regained
 
-    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> bool:
+        """Whether the vote counts: the node has known of no higher fence, and not forgotten any."""
         if claim.id in self._ended:
-            return
+            return False
         try:
             answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
         except BaseException:
@@ -109,56 +124,65 @@ class QuorumBackend(Votes, WithoutValues):
             await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
+            return False
+        return isinstance(answer, Grant) and answer.fence == fence and self._counts(node, claim)
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         if self._renewing:
             self._ended.add(claim.id)
+        until = self._fanout.now() + within
         results: Sequence[Any] = ()
         if not linger and self._is_uncontended(claim):
             request = self._nodes[0].quick_release(claim)
-            results = await self._fanout.broadcast(request, 1, within=within, claim=claim.id, every=True)
-            if (
-                results.count(1) >= self._majority
-                and all(map(_is_over, results))
-                and not self._may_come_late(claim, results)
-            ):
+
+            def late(number: int, result: Any) -> None:
+                if result not in (0, 1):
+                    self._clean_up_later(claim, number)
+
+            def settled(results: Sequence[Any]) -> bool:
+                return results.count(1) >= self._majority
+
+            verbs = [request] * len(self._nodes)
+            results = await self._fanout.ask(
+                verbs, all_of_them, within=within, claim=claim.id, settled=settled, late=late
+            )
+            freed = results.count(1) >= self._majority and all(map(_is_over, results))
+            if freed and not self._may_come_late(claim, results):
                 self._clean_up_where_needed(claim, results)
                 self._histories.pop(claim.id, None)
                 return True
-        return await self._release(claim, results, linger, within, successor)
+        return await self._release(claim, results, linger, self._time_left(until), successor)
 
     def _may_come_late(self, claim: Claim, results: Sequence[Any]) -> bool:
         """Some server has nothing to release, and that may be because the vote is still on its way there."""
-        return 0 in results and any(
-            one == 0 and not self._nodes[node].is_uncontended(claim) for node, one in enumerate(results)
-        )
+        if 0 not in results:
+            return False
+        nodes = zip(self._nodes, results, strict=True)
+        return any(result == 0 and not node.is_uncontended(claim) for node, result in nodes)
 
     async def _release(self, claim: Claim, first: Sequence[Any], linger: float, within: float, successor: str) -> bool:
-        """Of the nodes that are not free yet, by what they said when they were `first` told."""
+        """At the nodes that have not freed it, by what they answered at `first`."""
         freed = [node for node, one in enumerate(first) if one == 1]
-        unknown_at = [node for node, one in enumerate(first) if not has_answered(one)]  # and may have freed it
+        unknown = [node for node, one in enumerate(first) if not has_answered(one)]  # they may have freed it
         granted_by = self._recall(claim).granted_by
         verbs: builtins.list[Verb | None] = [
             None
             if number in freed
-            else self._or_later(number, claim, partial(node.release, linger=linger, within=within, successor=successor))
+            else node.release(claim, linger=linger, within=within, successor=successor)
             if granted_by is None or number in granted_by
-            else self._or_later(number, claim, partial(node.abandon, within=within))  # it may stand in line there
+            else node.abandon(claim, within=within)  # it may stand in line there
             for number, node in enumerate(self._nodes)
         ]
 
         def yes(results: Sequence[Any]) -> int:
             return len(freed) + sum([one is True for one in results])
 
-        results = await self._fanout.ask(
-            verbs, lambda results: yes(results) >= self._majority, within=within, finish=True, claim=claim.id
-        )
-        self._clean_up_where_needed(claim, results)
+        results = await self._to_the_end(claim, verbs, lambda results: yes(results) >= self._majority, within)
         answered = len(freed) + answers(results)
         if answered < self._majority:
             raise self._too_few(results, f"lock {claim.terms.name!r} cannot be released")
         self._histories.pop(claim.id, None)
-        maybe = len(results) - answered + sum([results[node] is False for node in unknown_at])
+        maybe = len(results) - answered + sum([results[node] is False for node in unknown])
         return yes(results) + maybe >= self._majority
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
@@ -167,29 +191,28 @@ class QuorumBackend(Votes, WithoutValues):
         self._histories.pop(claim.id, None)
         self._observations.pop(claim.id, None)
         try:
-            verbs = [
-                self._or_later(number, claim, partial(node.abandon, within=within))
-                for number, node in enumerate(self._nodes)
-            ]
-            results = await self._fanout.ask(
-                verbs, lambda results: answers(results) == len(results), within=within, finish=True, claim=claim.id
-            )
-            self._clean_up_where_needed(claim, results)
+            verbs = [node.abandon(claim, within=within) for node in self._nodes]
+            results = await self._to_the_end(claim, verbs, lambda results: answers(results) >= self._majority, within)
             if answers(results) < self._majority:
                 raise self._too_few(results, f"lock {claim.terms.name!r} cannot be given up")
         finally:
             self._fanout.wakeups.forget(claim)
 
-    async def _or_later(self, number: int, claim: Claim, verb: Callable[[Claim], Verb]) -> Any:
-        """Also if it fails when nobody waits for it any more."""
-        try:
-            return await verb(claim)
-        except BackendUnavailable:
-            self._clean_up_later(claim, number)
-            raise
+    async def _to_the_end(
+        self, claim: Claim, verbs: Sequence[Verb | None], settled: Enough, within: float
+    ) -> builtins.list[Any]:
+        """What ends a claim reaches every server, though nobody waits for the slow ones."""
+
+        def late(number: int, result: Any) -> None:
+            if result.__class__ is BackendUnavailable:
+                self._clean_up_later(claim, number)
+
+        results = await self._fanout.ask(verbs, all_of_them, within=within, claim=claim.id, settled=settled, late=late)
+        self._clean_up_where_needed(claim, results)
+        return results
 
     def _clean_up_where_needed(self, claim: Claim, results: Sequence[Any]) -> None:
-        """Where it was not heard of, or where a request may have been overtaken."""
+        """Where the outcome is not known, or where a request may have been overtaken."""
         for number, node in enumerate(self._nodes):
             if results[number].__class__ is BackendUnavailable or node.is_in_doubt(claim.id):
                 self._clean_up_later(claim, number)
@@ -205,7 +228,7 @@ class QuorumBackend(Votes, WithoutValues):
             node.observe(claim, after=observations.after[number], within=within)
             for number, node in enumerate(self._nodes)
         ]
-        results = await self._fanout.ask(verbs, _all_answered, within=within, finish=True, claim=claim.id)
+        results = await self._fanout.ask(verbs, all_of_them, within=within, claim=claim.id, late=ignore)
         if answers(results) < self._majority:
             raise self._too_few(results, f"{claim.terms.name!r} cannot be observed")
         return observations.see(results, after)
@@ -230,12 +253,12 @@ class QuorumBackend(Votes, WithoutValues):
         return [info for info in infos if info.holders or info.waiters or info.damage]
 
     async def check_up(self) -> builtins.list[Health]:
-        until = (self._longest or USUAL_TTL) if self._rejoin is None else self._rejoin
+        until = (self._longest or USUAL_TTL_S) if self._rejoin is None else self._rejoin
         healths = zip(await self._fanout.check_up(), self._nodes, strict=True)
         return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 
     async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:
-        results = await self._fanout.ask(verbs, _all_answered, within=within, finish=True)
+        results = await self._fanout.ask(verbs, all_of_them, within=within, late=ignore)
         if answers(results) < self._majority:
             raise self._too_few(results, f"{what} cannot be asked about")
         return results
@@ -253,12 +276,8 @@ class QuorumBackend(Votes, WithoutValues):
 
 
 def _is_over(answer: Any) -> bool:
-    """Nothing is left to be said to that server, or it cannot be said now."""
-    return answer in (0, 1) or answer.__class__ is BackendUnavailable
-
-
-def _all_answered(results: Sequence[Any]) -> bool:
-    return PENDING not in results
+    """Nothing else has to be sent to that server now: its answer may come late, or it cannot be reached."""
+    return answer in (0, 1) or not has_answered(answer)
 
 
 def _info(found: Any, key: str) -> Any:

@@ -13,14 +13,14 @@ from typing import Any, Final
 from lockfast._model import Busy, Claim, Grant, Terms
 from lockfast._time import boot_now
 from lockfast.backends.redis import requests
-from lockfast.backends.redis.backend import RedisBackend, granted
-from lockfast.backends.redis.io.resp import ReplyError, words
+from lockfast.backends.redis.backend import RedisBackend
+from lockfast.backends.redis.io.resp import command, words
 from lockfast.backends.redis.io.router import Connections, RedisDriver
-from lockfast.backends.redis.requests import Prepared, script
+from lockfast.backends.redis.requests import Prepared, script, source
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
-# Known to a server from the first moment: a vote that comes after the others is not asked for again.
+# Each connection loads them first: a vote that comes after the others is not asked for again.
 LOADED_AT_ONCE: Final = ("redlock/vote_quick", "release_quick")
 
 
@@ -42,6 +42,7 @@ class RedisNode(RedisBackend):
     def __init__(self, driver: RedisDriver, member: Member) -> None:
         super().__init__(driver)
         self._member = member
+        member.mark_in_doubt = self.mark_in_doubt
         self._asked: dict[str, tuple[int, int]] = {}  # by claim whose vote is being asked for: the proposal, its place
 
     @property
@@ -58,10 +59,6 @@ class RedisNode(RedisBackend):
 
     def is_in_doubt(self, id: str) -> bool:
         return id in self._in_doubt
-
-    def is_contended(self, key: str) -> bool:
-        """Whether a vote would put the claim in line at once."""
-        return key in self._contended
 
     def is_uncontended(self, claim: Claim) -> bool:
         """Whether nothing is known that the quick scripts could not deal with."""
@@ -81,6 +78,11 @@ class RedisNode(RedisBackend):
             words(*now) if now else b"",
         )
 
+    @property
+    def load_quick_vote(self) -> bytes:
+        """For a server that has forgotten the script of `quick_vote`."""
+        return command("SCRIPT", "LOAD", source("redlock/vote_quick"))
+
     def quick_release(self, claim: Claim) -> bytes:
         """Answers 1 if it held and nobody waits, 0 if it did not hold, None if there is more to be looked at."""
         return self._request(requests.quick_release(claim.terms.key), claim.id)
@@ -90,23 +92,14 @@ class RedisNode(RedisBackend):
 
         Who has to wait has that place in line, before all who have a higher one.
         """
-        id, terms = claim
-        until = boot_now() + within
-        self._asked[id] = fence, order
+        self._asked[claim.id] = fence, order
         try:
-            if terms.key not in self._contended:
-                quick, request = _quick_vote(terms), self.quick_vote(claim, fence)
-                answer = await self._driver.ask(quick.key, request, within)
-                if answer.__class__ is ReplyError:
-                    answer = await self._driver.settle(quick.script, quick.key, request, answer, within)
-                if answer is not None:
-                    return granted(answer)
-            return await self._acquire_or_wait(claim, enqueue, until)
+            return await self._acquire_or_wait(claim, enqueue, boot_now() + within)
         except BackendUnavailable:
-            self._in_doubt.add(id)
+            self._in_doubt.add(claim.id)
             raise
         finally:
-            self._asked.pop(id, None)
+            self._asked.pop(claim.id, None)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:
         prepared = requests.acquire(claim.terms, address)

@@ -103,10 +103,10 @@ def open_quorum(
     members = members_of(endpoints, [command("SCRIPT", "LOAD", source(name)) for name in LOADED_AT_ONCE])
     fanout = open_fanout(members, world, clock, node_timeout)
     now = clock.now if clock is not None else None
-    drivers = [
-        NodeDriver(member, connections, now) for member, connections in zip(members, fanout.connections, strict=True)
+    nodes = [
+        RedisNode(NodeDriver(member, connections, now), member)
+        for member, connections in zip(members, fanout.node_connections, strict=True)
     ]
-    nodes = [RedisNode(driver, member) for driver, member in zip(drivers, members, strict=True)]
     quorum = QuorumBackend(nodes, fanout, chance=world.chance, rejoin=rejoin)
     quorum.url = url
     return quorum

@@ -11,16 +11,17 @@ from typing import Any, Final, Protocol
 
 from lockfast._bounded import BoundedDict
 from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
-from lockfast._time import boot_now, format_duration, full_jitter
-from lockfast.backends.redlock.io.fanout import PENDING, Fanout
+from lockfast._time import format_duration, full_jitter
+from lockfast.backends.redis.io.resp import ReplyError, kind_of
+from lockfast.backends.redlock.io.fanout import PENDING, Fanout, all_of_them
 from lockfast.backends.redlock.tally import Tally, agreed_fence, answers, busy_of, is_held, is_next, tally
 from lockfast.errors import BackendUnavailable
 
-TRIES: Final = 4  # rounds of one try that meets others who try at the same moment
-SPLIT: Final = 0.001  # seconds: the shortest of the longest pauses after a split vote
-SPLIT_CAP: Final = 0.1
-REMEMBERED: Final = 10_000  # claims that something is remembered of
-
+MAX_RETRIES: Final = 4  # rounds that one try adds when others try at the same moment
+SPLIT_PAUSE_MIN_S: Final = 0.001  # the first of the longest pauses after a split vote
+SPLIT_PAUSE_MAX_S: Final = 0.1
+MIN_ROUND_S: Final = 0.01  # what a round has at least, if there is no time left
+MAX_HISTORIES: Final = 10_000
 
 _WHY_KEPT_OUT: Final = (
     "a server that started less than a ttl ago may have forgotten a lease that is still held. If the servers are new, "
@@ -37,10 +38,11 @@ class Node(Protocol):
     def age(self) -> float: ...
     def mark_in_doubt(self, id: str) -> None: ...
     def is_in_doubt(self, id: str) -> bool: ...
-    def is_contended(self, key: str) -> bool: ...
     def is_uncontended(self, claim: Claim) -> bool: ...
     def quick_vote(self, claim: Claim, fence: int) -> bytes: ...
     def quick_release(self, claim: Claim) -> bytes: ...
+    @property
+    def load_quick_vote(self) -> bytes: ...
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy: ...
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool: ...
     async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None: ...
@@ -92,21 +94,24 @@ class Votes:
         self._majority = len(nodes) // 2 + 1
         self._ahead = 0  # microseconds by which fences that were seen are ahead of our clock
         self._last = 0  # the highest fence that we proposed
-        self._histories = BoundedDict[str, ClaimHistory](REMEMBERED)  # by claim
-        fanout.mark_in_doubt = lambda node, id: self._nodes[node].mark_in_doubt(id)
+        self._histories = BoundedDict[str, ClaimHistory](MAX_HISTORIES)  # by claim
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
+        until = self._fanout.now() + within
         if self._is_uncontended(claim):
             grant = await self._quick_votes(claim, within)
             if grant is not None:
                 return grant
-        answer, again = await self._votes(claim, enqueue, within)
+        answer, again = await self._votes(claim, enqueue, until)
         attempt = 0
-        while again and attempt < TRIES and (not enqueue or self._recall(claim).woken):
+        while again and attempt < MAX_RETRIES and (not enqueue or self._recall(claim).woken):
             # Others try at this very moment; or one server has handed over, and the others are about to.
             attempt += 1
-            await self._fanout.pause(full_jitter(attempt, self._chance(), base=SPLIT, cap=SPLIT_CAP))
-            answer, again = await self._votes(claim, enqueue, within)
+            pause = self._split_pause(attempt)
+            if self._fanout.now() + pause >= until:
+                break
+            await self._fanout.pause(pause)
+            answer, again = await self._votes(claim, enqueue, until)
         if enqueue:
             self._recall(claim).woken = False
         elif answer.__class__ is Busy:
@@ -118,11 +123,14 @@ class Votes:
     async def wait(self, claim: Claim, seconds: float) -> bool:
         history = self._recall(claim)
         if history.splits:  # a claim that met others comes back at another moment than they do
-            pause = min(seconds, full_jitter(history.splits, self._chance(), base=SPLIT, cap=SPLIT_CAP))
+            pause = min(seconds, self._split_pause(history.splits))
             await self._fanout.pause(pause)
             seconds -= pause
         history.woken = await self._fanout.wakeups.wait(claim, seconds)
         return history.woken
+
+    def _split_pause(self, attempt: int) -> float:
+        return full_jitter(attempt, self._chance(), base=SPLIT_PAUSE_MIN_S, cap=SPLIT_PAUSE_MAX_S)
 
     # Where nobody is in the way
 
@@ -137,26 +145,32 @@ class Votes:
         """None if it is to be asked for again, in the way that can do more."""
         history = self._histories.get(claim.id)
         fence = history.fence if history is not None and history.fence else self._propose(0)
-        wanted = b"%016d" % fence
-        results = await self._fanout.broadcast(
-            self._nodes[0].quick_vote(claim, fence), wanted, within=within, claim=claim.id
-        )
+        wanted, request = b"%016d" % fence, self._nodes[0].quick_vote(claim, fence)
+
+        def enough(results: Sequence[Any]) -> bool:
+            """A majority has voted, or none can any more."""
+            votes = results.count(wanted)
+            return votes >= self._majority or votes + results.count(PENDING) < self._majority
+
+        results = await self._fanout.ask([request] * len(self._nodes), enough, within=within, claim=claim.id, new=True)
         history = self._histories[claim.id] = ClaimHistory(fence)  # if it is asked for again, it is for the same
-        votes, until = results.count(wanted), self._kept_out_for(claim)
+        votes = results.count(wanted)
         if votes + results.count(PENDING) < len(results):
             history.unknown_at = _failed(results)
-        if votes >= self._majority and until > 0:
-            votes = sum([answer == wanted and self._nodes[node].age() >= until for node, answer in enumerate(results)])
+            if any([one.__class__ is ReplyError and kind_of(one) == "NOSCRIPT" for one in results]):  # noqa: C419
+                load = [self._nodes[0].load_quick_vote] * len(self._nodes)  # an operator has flushed the scripts
+                await self._fanout.ask(load, all_of_them, within=within)
+        if votes >= self._majority and self._kept_out_for(claim) > 0:
+            votes = sum([one == wanted and self._counts(self._nodes[node], claim) for node, one in enumerate(results)])
         return Grant(fence, fence / 1e6) if votes >= self._majority else None
 
     # Where somebody may be
 
-    async def _votes(self, claim: Claim, enqueue: bool, within: float) -> tuple[Grant | Busy, bool]:
+    async def _votes(self, claim: Claim, enqueue: bool, until: float) -> tuple[Grant | Busy, bool]:
         """Whether it is granted; if not, also whether asking again soon may help."""
-        history, key = self._recall(claim), claim.terms.key
+        history, within = self._recall(claim), self._time_left(until)
         proposal = history.fence or self._propose(history.void)
         history.order = history.order or proposal
-        may_be_queued = enqueue and any(node.is_contended(key) for node in self._nodes)
 
         def enough(results: Sequence[Any]) -> bool:
             if sum([one.__class__ is Grant for one in results]) < self._majority:
@@ -171,22 +185,28 @@ class Votes:
             node.vote(claim, fence=proposal, order=history.order, enqueue=enqueue, within=within)
             for node in self._nodes
         ]
-        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id, settled=settled)
+        results = await self._fanout.ask(verbs, enough, within=within, claim=claim.id, settled=settled, new=True)
         votes = self._tally(results, claim)
         history.unknown_at |= _failed(results) | {node for node, one in enumerate(results) if one is PENDING}
         if len(votes.counted) >= self._majority:
-            if may_be_queued or votes.busy or history.unknown_at or history.splits or history.granted_by is not None:
+            if votes.busy or history.unknown_at or history.splits or history.granted_by is not None:
                 history.granted_by = frozenset(votes.granted)
-            return await self._granted(claim, votes, proposal, within), False
+            return await self._granted(claim, votes, proposal, until), False
         if votes.answered < self._majority:
             if len(votes.granted) > len(votes.counted):
-                await self._give_back(claim, votes.granted, False, within)  # what does not count is in nobody's way
+                await self._give_back(claim, votes.granted, False, until)  # what does not count is in nobody's way
             raise self._no_majority(claim, results, votes)
-        return await self._not_granted(claim, votes, enqueue, within)
+        return await self._not_granted(claim, votes, enqueue, until)
+
+    def _time_left(self, until: float) -> float:
+        return max(MIN_ROUND_S, until - self._fanout.now())
 
     def _tally(self, results: Sequence[Any], claim: Claim) -> Tally:
-        until = self._kept_out_for(claim)
-        return tally(results, [until <= 0 or node.age() >= until for node in self._nodes])
+        return tally(results, [self._counts(node, claim) for node in self._nodes])
+
+    def _counts(self, node: Node, claim: Claim) -> bool:
+        kept_out = self._kept_out_for(claim)
+        return kept_out <= 0 or node.age() >= kept_out
 
     def _kept_out_for(self, claim: Claim) -> float:
         """Seconds for which a server that started anew does not count."""
@@ -198,11 +218,11 @@ class Votes:
         self._last = max(self._last + 1, self._micros() + self._ahead, void + 1)
         return self._last
 
-    async def _granted(self, claim: Claim, votes: Tally, proposal: int, within: float) -> Grant:
+    async def _granted(self, claim: Claim, votes: Tally, proposal: int, until: float) -> Grant:
         history = self._recall(claim)
         fence, agreed = agreed_fence(votes, self._majority, history.void)
         if not agreed:
-            await self._write_back(claim, votes, fence, within)
+            await self._write_back(claim, votes, fence, self._time_left(until))
         if fence > proposal:
             self._ahead += fence - proposal
         history.fence, history.splits = fence, 0
@@ -231,7 +251,7 @@ class Votes:
                 name=claim.terms.name,
             )
 
-    async def _not_granted(self, claim: Claim, votes: Tally, enqueue: bool, within: float) -> tuple[Busy, bool]:
+    async def _not_granted(self, claim: Claim, votes: Tally, enqueue: bool, until: float) -> tuple[Busy, bool]:
         """What a minority granted is given back, so that somebody gets a majority; but whoever is next may keep it."""
         busy, history = busy_of(votes, self._majority), self._recall(claim)
         history.fence = 0
@@ -240,19 +260,19 @@ class Votes:
         if not votes.granted or (enqueue and is_next(votes, self._majority)):
             history.splits = 0
             return busy, bool(votes.granted)
-        await self._give_back(claim, votes.granted, enqueue, within)
+        await self._give_back(claim, votes.granted, enqueue, until)
         if enqueue:  # it is woken when it is next, unless that is for some servers only
             history.splits += 1
-            busy = busy._replace(retry_after=min(busy.retry_after, SPLIT_CAP))
+            busy = busy._replace(retry_after=min(busy.retry_after, SPLIT_PAUSE_MAX_S))
         return busy, not enqueue and not is_held(votes, self._majority)
 
-    async def _give_back(self, claim: Claim, granted: dict[int, Grant], enqueue: bool, within: float) -> None:
+    async def _give_back(self, claim: Claim, granted: dict[int, Grant], enqueue: bool, until: float) -> None:
         """Say so, though it may arrive after the next vote of the same claim.
 
         So it tells which fences it means, and none of them counts from now on: a vote that goes by one of them when it
         is asked for again is to be given a higher one.
         """
-        history = self._recall(claim)
+        history, within = self._recall(claim), self._time_left(until)
         history.void, history.fence = max(history.void, *[grant.fence for grant in granted.values()]), 0
         verbs = [
             node.give_back(claim, up_to=history.void, order=history.order, enqueue=enqueue, within=within)
@@ -261,13 +281,13 @@ class Votes:
             for number, node in enumerate(self._nodes)
         ]
         await self._fanout.ask(
-            verbs, lambda results: answers(results) >= len(granted), within=within, finish=True, claim=claim.id
+            verbs, lambda results: answers(results) >= len(granted), within=within, claim=claim.id, late=ignore
         )
 
     def _clean_up_later(self, claim: Claim, number: int) -> None:
         """A server that is gone has nothing of the claim to keep when it is back, should that be before it expires."""
-        node, until = self._nodes[number], boot_now() + claim.terms.ttl
-        self._fanout.later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
+        node, until = self._nodes[number], self._fanout.now() + claim.terms.ttl
+        self._fanout.retry_later(number, claim.id, lambda: node.abandon(claim, within=1.0), until)
 
     # What is remembered, and what is wrong
 
@@ -313,6 +333,10 @@ class Votes:
 
 def _young(node: Node, left: float) -> str:
     return f"{node.name} started anew and is kept out for another {format_duration(left)}"
+
+
+def ignore(node: int, result: Any) -> None:
+    """It is only to be carried out to its end."""
 
 
 def _failed(results: Sequence[Any]) -> frozenset[int]:

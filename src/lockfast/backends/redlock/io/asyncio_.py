@@ -1,8 +1,8 @@
 """A quorum of Redis servers for asyncio: one connection to each for all requests, and one for its wake-ups.
 
-Decides: how the verbs of the nodes go on as answers arrive, with no task for any of them, and when a server that is
+Decides: how the verbs of the nodes go on as replies arrive, with no task for any of them, and when a server that is
 gone is connected to again.
-Leaves to `asyncio_`: how requests share a connection. Leaves to `fanout`: what a server must be.
+Leaves to `redis.io.asyncio_`: how requests share a connection. Leaves to `rounds`: when enough servers have answered.
 """
 
 from __future__ import annotations
@@ -18,62 +18,24 @@ from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks
 from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
-from lockfast.backends.redis.io.resp import (
-    ReplyError,
-    command,
-    keep_alive,
-    new_channel,
-    no_connection,
-    refusal,
-    unavailable,
-)
-from lockfast.backends.redlock.io.fanout import Enough, NodeConnections, Suspended, Verb, Verbs
+from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
+from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
 from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
-from lockfast.backends.redlock.io.rounds import Broadcast, Round
+from lockfast.backends.redlock.io.rounds import PendingReply, Round
+from lockfast.backends.redlock.io.stragglers import CleanUps
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
-_CLEAN_UPS = 1000  # that are kept for a server that is gone
-
-
-class _Reply:
-    """As a future: what it is given, the verb that asked goes on with."""
-
-    __slots__ = ("_answers", "_done", "_fanout", "_node", "_replies", "_round")
-
-    def __init__(self, fanout: AsyncioFanout, round: Round | Broadcast, node: int, replies: int) -> None:
-        self._fanout, self._round, self._node, self._replies = fanout, round, node, replies
-        self._answers: list[Any] = []
-        self._done = False
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, reply: Any) -> None:
-        if self._replies:
-            self._answers.append(reply)
-            if len(self._answers) < self._replies:
-                return
-            reply = self._answers
-        self._done = True
-        self._fanout.members[self._node].answered()
-        self._round.answer(self._node, reply)
-
-    def set_exception(self, error: BackendUnavailable) -> None:
-        self._done = True
-        self._fanout.members[self._node].failed()
-        if self._round.claim:
-            self._fanout.mark_in_doubt(self._node, self._round.claim)
-        self._round.fail(self._node, error)
+Connect = Callable[[int], Coroutine[Any, Any, None]]  # to one node, for requests or for wake-ups
 
 
 class AsyncioNodeConnection(AsyncioConnection):
-    def put(self, reply: _Reply, suspended: Suspended, within: float) -> None:
+    def put(self, pending: PendingReply, request: bytes, within: float) -> None:
         now = self._time()
-        waiting: Any = reply  # it has all of a future that a line asks for
-        self._unanswered.extend([(waiting, now, now + within)] * (suspended.replies or 1))
-        self._send(suspended.request, now + within)
+        waiting: Any = pending  # it has all of a future that a connection needs
+        self._unanswered.extend([(waiting, now, now + within)] * (pending.replies or 1))
+        self._send(request, now + within)
         if not self.alive:
             self._fail("closed the connection")
 
@@ -111,22 +73,22 @@ class AsyncioFanout:
     def __init__(self, members: Sequence[Member], clock: Clock | None, node_timeout: float) -> None:
         self.members = tuple(members)
         self.node_timeout = node_timeout
-        # Called with a claim of which a request may come late to that node.
-        self.mark_in_doubt: Callable[[int, str], None] = lambda node, claim: None
+        self.now = boot_now
         self.wakeups = QuorumWaiters(clock)
-        self.connections = tuple(NodeConnections(self.wakeups, member) for member in members)
-        self._clean_ups: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
+        self.node_connections = tuple(NodeConnections(self.wakeups, member) for member in members)
+        self._clean_ups = CleanUps(self.members, self._retry_soon)
+        self.retry_later = self._clean_ups.add
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._forget()
 
     def _forget(self) -> None:
-        self._lines: list[AsyncioNodeConnection | None] = [None] * len(self.members)
-        self._wake_lines: list[AsyncioNodeSubscription | None] = [None] * len(self.members)
-        self._making: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._looks: dict[int, asyncio.TimerHandle] = {}  # by node: when it is tried for what could not be said
-        self._strangers = True  # nobody has been connected to yet
-        for connections in self.connections:
+        self._connections: list[AsyncioNodeConnection | None] = [None] * len(self.members)
+        self._subscriptions: list[AsyncioNodeSubscription | None] = [None] * len(self.members)
+        self._connecting: dict[tuple[Connect, int], asyncio.Task[None]] = {}
+        self._retries: dict[int, asyncio.TimerHandle] = {}  # by node: when its clean-ups are tried
+        self._is_first = True  # no server has been connected to yet
+        for connections in self.node_connections:
             connections.node_wakeups.subscribed = False
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -136,223 +98,166 @@ class AsyncioFanout:
             self._forget()
         self._loop = loop
 
-    # All at once
-
-    async def broadcast(
-        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
-    ) -> list[Any]:
-        broadcast = Broadcast(wanted, self.members, claim, every)
-        await self._ask(broadcast, within, lambda within: self._say(broadcast, request, within), False, not every)
-        return broadcast.results
-
     async def ask(
         self,
         verbs: Verbs,
         enough: Enough,
         *,
         within: float,
-        finish: bool = False,
         claim: str = "",
         settled: Enough | None = None,
+        new: bool = False,
+        late: Late | None = None,
     ) -> list[Any]:
-        round = Round(verbs, enough, self.members, min(within, self.node_timeout), claim, settled)
-        round.begin = self._begin
-        await self._ask(round, within, lambda within: round.start(), finish, bool(claim) and not finish)
-        return list(round.results)
-
-    async def _ask(
-        self, round: Round | Broadcast, within: float, start: Callable[[float], None], finish: bool, new: bool
-    ) -> None:
-        timeout = min(within, self.node_timeout)
+        round = Round(verbs, enough, self.members, claim, settled, late)
         try:
             self._belong_to(asyncio.get_running_loop())
-            if self._strangers:
-                await self._meet(timeout)
-            if new:  # what was granted before is renewed and let go of all the same
+            if self._is_first:
+                within = await self._connect_to_all(within)
+            if new:
                 refuse_wrong(self.members)
-            start(timeout)
-            if not round.decided():
+            round.start(self, within, self.node_timeout)
+            if not round.is_decided():
                 await self._decision(round)
         except BaseException:
             round.drop()
             raise
-        if not finish:
-            round.drop()
+        return round.close()
 
-    def _say(self, broadcast: Broadcast, request: bytes, within: float) -> None:
-        suspended = Suspended(request, 0)
-        for node, line in enumerate(self._lines):
-            if line is not None and line.alive:
-                line.put(_Reply(self, broadcast, node, 0), suspended, within)
-            else:  # nobody who is asked in the same words as all others waits for a connection
-                self._dialling(node)
-                broadcast.fail(node, self.members[node].out_of_reach())
-
-    async def _meet(self, within: float) -> None:
-        """Before the first question, so that nobody is asked for a vote who turns out to have none."""
-        self._strangers = False
-        tasks = [task for node in range(len(self.members)) if (task := self._dialling(node)) is not None]
+    async def _connect_to_all(self, within: float) -> float:
+        """Before the first question: a server that turns out to have no vote is not asked for it. The time left."""
+        self._is_first = False
+        started = boot_now()
+        tasks = [task for node in range(len(self.members)) if (task := self._task(self._dial, node)) is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=within)
+            await asyncio.wait(tasks, timeout=min(self.node_timeout, within / 2))
+        return max(0.01, within - (boot_now() - started))
 
-    async def _decision(self, round: Round | Broadcast) -> None:
+    async def _decision(self, round: Round) -> None:
         assert self._loop is not None
         loop, decision = self._loop, self._loop.create_future()
+        timer: asyncio.TimerHandle | None = None
+        timer_at = math.inf
 
-        late: asyncio.TimerHandle | None = None
-
-        def told() -> None:
-            nonlocal late
+        def changed() -> None:
+            nonlocal timer, timer_at
             if decision.done():
                 return
-            if round.decided():
+            if round.is_decided():
                 decision.set_result(None)
-            elif late is None and round.over_at < math.inf:
-                late = loop.call_later(round.over_at - boot_now(), not_yet)
+            elif round.over_at <= round.late_at and round.over_at < timer_at:  # else the connections see to it
+                if timer is not None:
+                    timer.cancel()
+                timer_at = round.over_at
+                timer = loop.call_later(timer_at - boot_now(), look_again)
 
-        def not_yet() -> None:
-            nonlocal late
-            late = None
-            told()
+        def look_again() -> None:
+            nonlocal timer_at
+            timer_at = math.inf  # the loop's clock may be ahead of ours
+            changed()
 
-        round.told = told
+        round.on_change = changed
+        if round.over_at <= round.late_at:
+            changed()
         try:
             await decision
         finally:
-            if late is not None:
-                late.cancel()
+            if timer is not None:
+                timer.cancel()
 
-    def _begin(self, round: Round, node: int, suspended: Suspended) -> None:
-        """A verb has stopped: send what it asks, as soon as there is a connection."""
-        if not suspended.request:
-            self._make("subscription", node, self._subscribe, round, suspended)
-            return
-        line = self._lines[node]
-        if line is not None and line.alive:
-            line.put(_Reply(self, round, node, suspended.replies), suspended, round.node_timeout)
+    # The transport of a round
+
+    def send(self, pending: PendingReply, request: bytes) -> None:
+        connection = self._connections[pending.node]
+        if connection is not None and connection.alive:
+            connection.put(pending, request, self.node_timeout)
         else:
-            self._make("line", node, self._dial, round, suspended)
+            self._after(self._dial, pending.round, pending.node, partial(self.send, pending, request))
 
-    # Connections
+    def subscribe(self, round: Round, node: int) -> None:
+        self._after(self._listen, round, node, partial(round.on_reply, node, None))
 
-    def _make(
-        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]], round: Round, suspended: Suspended
-    ) -> None:
-        """Let the round go on when it is made, or has failed; not at all if the server is known to be gone."""
-        member, task = self.members[node], self._task(what, node, make)
-        assert self._loop is not None
+    def _after(self, connect: Connect, round: Round, node: int, go_on: Callable[[], None]) -> None:
+        """Let the round go on once it is connected, or fail it there; at once if the server is known to be gone."""
+        member, task = self.members[node], self._task(connect, node)
         if task is None or member.absent:
             round.fail(node, member.out_of_reach())
             return
-        late = self._loop.call_later(round.node_timeout, self._too_late, round, node)
+        round.over_at = min(round.over_at, round.late_at)  # to connect may take longer than that
 
-        def go_on(task: asyncio.Task[None]) -> None:
-            late.cancel()
+        def connected(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
                 round.fail(node, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
             elif node in round.pending:
-                if suspended.request:
-                    self._begin(round, node, suspended)
-                else:
-                    round.answer(node, None)
+                go_on()
 
-        task.add_done_callback(go_on)
+        task.add_done_callback(connected)
 
-    def _task(
-        self, what: str, node: int, make: Callable[[int], Coroutine[Any, Any, None]]
-    ) -> asyncio.Task[None] | None:
-        """The task that makes it; none while it is in vain, or if all is closed: a round may go on for a while then."""
-        member, task = self.members[node], self._making.get((what, node))
+    # Connections
+
+    def _task(self, connect: Connect, node: int) -> asyncio.Task[None] | None:
+        """The task that connects; none while it is in vain, or if all is closed: a round may go on for a while then."""
+        member, task = self.members[node], self._connecting.get((connect, node))
         if task is None and not self._closed and (not member.absent or member.is_due()):
-            task = self._making[what, node] = background_task(asyncio.get_running_loop(), make(node), "lockfast-node")
-            task.add_done_callback(partial(self._made, what, node))
+            task = background_task(asyncio.get_running_loop(), connect(node), "lockfast-node")
+            self._connecting[connect, node] = task
+            task.add_done_callback(partial(self._connected, connect, node))
         return task
 
-    def _dialling(self, node: int) -> asyncio.Task[None] | None:
-        line = self._lines[node]
-        return None if line is not None and line.alive else self._task("line", node, self._dial)
-
-    def _too_late(self, round: Round, node: int) -> None:
-        if node in round.pending:
-            self.members[node].failed()
-            round.fail(node, no_connection(self.members[node].url, "no answer in time"))
-
-    def _made(self, what: str, node: int, task: asyncio.Task[None]) -> None:
-        self._making.pop((what, node), None)
+    def _connected(self, connect: Connect, node: int, task: asyncio.Task[None]) -> None:
+        self._connecting.pop((connect, node), None)
         if not task.cancelled():
             (self.members[node].failed if task.exception() else self.members[node].answered)()
 
     async def _dial(self, node: int) -> None:
-        line = AsyncioNodeConnection(self.members[node], None, asyncio.get_running_loop())
-        await line.connect(max(1.0, self.node_timeout))
+        connection = AsyncioNodeConnection(self.members[node], None, asyncio.get_running_loop())
+        await connection.connect(max(1.0, self.node_timeout))
         if self._closed:
-            line.close()
-        self._lines[node] = line
-        self._clean_up(node)
+            connection.close()
+        self._connections[node] = connection
+        self._clean_ups.start(node, self, max(1.0, self.node_timeout))
 
-    async def _subscribe(self, node: int) -> None:
-        wakeups, within = self.connections[node].node_wakeups, max(1.0, self.node_timeout)
+    async def _listen(self, node: int) -> None:
+        wakeups, within = self.node_connections[node].node_wakeups, max(1.0, self.node_timeout)
 
         def ended() -> None:
             wakeups.subscribed = False
 
-        line = AsyncioNodeSubscription(self.wakeups, self.members[node], ended)
-        await line.connect(within)
-        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
+        subscription = AsyncioNodeSubscription(self.wakeups, self.members[node], ended)
+        await subscription.connect(within)
+        keep_alive(subscription.socket)  # it is only ever read: a cut that no packet reports would go unnoticed
         try:
-            answer = await line.ask(command("SUBSCRIBE", self.wakeups.address), within)
+            answer = await subscription.ask(command("SUBSCRIBE", self.wakeups.address), within)
             if answer.__class__ is ReplyError:
                 raise refusal(self.members[node].name, answer)
         except BaseException:
-            line.close()
+            subscription.close()
             raise
         if self._closed:
-            line.close()
-        self._wake_lines[node] = line
+            subscription.close()
+        self._subscriptions[node] = subscription
         wakeups.subscribed = True
 
-    # What could not be said while a server was gone
+    # What could not be sent while a server was gone
 
-    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
-        if len(self._clean_ups[node]) >= _CLEAN_UPS:
-            del self._clean_ups[node][next(iter(self._clean_ups[node]))]
-        self._clean_ups[node][claim] = ask, until
-        self._look_later(node)
-
-    def _look_later(self, node: int) -> None:
+    def _retry_soon(self, node: int) -> None:
         """Though nobody else may ask it anything: others may want what it keeps."""
         assert self._loop is not None
-        if node not in self._looks and not self._closed:
+        if node not in self._retries and not self._closed:
             seconds = max(SOONEST, self.members[node].try_at - boot_now())
-            self._looks[node] = self._loop.call_later(seconds, self._look_for, node)
+            self._retries[node] = self._loop.call_later(seconds, self._retry, node)
 
-    def _look_for(self, node: int) -> None:
-        del self._looks[node]
-        line, now = self._lines[node], boot_now()
-        self._clean_ups[node] = {claim: one for claim, one in self._clean_ups[node].items() if one[1] > now}
-        if not self._clean_ups[node] or self._closed:
+    def _retry(self, node: int) -> None:
+        del self._retries[node]
+        connection = self._connections[node]
+        if self._closed or not self._clean_ups.wait_for(node):
             return
-        if line is not None and line.alive:
-            self._clean_up(node)
+        if connection is not None and connection.alive:
+            self._clean_ups.start(node, self, max(1.0, self.node_timeout))
         else:
-            self._dialling(node)
-            self._look_later(node)
-
-    def _clean_up(self, node: int) -> None:
-        left, self._clean_ups[node] = self._clean_ups[node], {}
-        for claim, (ask, until) in left.items():
-            if until > boot_now():
-                verbs = [ask() if each == node else None for each in range(len(self.members))]
-                round = Round(verbs, lambda results: False, self.members, max(1.0, self.node_timeout), "")
-                round.begin = self._begin
-                round.told = partial(self._said, round, node, claim, ask, until)
-                round.start()
-
-    def _said(self, round: Round, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
-        answer = round.results[node]
-        if answer.__class__ is BackendUnavailable and answer.transient:
-            self.later(node, claim, ask, until)
+            self._task(self._dial, node)
+            self._retry_soon(node)
 
     # The end
 
@@ -366,16 +271,16 @@ class AsyncioFanout:
     async def close(self) -> None:
         self._closed = True
         self.wakeups.close()
-        lines = [line for line in (*self._lines, *self._wake_lines) if line is not None]
-        making = list(self._making.values())
-        for look in self._looks.values():
-            look.cancel()
+        connections = [one for one in (*self._connections, *self._subscriptions) if one is not None]
+        connecting = list(self._connecting.values())
+        for retry in self._retries.values():
+            retry.cancel()
         self._forget()
-        for line in lines:
-            line.close()
-        await end_tasks(making)
-        for line in lines:
-            await line.gone()
+        for connection in connections:
+            connection.close()
+        await end_tasks(connecting)
+        for connection in connections:
+            await connection.gone()
 
     def after_fork(self) -> None:
         """The connections are the parent's; they are forgotten."""

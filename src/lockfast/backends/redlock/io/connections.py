@@ -1,7 +1,7 @@
 """One connection to each server of a quorum, for one blocking thread at a time.
 
-Decides: how a request is written to all, and whom an answer belongs to.
-Leaves to `rounds`: what answers mean. Leaves to `blocking`: how long they are waited for.
+Decides: how a request is written, and which request a reply belongs to.
+Leaves to `rounds`: what replies mean. Leaves to `blocking`: how long they are waited for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import hiredis
 
@@ -22,82 +21,71 @@ from lockfast._reentry import start_thread
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import NOTHING, unavailable
-from lockfast.backends.redlock.io.fanout import Suspended
 from lockfast.backends.redlock.io.members import Member
-from lockfast.backends.redlock.io.rounds import Broadcast, PendingReply, Round
+from lockfast.backends.redlock.io.rounds import PendingReply, Round
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
 
-_RECEIVE: Final = 4096  # bytes: answers are short, and room for long ones costs time
-_TURN: Final = struct.pack("ll", 0, 1000)  # a timeval: the longest that a server is waited for in its turn
-_SOON: Final = 0.001  # seconds in which all have answered that are heard in turn
-_POLLED: Final = 100  # rounds in which whoever answers first is heard first, before it is tried again in turn
+_RECEIVE_BYTES: Final = 4096  # replies are short, and room for long ones costs time
+_TURN: Final = struct.pack("ll", 0, 1000)  # a timeval of 1 ms: the longest that a server is waited for in its turn
+_SOON_S: Final = 0.001  # in which all servers have answered that are read in turn
+_POLLED_ROUNDS: Final = 100  # in which the server that answers first is read first, before they are read in turn again
 
 
 class BlockingNodeConnection(BlockingConnection):
-    """A connection on which several answers may be due, some of which nobody waits for any more."""
+    """A connection on which several replies may be due, some of which no thread waits for any more."""
 
     def __init__(self, node: int, member: Member, within: float) -> None:
         super().__init__(member, None, within)
         self.node = node
         self.number = self.socket.fileno()
-        self.owed: deque[PendingReply | Broadcast] = deque()
+        self.pending: deque[PendingReply] = deque()
         self.member = member
-        self.socket.setblocking(not self._tls)
+        self.in_turn = not self._tls
+        self.socket.setblocking(self.in_turn)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.socket.setsockopt(socket.SOL_SOCKET, option, _TURN)
 
-    def put(self, owed: PendingReply | Broadcast, request: bytes) -> None:
+    def put(self, pending: PendingReply, request: bytes) -> None:
         """Raises OSError."""
-        self.owed.append(owed)
+        self.pending.extend([pending] * (pending.replies or 1))
         self._send(request)
 
-    def hear(self) -> bool:
-        """Let go on whoever waits for what has arrived; False if the connection has ended."""
+    def read(self) -> bool:
+        """Hand what has arrived to the rounds; False if the connection has ended."""
         try:
-            data = self._receive(_RECEIVE)
+            data = self._receive(_RECEIVE_BYTES)
             while data and isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
-                data += self._receive(_RECEIVE)  # which no poll would tell of
+                data += self._receive(_RECEIVE_BYTES)  # which no poll would report
         except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
             return True
         except OSError:
             return False
-        return self.take(data)
-
-    def take(self, data: bytes) -> bool:
-        """The same of what was received."""
         if not data:
             return False
         try:
             self._feed(data)
-            while self.owed and (reply := self._gets()) is not NOTHING:
-                owed = self.owed[0]
-                if owed.replies:
-                    owed.answers.append(reply)
-                    if len(owed.answers) < owed.replies:
-                        continue
-                    reply = owed.answers
-                self.owed.popleft()
-                owed.answer(self.node, reply)
+            while self.pending and (reply := self._gets()) is not NOTHING:
+                self.pending.popleft().set_result(reply)
         except hiredis.HiredisError:
             return False
-        self.member.failures = 0
         return True
 
-    def end(self, what: str, mark_in_doubt: Callable[[int, str], None]) -> None:
-        """Its requests may still be carried out, and nobody will hear of it."""
-        owed, self.owed = self.owed, deque()
+    def end(self, what: str) -> None:
+        """Its requests may still be carried out, and their replies are not read any more."""
+        pending, self.pending = self.pending, deque()
         self.close()
-        for each in owed:
-            if each.claim:
-                mark_in_doubt(self.node, each.claim)
-        for each in owed:
-            each.fail(self.node, unavailable(self.member.name, what))
+        for each in pending:
+            if each.round.claim:
+                self.member.mark_in_doubt(each.round.claim)
+        for each in pending:
+            if not each.done():
+                each.set_exception(unavailable(self.member.name, what))
 
 
 def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """What all of them return; each but the last in a thread of its own, where there is one to be had."""
+    """What all of them return; each but the last runs in a thread of its own, if the system has one."""
     results: list[Any] = [None] * len(jobs)
     started = []
 
@@ -116,132 +104,126 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
     return results
 
 
-class ConnectionSource(Protocol):
-    """What a fan needs of the fan-out that it belongs to."""
-
-    members: tuple[Member, ...]
-    mark_in_doubt: Callable[[int, str], None]
-
-    def line_to(self, node: int, within: float) -> BlockingNodeConnection | None: ...
-    def subscribe(self, node: int, within: float) -> BackendUnavailable | None: ...
+Subscribe = Callable[[Sequence[int], float], Sequence[BackendUnavailable | None]]  # to these nodes, within that time
 
 
 class ConnectionSet:
-    def __init__(self, fanout: ConnectionSource) -> None:
-        self._fanout = fanout
-        self.lines: list[BlockingNodeConnection | None] = [None] * len(fanout.members)
+    """The transport of one round after another."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        subscribe: Subscribe,
+    ) -> None:
+        self.connections: list[BlockingNodeConnection | None] = [None] * len(members)
+        self.closed = False
+        self._members = members
+        self._subscribe = subscribe
+        self._to_subscribe: list[tuple[Round, int]] = []
         self._poll = select.poll()
         self._by_number: dict[int, BlockingNodeConnection] = {}
-        self._polled = 0  # rounds that are left in which nobody is heard in turn
+        self._polled = 0  # rounds that are left in which no server is read in turn
 
-    def fill(self, within: float) -> None:
-        """Connect to whom there is no connection, all at once: those that hang take their time together."""
-        missing = [node for node, line in enumerate(self.lines) if line is None]
-        absent = [node for node in missing if self._fanout.members[node].absent]  # nobody connects to those now
-        found = [self._fanout.line_to(node, within) for node in absent]
-        found += at_once([partial(self._fanout.line_to, node, within) for node in missing if node not in absent])
-        for line in found:
-            if line is not None:
-                self.add(line)
-
-    def add(self, line: BlockingNodeConnection) -> None:
-        self.lines[line.node] = self._by_number[line.number] = line
-        self._poll.register(line.number, select.POLLIN)
+    def add(self, connection: BlockingNodeConnection) -> None:
+        self.connections[connection.node] = self._by_number[connection.number] = connection
+        self._poll.register(connection.number, select.POLLIN)
 
     def take_out(self, node: int) -> BlockingNodeConnection | None:
-        line, self.lines[node] = self.lines[node], None
-        if line is not None:
-            del self._by_number[line.number]
-            self._poll.unregister(line.number)
-        return line
+        connection, self.connections[node] = self.connections[node], None
+        if connection is not None:
+            del self._by_number[connection.number]
+            self._poll.unregister(connection.number)
+        return connection
 
     def discard(self, node: int, what: str) -> None:
-        """Nothing is answered there any more."""
-        line = self.take_out(node)
-        if line is not None:
-            self._fanout.members[node].failed()
-            line.end(what, self._fanout.mark_in_doubt)
+        connection = self.take_out(node)
+        if connection is not None:
+            self._members[node].failed()
+            connection.end(what)
 
-    def broadcast(self, broadcast: Broadcast, request: bytes) -> None:
-        for node, line in enumerate(self.lines):
-            if line is None:
-                self._put(node, line, broadcast, request)
-                continue
-            try:
-                line.owed.append(broadcast)
-                line._send(request)
-            except OSError as error:
-                self.discard(node, f"closed the connection: {error}")
+    # The transport of a round
 
-    def hear_in_turn(self, broadcast: Broadcast) -> None:
-        """Hear one after another: half the calls of the system, as long as all of them answer at once."""
+    def send(self, pending: PendingReply, request: bytes) -> None:
+        connection = self.connections[pending.node]
+        if connection is None:
+            pending.round.fail(pending.node, self._members[pending.node].out_of_reach())
+            return
+        try:
+            connection.put(pending, request)
+        except OSError as error:
+            self.discard(pending.node, f"closed the connection: {error}")  # which fails the round there too
+
+    def subscribe(self, round: Round, node: int) -> None:
+        self._to_subscribe.append((round, node))
+
+    def _subscribe_to_all(self) -> None:
+        """Where a round needs it, at once: servers that hang take their time together."""
+        waiting, self._to_subscribe = self._to_subscribe, []
+        started = boot_now()
+        errors = self._subscribe([node for _, node in waiting], waiting[0][0].over_at - started)
+        for (round, node), error in zip(waiting, errors, strict=True):
+            if error is None:
+                round.on_reply(node, None)
+            else:
+                round.fail(node, error)
+        for round in {round for round, _ in waiting}:
+            round.late_at += boot_now() - started  # meanwhile no other server was read
+
+    # Replies
+
+    def read_in_turn(self, round: Round) -> None:
+        """Read one server after another: half the system calls, as long as all of them answer at once."""
         if self._polled:
             self._polled -= 1
             return
-        sent, wanted = broadcast.sent, broadcast.wanted
-        for line in self.lines:
-            if line is None or line._tls or line.member.failures:
+        for connection in self.connections:
+            if connection is None or not connection.in_turn or not connection.pending or connection.member.failures:
                 continue
-            try:
-                data = line._receive(_RECEIVE)
-            except BlockingIOError:
+            if not connection.read():
+                self.discard(connection.node, "closed the connection")
+            if round.is_decided():
                 break
-            except OSError:
-                data = b""
-            if data == sent and len(line.owed) == 1:
-                line.owed.clear()
-                over = broadcast.answer(line.node, wanted)
-            else:
-                if not line.take(data):
-                    self.discard(line.node, "closed the connection")
-                over = broadcast.is_over()
-            if over:
-                break
-        if boot_now() - broadcast.since > _SOON:
-            self._polled = _POLLED
+        if boot_now() - round.since > _SOON_S:
+            self._polled = _POLLED_ROUNDS
 
-    def begin(self, round: Round, node: int, suspended: Suspended) -> None:
-        """A verb has stopped: send what it asks."""
-        if suspended.request:
-            self._put(node, self.lines[node], PendingReply(round, suspended.replies), suspended.request)
+    def read(self, seconds: float) -> None:
+        """Read what arrives within that time, or subscribe first."""
+        if self._to_subscribe:
+            self._subscribe_to_all()
             return
-        error = self._fanout.subscribe(node, round.node_timeout)
-        if error is None:
-            round.answer(node, None)
-        else:
-            round.fail(node, error)
-
-    def _put(
-        self, node: int, line: BlockingNodeConnection | None, owed: PendingReply | Broadcast, request: bytes
-    ) -> None:
-        if line is None:
-            owed.fail(node, self._fanout.members[node].out_of_reach())
-            return
-        try:
-            line.put(owed, request)
-        except OSError as error:
-            self.discard(node, f"closed the connection: {error}")  # which tells the round too
-
-    def listen(self, seconds: float) -> None:
-        """Hear what arrives within that time."""
         for number, _ in self._poll.poll(math.ceil(seconds * 1000)):
-            line = self._by_number.get(number)
-            if line is not None and not line.hear():
-                self.discard(line.node, "closed the connection")
+            connection = self._by_number.get(number)
+            if connection is not None and not connection.read():
+                self.discard(connection.node, "closed the connection")
 
     def give_up_silent(self, now: float, patience: float) -> None:
-        for node, line in enumerate(self.lines):
-            if line is not None and line.owed and line.owed[0].since + patience <= now:
+        for node, connection in enumerate(self.connections):
+            if connection is not None and connection.pending and connection.pending[0].since + patience <= now:
                 self.discard(node, "did not answer in time")
 
+    def is_due(self, claim: str, node: int) -> bool:
+        """Whether a reply for that claim is due there, or may be."""
+        connection = self.connections[node]
+        return connection is None or any(pending.round.claim == claim for pending in list(connection.pending))
+
+    def is_unfinished(self) -> bool:
+        """Whether a verb goes on with a reply that is due here."""
+        return any(
+            pending.node in pending.round.pending
+            for connection in self.connections
+            if connection is not None
+            for pending in connection.pending
+        )
+
     def close(self) -> None:
-        for node in range(len(self.lines)):
-            line = self.take_out(node)
-            if line is not None:
-                line.end("was let go of", self._fanout.mark_in_doubt)
+        self.closed = True
+        for node in range(len(self.connections)):
+            connection = self.take_out(node)
+            if connection is not None:
+                connection.end("was let go of")
 
     def abandon(self) -> None:
         """It is the parent's: close only our copies."""
-        for line in self.lines:
-            if line is not None:
-                line.socket.close()
+        for connection in self.connections:
+            if connection is not None:
+                connection.socket.close()

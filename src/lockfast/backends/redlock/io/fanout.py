@@ -1,7 +1,7 @@
 """The servers of a quorum as one client sees them: shared by both drivers.
 
 Decides: how a verb of one server is stopped while its request is under way, so that one thread can ask many at once.
-Leaves to `blocking` and `asyncio_`: connections, and the asking of all at once.
+Leaves to `rounds`: when enough servers have answered. Leaves to `blocking` and `asyncio_`: connections.
 """
 
 from __future__ import annotations
@@ -16,40 +16,31 @@ from lockfast.backends.redlock.io.members import Member
 from lockfast.backends.wakeups import Wakeups
 from lockfast.errors import BackendUnavailable
 
-Verb = Coroutine[Any, Any, Any]  # a verb of one node
+Verb = Coroutine[Any, Any, Any] | bytes  # of one node; bytes are a single request, whose reply is the result
 Verbs = Sequence[Verb | None]  # of each node
-Enough = Callable[[Sequence[Any]], bool]  # from what each node answered
+Enough = Callable[[Sequence[Any]], bool]  # from the results of all nodes
+Late = Callable[[int, Any], None]  # called with a node and the result that it gave too late
 
-PENDING: Final = object()  # in place of an answer: none yet, or none is waited for
+PENDING: Final = object()  # in place of a result: none yet, or none is waited for
 
 
-def has_answered(results: Any) -> bool:
+def has_answered(result: Any) -> bool:
     """Whether it is an answer, and neither silence nor an error."""
-    return results is not PENDING and results.__class__ is not BackendUnavailable
+    return result is not PENDING and result.__class__ is not BackendUnavailable
+
+
+def all_of_them(results: Sequence[Any]) -> bool:
+    """Less is never enough: no verb may be left to wait for."""
+    return False
 
 
 class Fanout(Protocol):
-    """Asks all nodes at once. What comes back for each is its answer, its error, or PENDING: not waited for."""
-
-    mark_in_doubt: Callable[[int, str], None]  # called with a node and a claim of which a request there may come late
-
-    @property
-    def connections(self) -> Sequence[NodeConnections]:
-        """Of each node."""
-        ...
+    """Asks all nodes at once. The result of each is its answer, its error, or PENDING: not waited for."""
 
     @property
     def wakeups(self) -> Wakeups: ...
 
-    async def broadcast(
-        self, request: bytes, wanted: bytes | int, *, within: float, claim: str, every: bool = False
-    ) -> list[Any]:
-        """One and the same request to all, until a majority gave the answer that is `wanted`, or none can any more.
-
-        With `every` all are waited for, but not those that are known to be gone, and after a majority nobody for much
-        longer than that took. The rest is dropped, as in `ask`.
-        """
-        ...
+    def now(self) -> float: ...
 
     async def ask(
         self,
@@ -57,26 +48,27 @@ class Fanout(Protocol):
         enough: Enough,
         *,
         within: float,
-        finish: bool = False,
         claim: str = "",
         settled: Enough | None = None,
+        new: bool = False,
+        late: Late | None = None,
     ) -> list[Any]:
-        """Let all run until `enough` is known, or until no node that is worth waiting for is left. Once it is `settled`
-        what comes out, the others have a moment.
+        """Run all verbs until `enough` is known, or until no node that is worth waiting for is left. Once the outcome
+        is `settled`, the other nodes have a moment.
 
-        The rest is dropped: a request that is under way takes its effect, and nobody hears the answer; whatever is
-        asked for the same `claim` later comes after it. Or, with `finish`, the rest goes on in the background.
-        Raises BackendUnavailable only for what is wrong with the quorum as a whole, and only to a `claim` that asks
-        for something new.
+        The remaining verbs are dropped: a request that is under way takes effect, and its reply is not read; a later
+        request for the same `claim` comes after it. Or, with `late`, they go on in the background and report there.
+        Raises BackendUnavailable only for what is wrong with the quorum as a whole, and only if the question is `new`:
+        what was granted before is renewed and released all the same.
         """
         ...
 
-    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
-        """As soon as the node can be reached again, before `until` on the boot clock."""
+    def retry_later(self, node: int, claim: str, verb: Callable[[], Verb], until: float) -> None:
+        """Run it as soon as the node can be reached, unless that is after `until`."""
         ...
 
     async def check_up(self) -> list[Health]:
-        """How each server is, whatever is known of it: all are connected to anew."""
+        """How each server is, whatever is known of it: each is connected to anew."""
         ...
 
     async def pause(self, seconds: float) -> None: ...
@@ -86,7 +78,7 @@ class Fanout(Protocol):
 
 
 class Suspended:
-    """What a verb waits for when it waits: a request for its node, or, without a request, its subscription."""
+    """What a suspended verb waits for: the replies to a request, or, without a request, its node's subscription."""
 
     __slots__ = ("replies", "request")
 
@@ -99,7 +91,7 @@ class Suspended:
 
 
 class NodeWakeups:
-    """The wakes of the whole fan-out as one node sees them: a claim that it grants may still wait for others."""
+    """The wake-ups of the whole quorum as one node sees them: a claim that it grants may still wait for others."""
 
     def __init__(self, wakeups: Wakeups) -> None:
         self._wakeups = wakeups
@@ -112,7 +104,7 @@ class NodeWakeups:
         return self._wakeups.address if self.subscribed else ""
 
     def forget(self, claim: Claim) -> None:
-        """The fan-out does, when all are done with it."""
+        """The quorum does, when all nodes are done with it."""
 
     def close(self) -> None:
         """The fan-out does."""
@@ -122,7 +114,7 @@ class NodeWakeups:
 
 
 class NodeConnections:
-    """The connections of one node, for its driver. Nothing is sent here: whoever runs the verb does."""
+    """The connections of one node, for its driver. Nothing is sent here: the round that runs the verb does."""
 
     def __init__(self, wakeups: Wakeups, member: Member) -> None:
         self.node_wakeups = NodeWakeups(wakeups)
@@ -165,7 +157,14 @@ class NodeConnections:
         self.node_wakeups.after_fork()
 
 
-def open_fanout(members: Sequence[Member], world: World, clock: Clock | None, node_timeout: float) -> Fanout:
+class OpenFanout(Fanout, Protocol):
+    """One that has connections, for the drivers of its nodes."""
+
+    @property
+    def node_connections(self) -> Sequence[NodeConnections]: ...
+
+
+def open_fanout(members: Sequence[Member], world: World, clock: Clock | None, node_timeout: float) -> OpenFanout:
     """The fan-out for that world."""
     if world.blocking:
         from lockfast.backends.redlock.io.blocking import BlockingFanout

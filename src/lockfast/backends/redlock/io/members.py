@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import redis
@@ -44,6 +44,7 @@ class Member(RedisEndpoint):
         self.accepted = False  # it was right once: if it is not any more, it is one that is gone
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
         self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
+        self.mark_in_doubt: Callable[[str], None] = lambda claim: None  # a request of that claim may arrive late here
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
         self._failed_at = 0.0

@@ -1,202 +1,195 @@
-"""One question to all servers of a quorum: who has answered, and whether that is enough.
+"""One question to all servers of a quorum: which of them have answered, and whether that is enough.
 
-Decides: when a round is over, and how a verb that stopped goes on.
-Leaves to the drivers: what is written and read. They tell both kinds of rounds what came back by `answer` and `fail`,
-of what is waited for no longer by `hear`, and ask whether that is enough by `decided`.
+Decides: when a round is over, how a verb that waits for a reply goes on, and what becomes of replies that come later.
+Leaves to the transport of either world: what is written and read, and how a round waits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lockfast._time import boot_now
-from lockfast.backends.redis.io.resp import as_sent
-from lockfast.backends.redlock.io.fanout import PENDING, Enough, Suspended, Verbs, has_answered
+from lockfast.backends.redis.io.resp import unavailable
+from lockfast.backends.redlock.io.fanout import PENDING, Enough, Late, Suspended, Verbs, has_answered
 from lockfast.backends.redlock.io.members import Member
 from lockfast.errors import BackendUnavailable
 
-LINGER: Final = 0.01  # seconds after a majority in which the others are likely to answer too, on a busy machine as well
+LINGER_S: Final = 0.01  # after a majority, the others are likely to answer within this time, on a busy machine as well
 
 
-def is_left_to_absent(results: Sequence[Any], members: Sequence[Member]) -> bool:
-    """A majority has answered, and all who have not are known to be gone."""
-    for answer, member in zip(results, members, strict=True):
-        if answer is PENDING and not member.failures:
-            return False
-    return 2 * sum(map(has_answered, results)) > len(results)
+class Transport(Protocol):
+    """Where the requests of a round go."""
+
+    def send(self, pending: PendingReply, request: bytes) -> None:
+        """Write it to the server of that node, or fail the round there."""
+        ...
+
+    def subscribe(self, round: Round, node: int) -> None:
+        """Let the round go on there once wake-ups of that server arrive, or fail it there."""
+        ...
 
 
-def a_moment_after(since: float) -> float:
-    """When those are given up who have not answered a question of that moment, though a majority has by now."""
-    now = boot_now()
-    return now + max(LINGER, now - since)
+class PendingReply:
+    """One request of a round whose reply, or several, are still to come on one connection.
 
+    Connections of asyncio treat it as a future.
+    """
 
-class Broadcast:
-    """One and the same request to all, with nobody behind it who would go on: what comes back is what they said."""
+    __slots__ = ("_collected", "_done", "node", "replies", "round", "since")
 
-    __slots__ = (
-        "_every",
-        "_members",
-        "_needed",
-        "_spare",
-        "claim",
-        "left",
-        "over_at",
-        "results",
-        "sent",
-        "since",
-        "told",
-        "wanted",
-    )
+    def __init__(self, round: Round, node: int, replies: int, since: float) -> None:
+        self.round = round
+        self.node = node
+        self.replies = replies  # 0: one, and not in a list
+        self.since = since
+        self._collected: list[Any] = []
+        self._done = False
 
-    replies = 0  # one, and not in a list
-    answers: list[Any] = []  # noqa: RUF012 (so nothing is collected)
+    def done(self) -> bool:
+        return self._done
 
-    def __init__(self, wanted: bytes | int, members: Sequence[Member], claim: str, every: bool) -> None:
-        self.claim = claim
-        self.results: list[Any] = [PENDING] * len(members)
-        self.left = len(members)  # whose answers are waited for; 0 when it is over
-        self.since = boot_now()
-        self.over_at = math.inf  # nobody is waited for after that
-        self.told: Callable[[], None] | None = None  # called with each answer
-        self.wanted = wanted
-        self.sent = as_sent(wanted)  # what a server writes that gives the answer that is wanted, and no other
-        self._members = members
-        self._needed = len(members) // 2 + 1  # answers that are wanted, and not there yet
-        self._spare = len(members) - self._needed  # others that there may be
-        self._every = every
+    def set_result(self, reply: Any) -> None:
+        if self.replies:
+            self._collected.append(reply)
+            if len(self._collected) < self.replies:
+                return
+            reply = self._collected
+        self._done = True
+        self.round.members[self.node].failures = 0
+        self.round.on_reply(self.node, reply)
 
-    def answer(self, node: int, reply: Any) -> bool:
-        """Whether nobody else is waited for."""
-        if not self.left or self.results[node] is not PENDING:
-            return self.is_over()
-        self.results[node] = reply
-        self.left -= 1
-        if reply == self.wanted:
-            self._needed -= 1
-            if self._every and not self._needed:
-                self.over_at = a_moment_after(self.since)
-        else:
-            self._spare -= 1
-        if self.told is not None:
-            self.told()
-        return self.is_over()
-
-    fail = hear = answer
-
-    def is_over(self) -> bool:
-        """Whether nobody else is waited for, whoever is there or gone."""
-        return not self.left or (not self._every and (self._needed <= 0 or self._spare < 0))
-
-    def decided(self) -> bool:
-        return self.is_over() or is_left_to_absent(self.results, self._members) or boot_now() >= self.over_at
-
-    def waits_for(self) -> list[int]:
-        return [node for node, answer in enumerate(self.results) if answer is PENDING] if self.left else []
-
-    def drop(self) -> None:
-        self.left = 0
+    def set_exception(self, error: BackendUnavailable) -> None:
+        """The request may still be carried out, and its reply is not read any more."""
+        self._done = True
+        member = self.round.members[self.node]
+        member.failed()
+        if self.round.claim:
+            member.mark_in_doubt(self.round.claim)
+        self.round.fail(self.node, error)
 
 
 class Round:
-    """A verb for each node, which stops where its request is under way and goes on with the answer."""
+    """A verb for each node. A coroutine stops where its request is under way, and goes on with the reply."""
+
+    _transport: Transport
 
     def __init__(
         self,
         verbs: Verbs,
         enough: Enough,
         members: Sequence[Member],
-        node_timeout: float,
-        claim: str,
+        claim: str = "",
         settled: Enough | None = None,
+        late: Late | None = None,
     ) -> None:
         self.claim = claim
-        self.node_timeout = node_timeout
+        self.members = members
         self.results: list[Any] = [PENDING] * len(verbs)
-        self.pending = {node: ask for node, ask in enumerate(verbs) if ask is not None}
-        self.begin: Callable[[Round, int, Suspended], None] = lambda round, node, suspended: None
-        self.told: Callable[[], None] | None = None  # called with each answer
-        self.since = boot_now()
-        self.over_at = math.inf  # nobody is waited for after that
+        self.pending = {node: verb for node, verb in enumerate(verbs) if verb is not None}
+        self.on_change: Callable[[], None] | None = None  # called with each result
+        self.since = 0.0
+        self.over_at = math.inf  # the round waits no longer than that
+        self.late_at = math.inf  # a server that has not answered by then counts as gone
+        self.is_dropped = False
         self._enough = enough
         self._settled = settled
-        self._members = members
-        self._is_enough = False
+        self._late = late
+        self._is_enough = self._is_settled = self._is_over = False
 
-    def start(self) -> None:
-        self._is_enough = self._enough(self.results)  # what is known already may be
-        for node in list(self.pending):
-            self.answer(node, None)
+    def start(self, transport: Transport, within: float, node_timeout: float) -> None:
+        self._transport = transport
+        self.since = since = boot_now()
+        self.over_at, self.late_at = since + within, since + node_timeout
+        self._is_enough = self._enough(self.results)  # what is known already may be enough
+        for node, verb in list(self.pending.items()):
+            if isinstance(verb, bytes):
+                transport.send(PendingReply(self, node, 0, since), verb)
+            else:
+                self._step(node, verb.send, None)
 
-    def answer(self, node: int, reply: Any) -> None:
-        """Let the verb of that node run until it stops again. Does nothing if it was dropped."""
-        ask = self.pending.get(node)
-        if ask is not None:
-            self._go_on(node, lambda: ask.send(reply))
+    def on_reply(self, node: int, reply: Any) -> None:
+        """Let the verb of that node run until it stops again. Does nothing if the verb was dropped."""
+        verb = self.pending.get(node)
+        if isinstance(verb, bytes):
+            self._end(node, reply)
+        elif verb is not None:
+            self._step(node, verb.send, reply)
 
     def fail(self, node: int, error: BackendUnavailable) -> None:
-        ask = self.pending.get(node)
-        if ask is not None:
-            self._go_on(node, lambda: ask.throw(error))
+        verb = self.pending.get(node)
+        if isinstance(verb, bytes):
+            self._end(node, error)
+        elif verb is not None:
+            self._step(node, verb.throw, error)
 
-    def _go_on(self, node: int, step: Callable[[], Suspended]) -> None:
+    def _step(self, node: int, resume: Callable[[Any], Suspended], value: Any) -> None:
         try:
-            suspended = step()
+            suspended = resume(value)
         except StopIteration as stop:
-            self.hear(node, stop.value)
+            self._end(node, stop.value)
         except BackendUnavailable as failure:
-            self.hear(node, failure)
+            self._end(node, failure)
         else:
-            self.begin(self, node, suspended)
+            if suspended.request:
+                self._transport.send(PendingReply(self, node, suspended.replies, boot_now()), suspended.request)
+            else:
+                self._transport.subscribe(self, node)
 
-    def hear(self, node: int, answer: Any) -> None:
-        ask = self.pending.pop(node, None)
-        if ask is None:
+    def _end(self, node: int, result: Any) -> None:
+        verb = self.pending.pop(node)
+        if not isinstance(verb, bytes):
+            verb.close()
+        if self._is_over:
+            if self._late is not None:
+                self._late(node, result)
             return
-        ask.close()
-        self.results[node] = answer
+        self.results[node] = result
         if not self._is_enough:
             self._is_enough = self._enough(self.results)
-        if self._settled is not None and self.over_at == math.inf and self._settled(self.results):
-            self.over_at = a_moment_after(self.since)
-        if self.told is not None:
-            self.told()
+            if self._settled is not None and not self._is_settled and self._settled(self.results):
+                self._is_settled = True
+                now = boot_now()
+                self.over_at = min(self.over_at, now + max(LINGER_S, now - self.since))
+        if self.on_change is not None:
+            self.on_change()
 
-    def decided(self) -> bool:
-        """Enough is known, or all have answered but those that nobody waits for."""
-        if self._is_enough or not self.pending or boot_now() >= self.over_at:
+    def is_decided(self) -> bool:
+        """Enough is known, or all have answered but the servers that a round does not wait for."""
+        if self._is_enough or not self.pending:
             return True
-        if any(not self._members[node].absent for node in self.pending):
-            return False
-        return 2 * sum(map(has_answered, self.results)) > len(self._members)
+        if boot_now() >= self.over_at:
+            return True
+        for node in self.pending:
+            if not self.members[node].failures:
+                return False
+        return 2 * sum(map(has_answered, self.results)) > len(self.members)
 
-    def waits_for(self) -> list[int]:
-        return list(self.pending)
+    def close(self) -> list[Any]:
+        """The results. The verbs that have none yet are dropped, or go on and are reported to `late`."""
+        if self.pending and not self._is_enough and not self._is_settled:
+            now = boot_now()
+            if now >= self.over_at or now >= self.late_at:
+                self._time_out(now >= self.late_at)
+        self._is_over = True
+        if self.pending and self._late is None:
+            self.is_dropped = True
+            self.drop()
+        return self.results
+
+    def _time_out(self, gone: bool) -> None:
+        for node in list(self.pending):
+            member = self.members[node]
+            if gone:
+                member.failed()
+            if self.claim:
+                member.mark_in_doubt(self.claim)
+            self._end(node, unavailable(member.name, "did not answer in time"))
 
     def drop(self) -> None:
-        """Nobody waits for the rest."""
+        """Requests that are under way take effect, and nothing goes on with their replies."""
         pending, self.pending = self.pending, {}
-        for ask in pending.values():
-            ask.close()
-
-
-class PendingReply:
-    """One request of a round whose answer, or several, is to come on one connection."""
-
-    __slots__ = ("_round", "answers", "claim", "replies", "since")
-
-    def __init__(self, round: Round, replies: int) -> None:
-        self._round = round
-        self.claim = round.claim
-        self.replies = replies
-        self.answers: list[Any] = []
-        self.since = boot_now()
-
-    def answer(self, node: int, reply: Any) -> None:
-        self._round.answer(node, reply)
-
-    def fail(self, node: int, error: BackendUnavailable) -> None:
-        self._round.fail(node, error)
+        for verb in pending.values():
+            if not isinstance(verb, bytes):
+                verb.close()

@@ -1,76 +1,110 @@
-"""What a thread that asked a quorum leaves behind: answers that are still to come, servers that are gone.
+"""What a client of a quorum leaves behind: requests that a server could not be sent, replies that are still to come.
 
-Decides: when a server that is gone is connected to again, and what it is told then. A thread of its own sees to it, as
-long as there is something to see to, so that a server which is gone costs whoever asks its time but once.
+Decides: what a server is sent once it can be reached, in both worlds. For threads, also when a server that is gone is
+connected to again: a thread of its own does it, as long as there is something to do, so that a server which is gone
+costs its callers their time but once.
 """
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from lockfast._reentry import outside, start_thread
 from lockfast._time import boot_now
-from lockfast.backends.redlock.io.connections import BlockingNodeConnection
-from lockfast.backends.redlock.io.fanout import Verb
+from lockfast.backends.redlock.io.connections import BlockingNodeConnection, ConnectionSet
+from lockfast.backends.redlock.io.fanout import Verb, all_of_them
 from lockfast.backends.redlock.io.members import Member
+from lockfast.backends.redlock.io.rounds import Round, Transport
 from lockfast.errors import BackendUnavailable
 
-_RARE: Final = 60.0  # seconds without a question after which nobody looks for servers that are gone
-_CLEAN_UPS: Final = 1000  # that are kept for a server that is gone
+MAX_CLEAN_UPS: Final = 1000  # that are kept for each server
+_IDLE_S: Final = 60.0  # after so long without a question, no server that is gone is connected to
+_INTERVAL_S: Final = 0.02
+
+
+class CleanUps:
+    """What each server could not be sent, by claim. Used by any thread."""
+
+    def __init__(self, members: Sequence[Member], added: Callable[[int], None]) -> None:
+        self._members = members
+        self._added = added  # called with the node
+        self._mutex = threading.Lock()
+        self._by_node: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
+
+    def add(self, node: int, claim: str, verb: Callable[[], Verb], until: float) -> None:
+        with self._mutex:
+            left = self._by_node[node]
+            if len(left) >= MAX_CLEAN_UPS:
+                del left[next(iter(left))]
+            left[claim] = verb, until
+        self._added(node)
+
+    def wait_for(self, node: int) -> bool:
+        """Whether there are any that are not too late."""
+        with self._mutex:
+            now, left = boot_now(), self._by_node[node]
+            if left:
+                left = self._by_node[node] = {claim: one for claim, one in left.items() if one[1] > now}
+            return bool(left)
+
+    def start(self, node: int, transport: Transport, node_timeout: float) -> list[Round]:
+        """Send all of them at once. Those that fail are kept for the next time."""
+        with self._mutex:
+            left, self._by_node[node] = self._by_node[node], {}
+        rounds = []
+        for claim, (verb, until) in left.items():
+            verbs = [verb() if each == node else None for each in range(len(self._members))]
+            round = Round(verbs, all_of_them, self._members, late=partial(self._ended, claim, verb, until))
+            rounds.append(round)
+            round.close()  # nobody waits for it
+            round.start(transport, node_timeout, node_timeout)
+        return rounds
+
+    def _ended(self, claim: str, verb: Callable[[], Verb], until: float, node: int, result: Any) -> None:
+        if isinstance(result, BackendUnavailable) and result.transient:
+            self.add(node, claim, verb, until)
 
 
 class Stragglers:
+    """The thread behind the connection sets of a `Locks`."""
+
     def __init__(
         self,
         members: Sequence[Member],
-        node_timeout: float,
-        mark_in_doubt: Callable[[int, str], None],
-        run_verb: Callable[[BlockingNodeConnection, Verb], bool],
+        patience: float,
+        new_set: Callable[[], ConnectionSet],
+        idle: list[ConnectionSet],
     ) -> None:
+        self.patience = patience  # seconds that a server may take to connect, or to answer what nobody waits for
+        self.asked_at = 0.0  # when this client last asked for anything
         self._members = members
-        self._patience = max(1.0, node_timeout)
-        self._mark_in_doubt = mark_in_doubt
-        self._run_verb = run_verb  # lets one verb run on that connection; False if it is gone again
+        self._new_set = new_set
+        self._idle = idle  # the sets that no thread uses
+        self._clean_ups = CleanUps(members, lambda node: self.start())
+        self.retry_later = self._clean_ups.add
         self._mutex = threading.Lock()
         self._worker: object = None  # there is one while a thread does this
-        self._spare: list[list[BlockingNodeConnection]] = [[] for _ in members]
-        self._straggling: list[BlockingNodeConnection] = []
-        self._clean_ups: list[dict[str, tuple[Callable[[], Verb], float]]] = [{} for _ in members]
-        self.asked_at = 0.0  # when somebody last wanted to know anything
+        self._spare: list[list[BlockingNodeConnection]] = [[] for _ in members]  # one at most, for each server
+        self._unfinished: list[ConnectionSet] = []  # verbs go on with the replies that are due there
         self._closed = False
 
-    def line_to(self, node: int, within: float) -> BlockingNodeConnection | None:
-        """One that there is, or a new one, unless that is known to take long: then it is seen to in the background."""
+    def take_spare(self, node: int) -> BlockingNodeConnection | None:
         with suppress(IndexError):
             return self._spare[node].pop()
-        member = self._members[node]
-        if not member.absent:
-            try:
-                return BlockingNodeConnection(node, member, within)
-            except BackendUnavailable:
-                member.failed()
-        self.see_to()
         return None
 
-    def leave(self, line: BlockingNodeConnection) -> None:
-        """Its answer is still to come."""
-        self._members[line.node].failed()
-        self._straggling.append(line)
+    def watch(self, connections: ConnectionSet) -> None:
+        """Read the replies that are still to come there, while no other thread uses it."""
+        if connections not in self._unfinished:
+            self._unfinished.append(connections)
+        self.start()
 
-    def later(self, node: int, claim: str, ask: Callable[[], Verb], until: float) -> None:
-        left = self._clean_ups[node]
-        with self._mutex:
-            if len(left) >= _CLEAN_UPS:
-                del left[next(iter(left))]
-            left[claim] = ask, until
-        self.see_to()
-
-    def see_to(self) -> None:
+    def start(self) -> None:
         with self._mutex:
             if self._worker is not None or self._closed:
                 return
@@ -88,50 +122,45 @@ class Stragglers:
                 return
         try:
             while not self._is_done():
-                self._hear_stragglers()
+                for connections in list(self._unfinished):
+                    self._read(connections)
                 for node, member in enumerate(self._members):
-                    if (member.absent or self._clean_ups[node]) and member.is_due():
+                    if (member.absent or self._clean_ups.wait_for(node)) and member.is_due():
                         self._reach(node, member)
-                if not self._straggling:
-                    with outside():
-                        time.sleep(0.02)
+                with outside():
+                    time.sleep(_INTERVAL_S)
         except BaseException:
-            self._worker = None  # whoever has something to see to starts another
+            self._worker = None  # the next one who needs it starts another
             raise
 
     def _is_done(self) -> bool:
         with self._mutex:
-            idle = boot_now() - self.asked_at > _RARE
-            missing = any(member.absent for member in self._members) or any(self._clean_ups)
-            if not self._closed and (self._straggling or (missing and not idle)):
+            is_idle = boot_now() - self.asked_at > _IDLE_S
+            nodes = range(len(self._members))
+            missing = any(self._members[node].absent or self._clean_ups.wait_for(node) for node in nodes)
+            if not self._closed and (self._unfinished or (missing and not is_idle)):
                 return False
             self._worker = None
             return True
 
-    def _hear_stragglers(self) -> None:
-        straggling = list(self._straggling)
-        poll = select.poll()
-        for line in straggling:
-            poll.register(line.number, select.POLLIN)
-        ready = {number for number, _ in poll.poll(10)} if straggling else set()
-        for line in straggling:
-            alive = line.number not in ready or line.hear()
-            late = bool(line.owed) and line.owed[0].since + self._patience < boot_now()
-            if alive and line.owed and not late:
-                continue
-            self._straggling.remove(line)
-            if alive and not line.owed:
-                self._members[line.node].answered()
-                self._spare[line.node].append(line)
-            else:
-                self._members[line.node].failed()
-                line.end("did not answer in time", self._mark_in_doubt)
+    def _read(self, connections: ConnectionSet) -> None:
+        try:
+            self._idle.remove(connections)
+        except ValueError:  # another thread uses it, and reads; or it is closed
+            if connections.closed:
+                self._unfinished.remove(connections)
+            return
+        connections.read(0.0)
+        connections.give_up_silent(boot_now(), self.patience)
+        if not connections.is_unfinished():
+            self._unfinished.remove(connections)
+        self._idle.append(connections)
+        if self._closed:  # meanwhile
+            connections.close()
 
     def _reach(self, node: int, member: Member) -> None:
         try:
-            line = (
-                self._spare[node].pop() if self._spare[node] else BlockingNodeConnection(node, member, self._patience)
-            )
+            reached = self.take_spare(node) or BlockingNodeConnection(node, member, self.patience)
         except BackendUnavailable:
             member.failed()
             return
@@ -139,31 +168,25 @@ class Stragglers:
             member.failed()
             raise
         member.answered()
-        if self._clean_up(line):
-            self._spare[node].append(line)
-        if self._closed:
-            line.close()
-
-    def _clean_up(self, line: BlockingNodeConnection) -> bool:
-        """Say what could not be said while it was gone; False if it is gone again."""
-        left = self._clean_ups[line.node]
-        while True:
-            with self._mutex:
-                if not left:
-                    return True
-                claim, (ask, until) = left.popitem()
-            if until > boot_now() and not self._run_verb(line, ask()):
-                with self._mutex:
-                    left.setdefault(claim, (ask, until))
-                return False
+        connections = self._new_set()
+        connections.add(reached)
+        until = boot_now() + self.patience
+        rounds = self._clean_ups.start(node, connections, self.patience)
+        while any(round.pending for round in rounds) and boot_now() < until:
+            connections.read(until - boot_now())
+        if any(round.pending for round in rounds) or self._closed or self._spare[node]:
+            connections.close()  # which fails what is left, so it is kept for the next time
+        elif (connection := connections.take_out(node)) is not None:
+            self._spare[node].append(connection)
 
     def close(self) -> None:
         self._closed = True
-        for spare in self._spare:
-            while spare:
-                spare.pop().close()
+        for node in range(len(self._members)):
+            if (spare := self.take_spare(node)) is not None:
+                spare.close()
 
     def abandon(self) -> None:
         """Of a parent: close only our copies."""
-        for line in [*(line for spare in self._spare for line in spare), *self._straggling]:
-            line.socket.close()
+        for spare in self._spare:
+            for connection in spare:
+                connection.socket.close()
