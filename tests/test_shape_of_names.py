@@ -194,15 +194,10 @@ KNOWN_PRIVATE_IMPORTS: dict[str, str] = {}
 KNOWN_CLASSES_TWICE = {
     "Line": REBUILT,
 }
-KNOWN_LONG_CLASSES = {
-    "backends.redlock: QuorumBackend": REBUILT,
-}
+KNOWN_LONG_CLASSES: dict[str, str] = {}
 _OLD_WORDS_BY_PACKAGE = {
     "backends.postgres": "tell_deaf tell_deaf_for_now told",
     "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
-    "backends.redlock": (
-        "Crew Fan Line Owed Past Shout Turn _is_plain _say _told hear is_plain look owed seal shout told"
-    ),
 }
 KNOWN_OLD_WORDS = {
     f"{package}: {name}": REBUILT for package, names in _OLD_WORDS_BY_PACKAGE.items() for name in names.split()

@@ -25,7 +25,7 @@ class SharedQuorum:
         return f"redlock://{hosts}/{self._database(folder)}?rejoin=0&node_timeout={LIMIT:g}"
 
     def records(self, folder: Path) -> int:
-        """What a majority keeps: the others may just be about to be told that it is over."""
+        """What a majority keeps: a release may just be on its way to the others."""
         database = self._database(folder)
         counts = sorted(count(shared.server, database) for shared in self._nodes)
         return counts[len(counts) // 2]

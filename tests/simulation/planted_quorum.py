@@ -1,6 +1,6 @@
 """Bugs of a quorum for its simulation to find, by the same seeds and checks that the real one passes.
 
-What takes more than a few hundred seeds to show is told step by step in `test_quorum_votes` instead.
+Bugs that take more than a few hundred seeds to show stand step by step in `test_quorum_votes` instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ class TakesAMinority(QuorumBackend):
 
     def __init__(self, nodes: Sequence[Any], *others: Any, **options: Any) -> None:
         super().__init__(nodes, *others, **options)
-        self._majority = len(nodes) // 2
+        self._quorum.majority = len(nodes) // 2
 
 
-class KeepsOutForTheTtlOfWhoeverAsks(QuorumBackend):
+class KeepsOutForTheTtlOfTheAskingClaim(QuorumBackend):
     """Ours, found by seeds. What a server forgot may have been granted for longer than what it is asked for now."""
 
-    def _kept_out_for(self, claim: Claim) -> float:
-        return claim.terms.ttl
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self._quorum.kept_out_for = lambda claim: claim.terms.ttl  # type: ignore[method-assign]
 
 
 class ForgetsToCount(VotingBackend):
@@ -39,8 +40,8 @@ class ForgetsToCount(VotingBackend):
 
 PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
     "a minority is enough": (Parts(TakesAMinority), Climate(), "held together"),
-    "kept out for the ttl of whoever asks": (
-        Parts(KeepsOutForTheTtlOfWhoeverAsks),
+    "kept out for the ttl of the claim that asks": (
+        Parts(KeepsOutForTheTtlOfTheAskingClaim),
         Climate(forgets=True, at_once=True),
         "held together",
     ),

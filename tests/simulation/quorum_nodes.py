@@ -24,11 +24,11 @@ NODE_TIMEOUT = 0.3
 
 
 class VotingBackend(MemoryBackend):
-    """What a server does with a proposal and a place in line, as the scripts of Redis do."""
+    """What a server does with a proposal and an order in the queue, as the scripts of Redis do."""
 
     def __init__(self, store: MemoryStore, world: World) -> None:
         super().__init__(store, world)
-        self._orders: dict[str, int] = {}  # in line, by claim
+        self._orders: dict[str, int] = {}  # in the queue, by claim
 
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._store.fence = max(self._store.fence, fence - 1)
@@ -37,7 +37,7 @@ class VotingBackend(MemoryBackend):
         if isinstance(answer, Grant) or resource is None or claim.id not in resource.queue:
             return answer
         self._enqueue_in_order(resource, claim, order)
-        return await self.acquire(claim, enqueue=enqueue, within=within)  # which tells where it stands now
+        return await self.acquire(claim, enqueue=enqueue, within=within)  # for its position now
 
     def _enqueue_in_order(self, resource: MemoryResource, claim: Claim, order: int) -> None:
         self._orders[claim.id] = order

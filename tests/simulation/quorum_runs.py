@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Resource:
-    """What the lock protects: it remembers the highest fence, and refuses whoever comes with a lower one."""
+    """What the lock protects: it remembers the highest fence, and refuses a write with a lower one."""
 
     def __init__(self) -> None:
         self.highest = 0
@@ -177,7 +177,7 @@ class Run:
         self.counts["written"] += 1
 
     def _nemesis(self) -> None:
-        """Every now and then a server crashes, a wire is cut, or a client stands still."""
+        """Every now and then a server crashes, a connection is cut, or a client stands still."""
         if not self.working:
             return
         self.simulation.later(self.random.expovariate(0.5), self._nemesis)

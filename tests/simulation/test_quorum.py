@@ -22,9 +22,7 @@ WITHIN = {
     "clocks of clients that are a minute apart": Climate(skew=60.0),
     "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL),
     "servers that forget, are back at once, and are kept out": Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL),
-    "the same, by clients that are not told for how long but agree on the ttl": Climate(
-        forgets=True, at_once=True, ttls=(2.0,)
-    ),
+    "the same, by clients without rejoin that agree on the ttl": Climate(forgets=True, at_once=True, ttls=(2.0,)),
 }
 BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
@@ -65,7 +63,7 @@ def test_there_are_never_two_believers_within_the_bounds(climate: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("climate", WITHIN)
-def test_there_are_never_two_believers_with_seeds_that_nobody_has_tried(climate: str) -> None:
+def test_there_are_never_two_believers_with_new_seeds(climate: str) -> None:
     outcomes, _ = run(WITHIN[climate], range(first_new_seed(), first_new_seed() + NEW))
     refuse_wrong(outcomes)
 

@@ -1,4 +1,4 @@
-"""A server that forgot everything, and how long its vote must not count: the story of one restart, told step by step.
+"""A server that forgot everything, and how long its vote must not count: the story of one restart, step by step.
 
 A holds at two of three servers for `LONG`. One of these forgets it and is back at once. B, who reaches that one and the
 third, asks. What was forgotten is over `LONG` after the restart, so with that delay B is refused until A is done. With
@@ -74,7 +74,7 @@ def restart_between(stage: Stage, rejoin: float | None) -> tuple[Client, Any, Cl
     return a, lease, b
 
 
-def test_nobody_gets_in_by_a_server_that_may_have_forgotten(stage: Stage) -> None:
+def test_a_server_that_may_have_forgotten_lets_no_second_holder_in(stage: Stage) -> None:
     _, older, b = restart_between(stage, LONG)
     lock = b.lock(SHORT, 0.0, renew=False)
     with pytest.raises(BackendUnavailable, match="node1 started anew and is kept out"):
@@ -109,7 +109,7 @@ def start_all(stage: Stage) -> None:
     stage.simulation.run(stage.simulation.time + 0.02)
 
 
-def test_who_waits_without_limit_waits_until_new_servers_count(stage: Stage) -> None:
+def test_a_waiter_without_limit_waits_until_new_servers_count(stage: Stage) -> None:
     start_all(stage)
     b = stage.client("b", rejoin=LONG)
     assert b.engine.patience < LONG
@@ -119,7 +119,7 @@ def test_who_waits_without_limit_waits_until_new_servers_count(stage: Stage) -> 
     assert LONG <= since < LONG + 0.1  # not a whole pause between two tries later
 
 
-def test_who_waits_long_enough_gets_in_when_new_servers_count(stage: Stage) -> None:
+def test_a_waiter_with_enough_time_is_granted_when_new_servers_count(stage: Stage) -> None:
     start_all(stage)
     b = stage.client("b", rejoin=LONG)
     assert stage.run(b, b.lock(SHORT, LONG + 1.0, renew=False).acquire) is not None
@@ -127,7 +127,9 @@ def test_who_waits_long_enough_gets_in_when_new_servers_count(stage: Stage) -> N
 
 
 @pytest.mark.parametrize("wait", [0.0, SHORT])
-def test_who_cannot_wait_that_long_learns_at_once_how_long_it_takes_and_what_to_do(stage: Stage, wait: float) -> None:
+def test_a_waiter_with_too_little_time_learns_at_once_how_long_it_takes_and_what_to_do(
+    stage: Stage, wait: float
+) -> None:
     start_all(stage)
     b = stage.client("b", rejoin=LONG)
     asked_at = stage.simulation.time
@@ -166,13 +168,15 @@ class _TrustsEmptyServers(QuorumBackend):
         self.new = all(not node.network.down and not node.network.server.store.fence for node in nodes)
         return await super().acquire(claim, enqueue=enqueue, within=within)
 
-    def _kept_out_for(self, claim: Claim) -> float:
-        return 0.0 if self.new else super()._kept_out_for(claim)
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        kept_out_for = self._quorum.kept_out_for
+        self._quorum.kept_out_for = lambda claim: 0.0 if self.new else kept_out_for(claim)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("lost", [(0, 1, 2), (0, 1)], ids=["all at once", "a majority, and one that never had a vote"])
 def test_servers_without_a_trace_of_a_vote_need_not_be_new(stage: Stage, lost: tuple[int, ...]) -> None:
-    """No marker on the servers can tell the two apart: what they lost together they cannot tell of."""
+    """No marker on the servers tells the two apart: they have lost it together with the votes."""
     a = stage.client("a", reaches=lost, rejoin=LONG)
     older = stage.run(a, a.lock(LONG, 0.0, renew=False).acquire)
     for number in lost:

@@ -153,8 +153,8 @@ def wait_for(client: QuorumBackend, id: str) -> Grant | Busy:
     return run_to_end(client.acquire(claim(id), enqueue=True, within=WITHIN))
 
 
-def test_of_several_with_one_vote_each_somebody_gives_back() -> None:
-    """Each is first in line for the votes of the others when it asks: those who come later have earlier places."""
+def test_of_several_claims_with_one_vote_each_one_gives_back() -> None:
+    """Each is next for the votes of the others when it asks: the later ones have a lower order."""
     stage = Stage()
     clocks = {"c": 300, "b": 200, "a": 100}
     clients = {id: stage.client(clock) for id, clock in clocks.items()}
@@ -169,7 +169,7 @@ def test_of_several_with_one_vote_each_somebody_gives_back() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5])
-def test_whoever_is_next_keeps_what_a_release_that_is_under_way_has_handed_to_it(size: int) -> None:
+def test_the_next_claim_keeps_what_a_release_that_is_under_way_has_handed_to_it(size: int) -> None:
     stage = Stage(size)
     holder, waiter = stage.client(100), stage.client(200)
     granted(holder, "a")
@@ -205,7 +205,7 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
     first, second, third = (stage.client(clock) for clock in (100, 200, 300))
     stage.down(0, 1)
     with pytest.raises(BackendUnavailable):
-        ask(first, "a")  # a vote of one, which is not heard of any more
+        ask(first, "a")  # a vote of one, which is never used
     stage.down()
     stage.servers[0].deaf = stage.servers[1].slow = True
     assert isinstance(ask(second, "b"), Busy)  # two votes, one of them unheard; the other is given back, slowly
@@ -218,7 +218,7 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
     assert granted(third, "c") > fence
 
 
-def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() -> None:
+def test_a_fence_that_is_recorded_late_changes_nothing() -> None:
     server = Server()
     run_to_end(server.vote(claim("a"), fence=100, order=1, enqueue=False, within=WITHIN))
     assert run_to_end(server.record_fence(claim("a"), fence=200, instead_of=100, within=WITHIN))
@@ -227,7 +227,7 @@ def test_a_fence_that_was_to_be_written_back_and_comes_late_changes_nothing() ->
     assert run_to_end(server.inspect("x", within=WITHIN)).holders[0].fence == 200
 
 
-def test_whoever_stands_in_line_unheard_leaves_it_with_its_release() -> None:
+def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_reply() -> None:
     """Else the server would wait for one that is gone when it comes to its place."""
     stage = Stage()
     run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
@@ -269,7 +269,7 @@ def test_a_vote_of_a_server_that_has_known_a_higher_fence_takes_the_place_of_non
     assert renewed(client, "a", fence) is None
 
 
-def test_a_vote_of_a_server_that_started_anew_takes_the_place_of_none() -> None:
+def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none() -> None:
     stage = Stage()
     client = stage.client(100, rejoin=30.0)
     stage.down(2)
@@ -293,7 +293,7 @@ def test_the_rounds_of_one_try_share_its_time() -> None:
 # Fences
 
 
-def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_told() -> None:
+def test_a_fence_that_only_one_server_knew_is_recorded_at_a_majority_before_it_is_returned() -> None:
     stage = Stage()
     fast, slow, other = stage.client(1000), stage.client(100), stage.client(100)
     stage.down(2)
@@ -307,7 +307,7 @@ def test_a_fence_that_only_one_server_knew_is_known_to_a_majority_before_it_is_t
     assert fences == sorted(set(fences)), "fences grow, whatever the clocks show"
 
 
-def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
+def test_a_server_that_is_still_to_answer_may_make_a_majority_agree() -> None:
     stage = Stage()
     client = stage.client(100)
     run_to_end(stage.servers[0].vote(claim("z"), fence=200, order=1, enqueue=False, within=WITHIN))
@@ -315,7 +315,7 @@ def test_who_is_still_to_answer_may_make_a_majority_agree() -> None:
     assert granted(client, "a") == 100, "not 201, which one of three answered"
 
 
-def test_a_grant_whose_fence_cannot_be_written_back_does_not_count() -> None:
+def test_a_grant_whose_fence_cannot_be_recorded_does_not_count() -> None:
     stage = Stage()
     fast, slow = stage.client(1000), stage.client(100)
     stage.down(2)
@@ -327,14 +327,14 @@ def test_a_grant_whose_fence_cannot_be_written_back_does_not_count() -> None:
         raise BackendUnavailable("down")
 
     stage.servers[2].record_fence = breaks
-    with pytest.raises(BackendUnavailable, match="too few of them could be told its fence 1001"):
+    with pytest.raises(BackendUnavailable, match="too few of them recorded its fence 1001"):
         ask(slow, "b")
 
 
 # Whose vote counts
 
 
-def test_the_vote_of_a_server_that_started_anew_does_not_count_and_is_given_back() -> None:
+def test_the_vote_of_a_server_that_restarted_does_not_count_and_is_given_back() -> None:
     stage = Stage()
     client = stage.client(100, rejoin=30.0)
     stage.down(0)

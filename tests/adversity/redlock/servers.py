@@ -1,4 +1,4 @@
-"""Servers of a quorum for the stories of its trouble, each behind a wire that can be cut."""
+"""Servers of a quorum for the stories of its trouble, each behind a proxy that can be cut."""
 
 from __future__ import annotations
 

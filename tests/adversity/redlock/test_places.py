@@ -71,7 +71,7 @@ class TestPlaces(Promise):
         assert await held.release()
 
 
-def test_two_servers_that_hang_when_they_are_connected_to_cost_their_time_but_once() -> None:
+def test_two_servers_that_hang_when_they_are_connected_to_are_waited_for_together() -> None:
     async def in_a_loop(url: str) -> None:
         async with lockfast.aio.connect(url) as locks, locks.lock("x"):
             pass

@@ -1,4 +1,4 @@
-"""Where stories of a quorum play: real servers, each behind a wire that can be cut, in both worlds."""
+"""Where stories of a quorum play: real servers, each behind a proxy that can be cut, in both worlds."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_server_does_not_become_younger_with_a_new_connection(member: Member, 
     boot.now += 0.9  # and its second has not changed
     assert connect(member, 1) == pytest.approx(0.9)
     boot.now += 0.2
-    assert connect(member, 3) == pytest.approx(2.0), "it tells of more than was known"
+    assert connect(member, 3) == pytest.approx(2.0), "its uptime is more than was known"
 
 
 def test_a_server_that_restarted_is_as_young_as_it_says(member: Member, boot: Boot) -> None:

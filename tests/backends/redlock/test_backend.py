@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestMinorities(OnAQuorum):
-    async def test_a_majority_that_is_gone_is_told_apart_from_a_lock_that_is_held(self, stage: Stage) -> None:
+    async def test_a_missing_majority_is_not_reported_as_a_held_lock(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         held = await locks.lock("x", ttl=600).take()
         assert await locks.lock("x").acquire(blocking=False) is None
@@ -46,7 +46,7 @@ class TestMinorities(OnAQuorum):
             return bool(member.absent)
 
         await stage.until(missed, "its time to be over")
-        hasty(locks, HOUR)  # so long whoever waited for it would wait now
+        hasty(locks, HOUR)  # so long a round that waited for it would wait now
         for _ in range(10):
             assert await (await locks.lock("x").take()).release()
         hasty(locks)
@@ -72,7 +72,7 @@ class TestMinorities(OnAQuorum):
         assert await lease.release()
         await stage.until(lambda: self.at(stage, 0, "x") == LockInfo("x"), "the release")
 
-    async def test_what_a_server_missed_is_said_when_it_is_back(self, stage: Stage) -> None:
+    async def test_a_release_that_a_server_missed_is_sent_when_it_is_back(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
@@ -85,18 +85,18 @@ class TestMinorities(OnAQuorum):
             await (await locks.lock("y").take()).release()
             return self.at(stage, 2, "x") == LockInfo("x")
 
-        await stage.until(works_on, "the server to hear of the release")
+        await stage.until(works_on, "the release to reach the server")
 
-    async def test_what_a_server_missed_is_said_though_nobody_asks_for_anything_else(self, stage: Stage) -> None:
+    async def test_a_release_that_a_server_missed_is_sent_without_another_request(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x").holders), "all votes")
         self.quorum.proxies[2].refuse()
         assert await lease.release()
         self.quorum.proxies[2].heal()
-        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the server to be told")
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the release to reach the server")
 
-    async def test_a_server_that_becomes_a_replica_is_one_that_is_gone(self, stage: Stage) -> None:
+    async def test_a_server_that_becomes_a_replica_counts_as_gone(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=600).take()
         self.quorum.servers[2].keep_all()
@@ -120,9 +120,9 @@ class TestMinorities(OnAQuorum):
             return member.wrong is None
 
         await stage.until(is_back, "it to be one of them again")
-        assert member._born_at > since, "what it knows is what another server was told"
+        assert member._born_at > since, "its data is that of another server"
 
-    async def test_a_server_that_forgot_a_hold_is_given_it_again(self, stage: Stage) -> None:
+    async def test_a_server_that_forgot_a_hold_votes_for_it_again(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=60).take()
         await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "all votes")
@@ -169,7 +169,7 @@ class TestFences(OnAQuorum):
         assert backend_of(behind)._ahead >= hour - 60_000_000
         await second.release()
 
-    async def test_what_comes_late_changes_nothing_that_was_granted_since(self, stage: Stage) -> None:
+    async def test_a_late_request_changes_nothing_that_was_granted_since(self, stage: Stage) -> None:
         quorum = backend_of(await self.ready(stage))
         claim = Claim("0" * 32, Terms("x", "x", "me", 60.0))
 
@@ -191,7 +191,7 @@ class TestFences(OnAQuorum):
         assert self.quorum.at(0, "x") == LockInfo("x")
         assert (await ask("vote", fence=100, order=1, enqueue=False)).fence == first + 51, "it leaves no tombstone"
 
-    async def test_one_round_is_enough_where_nobody_disagrees(self, stage: Stage) -> None:
+    async def test_one_round_is_enough_where_all_servers_agree(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         await stage.until(lambda: self.at(stage, 2, "ready") == LockInfo("ready"), "the last release")
         recorded = 0
@@ -210,7 +210,7 @@ class TestFences(OnAQuorum):
 
 
 class TestWaiting(OnAQuorum):
-    async def test_waiters_stand_where_they_say_and_who_gives_back_keeps_its_place(self, stage: Stage) -> None:
+    async def test_waiters_are_served_by_their_order_and_a_vote_that_is_given_back_keeps_it(self, stage: Stage) -> None:
         quorum = backend_of(await self.ready(stage))
 
         async def ask(who: str, verb: str, **options: Any) -> Any:
@@ -220,17 +220,19 @@ class TestWaiting(OnAQuorum):
 
         held = await ask("a", "vote", fence=100, order=5)
         assert (await ask("b", "vote", fence=100, order=50)).position == 0
-        assert (await ask("c", "vote", fence=100, order=10)).position == 0, "it came later, but its place is before"
+        assert (await ask("c", "vote", fence=100, order=10)).position == 0, "it came later, but its order is before"
         assert (await ask("b", "vote", fence=100, order=50)).position == 1
         await ask("a", "give_back", up_to=held.fence, order=5)
         again = await ask("a", "vote", fence=100, order=5)
-        assert again.fence > held.fence, "it is the first in line, so it is served again"
+        assert again.fence > held.fence, "it is the first in the queue, so it is served again"
         await ask("a", "give_back", up_to=again.fence, order=70)
         assert isinstance(await ask("c", "vote", fence=100, order=10), Grant)
         assert (await ask("b", "vote", fence=100, order=50)).position == 0
-        assert (await ask("a", "vote", fence=100, order=70)).position == 1, "it is still in line, without having asked"
+        assert (await ask("a", "vote", fence=100, order=70)).position == 1, (
+            "it is still in the queue, without a request"
+        )
 
-    async def test_two_that_wait_for_each_others_vote_do_not_swap_them_for_ever(self, stage: Stage) -> None:
+    async def test_two_waiters_with_one_vote_each_do_not_swap_them_for_ever(self, stage: Stage) -> None:
         """One server is gone, so that both others are needed; each votes for another one, and both give back."""
         quorum = backend_of(await self.ready(stage))
 
@@ -249,9 +251,7 @@ class TestWaiting(OnAQuorum):
         assert isinstance(await ask(2, "a", "vote", fence=200), Grant), "both servers mean the same one"
 
     @pytest.mark.parametrize("away", range(3))
-    async def test_any_server_wakes_whoever_waits(
-        self, stage: Stage, away: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_any_server_wakes_a_waiter(self, stage: Stage, away: int, monkeypatch: pytest.MonkeyPatch) -> None:
         never_look(monkeypatch)
         holder, locks = await self.ready(stage), await self.ready(stage)
         self.quorum.proxies[away].refuse()
@@ -329,7 +329,7 @@ class TestRequests(OnAQuorum):
 class TestPatience(OnAQuorum):
     options = f"rejoin=0&node_timeout={HOUR}"
 
-    async def test_a_slow_server_costs_whoever_only_tries_little(self, stage: Stage) -> None:
+    async def test_a_slow_server_delays_a_single_try_little(self, stage: Stage) -> None:
         locks, other = await self.ready(stage), await self.ready(stage)
         held = await other.lock("x").take()
         self.quorum.proxies[1].black_hole()
@@ -339,7 +339,7 @@ class TestPatience(OnAQuorum):
         assert await held.release()
         await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "no vote to be left")
 
-    async def test_a_slow_server_costs_a_claim_that_gives_up_little_and_does_not_count_as_gone(
+    async def test_a_slow_server_delays_a_claim_that_times_out_little_and_does_not_count_as_gone(
         self, stage: Stage
     ) -> None:
         locks, other = await self.ready(stage), await self.ready(stage)

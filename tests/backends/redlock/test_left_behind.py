@@ -1,4 +1,4 @@
-"""What a client of a quorum leaves behind: votes that nobody heard of, and what a server could not be told."""
+"""What a client of a quorum leaves behind: votes whose replies were lost, requests that could not be sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 class TestServersThatMissSomething(OnAQuorum):
-    async def test_a_try_in_vain_leaves_no_vote_that_was_not_heard_of(self, stage: Stage) -> None:
+    async def test_a_failed_try_leaves_no_vote_whose_reply_was_lost(self, stage: Stage) -> None:
         self.quorum.proxies[2].refuse()
         held = await stage.locks().lock("wanted", ttl=600, wait=LIMIT).take()
         self.quorum.proxies[2].heal()
@@ -38,7 +38,7 @@ class TestServersThatMissSomething(OnAQuorum):
         await stage.until(lambda: self.at(stage, 2, "wanted") == LockInfo("wanted"), "the vote to be taken back")
         assert await held.release()
 
-    async def test_a_release_that_was_lost_is_said_again_though_nobody_asks_anything(self, stage: Stage) -> None:
+    async def test_a_release_that_was_lost_is_sent_again_without_another_request(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x-files", ttl=600).take()
         await stage.until(lambda: bool(self.at(stage, 2, "x-files").holders), "all votes")
@@ -46,7 +46,7 @@ class TestServersThatMissSomething(OnAQuorum):
         lost = self.quorum.proxies[2].lose(b"x-files")
         assert await lease.release()
         assert lost.is_set()
-        await stage.until(lambda: self.at(stage, 2, "x-files") == LockInfo("x-files"), "the release to be said again")
+        await stage.until(lambda: self.at(stage, 2, "x-files") == LockInfo("x-files"), "the release to be sent again")
 
     async def test_a_server_that_hangs_when_it_is_connected_to_costs_no_vote_of_the_others(self, stage: Stage) -> None:
         self.quorum.proxies[0].black_hole()
@@ -55,14 +55,14 @@ class TestServersThatMissSomething(OnAQuorum):
         assert isinstance(answer, Grant)
         assert self.quorum.held_at("x") == [False, True, True]
 
-    async def test_a_slow_server_costs_a_release_little(self, stage: Stage) -> None:
-        locks = hasty(await self.ready(stage), HOUR)  # so long whoever waited for it would wait
+    async def test_a_slow_server_delays_a_release_little(self, stage: Stage) -> None:
+        locks = hasty(await self.ready(stage), HOUR)  # so long a round that waited for it would wait
         self.quorum.proxies[1].black_hole()
         for _ in range(5):
             lease = await locks.lock("x", ttl=600).take()
             assert await lease.release()
         self.quorum.proxies[1].heal()
-        await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "the slow server to have heard of all")
+        await stage.until(lambda: self.at(stage, 1, "x") == LockInfo("x"), "all releases to reach the slow server")
 
     async def test_a_server_that_answers_after_the_majority_is_sent_all_by_the_connections_there_are(
         self, stage: Stage
@@ -98,7 +98,7 @@ class TestServersThatMissSomething(OnAQuorum):
         assert await lease.release()
         self.quorum.proxies[1].heal()
 
-    async def test_the_slowest_server_is_given_again_what_it_forgot_too(self, stage: Stage) -> None:
+    async def test_the_slowest_server_votes_again_for_what_it_forgot_too(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         lease = await locks.lock("x", ttl=60).take()
         await stage.until(lambda: bool(self.at(stage, 1, "x").holders), "all votes")
@@ -142,7 +142,7 @@ class TestServersThatMissSomething(OnAQuorum):
             await renewed(stage, leases[-1])
         assert all(lease.held for lease in leases)
 
-    async def test_whoever_waits_does_not_wait_for_a_subscription_at_a_server_that_is_gone(self, stage: Stage) -> None:
+    async def test_a_waiter_does_not_wait_for_a_subscription_at_a_server_that_is_gone(self, stage: Stage) -> None:
         locks = await self.ready(stage)
         await locks.lock("x", ttl=HOUR).take()
         waiter = stage.start(locks.lock("x", wait=HOUR).take())
@@ -157,7 +157,7 @@ class TestServersThatMissSomething(OnAQuorum):
             return bool(backend._fanout.members[2].absent)
 
         await stage.until(missed, "its time to be over")
-        hasty(locks, HOUR)  # so long whoever waited for it would wait now
+        hasty(locks, HOUR)  # so long a round that waited for it would wait now
         for _ in range(6):
             await backend.acquire(claim, enqueue=True, within=HOUR)
         assert not waiter.done
@@ -211,15 +211,15 @@ def _fanout(locks: lockfast.Locks) -> Any:
 def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
     locks = lockfast.connect("redlock://h1,h2,h3")
     backend: Any = locks._logic.engine.backend
-    backend._renewing = 1  # in a thread that the child has not
+    backend._renewals._under_way = 1  # in a thread that the child has not
     backend.after_fork(child=True)
     with pytest.raises(BackendUnavailable):
         drive(backend.release(Claim("c" * 32, Terms("x", "x", "me", 60.0)), linger=0.0, within=0.1))
-    assert not backend._ended
+    assert not backend._renewals._ended
     locks.close()
 
 
-def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_others_are_doubted(
+def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redis_quorum_blocking, "MAX_LATE_CLAIMS", 2)
@@ -233,7 +233,7 @@ def test_of_votes_that_nobody_asks_after_only_so_many_are_remembered_and_the_oth
         assert in_doubt == [(0, "a"), (1, "a"), (2, "a")]
 
 
-def test_whoever_looks_for_servers_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_reconnects_is_replaced_if_it_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()
 
     def breaks(*_: object) -> None:

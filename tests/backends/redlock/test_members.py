@@ -39,5 +39,5 @@ def test_a_server_may_be_older_than_the_boot_of_its_clients_machine() -> None:
 
 
 @pytest.mark.usefixtures("booted")
-def test_a_server_that_started_anew_is_as_young_as_it_says() -> None:
+def test_a_server_that_restarted_is_as_young_as_its_uptime() -> None:
     assert introduced("uptime_in_seconds:11").age() == pytest.approx(10.0)

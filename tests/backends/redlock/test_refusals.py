@@ -1,4 +1,4 @@
-"""Who is refused as a server of a quorum, what is told of each, and what cannot be done on one at all."""
+"""Which servers are refused, what is reported of each, and what a quorum cannot do at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_same_address_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("option", ["rejoin=soon", "node_timeout=0", "rejoin=-1"])
-def test_an_option_that_is_no_time_is_refused(option: str) -> None:
+def test_an_option_that_is_no_number_of_seconds_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match="is a number of seconds"):
         lockfast.connect(f"redlock://h1,h2,h3?{option}")
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_done_on_a_quorum_is_refused_at_construction() -> None:
         lockfast.connect("redlock://h1,h2,h3", replicas=1)
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_an_object_that_is_no_client_is_refused() -> None:
     with pytest.raises(ValueError, match="clients or URLs of Redis, not of int"):
         lockfast.connect([1, 2, 3])  # type: ignore[list-item]
 
@@ -74,7 +74,7 @@ def test_what_is_no_client_is_refused() -> None:
         ("redis://h1/0#x", "takes no fragment"),
     ],
 )
-def test_a_url_in_a_list_is_as_good_as_alone(url: str, why: str) -> None:
+def test_a_url_in_a_list_is_checked_as_one_alone(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         lockfast.connect([url, "redis://h2", "redis://h3"])
 
@@ -86,7 +86,7 @@ def quorum() -> Iterator[Quorum]:
 
 
 def in_both_worlds(url: UrlOrClient, wait: float = LIMIT) -> list[BackendUnavailable]:
-    """What it says to whoever wants a lock there."""
+    """The errors of an acquire there."""
 
     async def in_a_loop() -> None:
         async with lockfast.aio.connect(url) as locks, locks.lock("x", wait=wait):
@@ -125,7 +125,7 @@ def test_a_node_of_a_cluster_is_refused(quorum: Quorum) -> None:
             assert not error.transient
 
 
-def test_one_server_that_stays_out_of_reach_is_warned_of_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_stays_out_of_reach_is_logged_once(quorum: Quorum, caplog: pytest.LogCaptureFixture) -> None:
     quorum.servers[2].configure("requirepass", "secret")
     with lockfast.connect(quorum.url()) as locks:
         member = locks._logic.engine.backend._fanout.members[2]  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def test_a_server_that_does_not_say_what_it_is_is_refused(quorum: Quorum) -> Non
         assert not error.transient
 
 
-def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
+def test_the_error_says_why_servers_cannot_be_connected_to(quorum: Quorum) -> None:
     for server in quorum.servers[:2]:
         server.configure("requirepass", "secret")
     for error in in_both_worlds(quorum.url()):
@@ -157,7 +157,7 @@ def test_why_servers_cannot_be_connected_to_is_told(quorum: Quorum) -> None:
         assert not error.transient, "it stays so, however often it is tried"
 
 
-def test_a_server_that_started_anew_is_kept_out_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_restarted_is_kept_out_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with lockfast.connect(quorum.url("")) as locks:
@@ -226,7 +226,7 @@ def test_clients_and_urls_are_taken_in_a_list(quorum: Quorum) -> None:
         assert quorum.held_at("x").count(True) >= 2
 
 
-def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
+def test_the_doctor_reports_each_server_in_both_worlds(quorum: Quorum) -> None:
     async def in_a_loop(url: str) -> Diagnosis:
         async with lockfast.aio.connect(url) as locks:
             return await locks.doctor()
@@ -252,20 +252,20 @@ def test_the_doctor_tells_of_each_server_in_both_worlds(quorum: Quorum) -> None:
     assert in_a_thread(quorum.url()).works, "two of three"
 
 
-def test_whoever_asks_a_silent_server_again_does_not_disturb_its_timer(quorum: Quorum) -> None:
-    async def complaints() -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+def test_a_second_request_to_a_silent_server_does_not_disturb_its_timer(quorum: Quorum) -> None:
+    async def use() -> list[dict[str, Any]]:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
         async with lockfast.aio.connect(quorum.url()) as locks, locks.lock("x"):
             quorum.proxies[1].black_hole()
             assert [info.name for info in await locks.list()] == ["x"]
             quorum.proxies[1].heal()
-        return told
+        return complaints
 
-    assert asyncio.run(complaints()) == []
+    assert asyncio.run(use()) == []
 
 
-def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum) -> None:
+def test_close_ends_connections_that_are_being_made(quorum: Quorum) -> None:
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
@@ -287,7 +287,7 @@ def test_when_it_is_closed_nobody_is_being_connected_to_any_more(quorum: Quorum)
     asyncio.run(use())
 
 
-def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
+def test_a_connection_that_is_made_in_spite_of_close_is_not_made_again(
     quorum: Quorum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On Python 3.11 `asyncio.wait_for` may swallow a cancellation, and redis-py uses it."""
@@ -312,15 +312,15 @@ def test_a_connection_that_is_made_in_spite_of_the_close_is_not_made_again(
     asyncio.run(use())
 
 
-def test_when_it_is_closed_the_loop_has_nothing_left_of_its_connections(quorum: Quorum) -> None:
+def test_close_leaves_no_connection_in_the_loop(quorum: Quorum) -> None:
     async def use() -> None:
         locks = lockfast.aio.connect(quorum.url())
         async with locks.lock("x", wait=LIMIT):
             backend: Any = locks._logic.engine.backend
-            lines = list(filter(None, backend._fanout._connections))
+            connections = list(filter(None, backend._fanout._connections))
         await locks.close()
-        assert len(lines) > 1
-        assert all(line._gone.is_set() for line in lines), "somebody may close the loop next"
+        assert len(connections) > 1
+        assert all(connection._gone.is_set() for connection in connections), "the caller may close the loop next"
         assert not any(backend._fanout._connections), "if they are another loop's, they end when they are forgotten"
 
     asyncio.run(use())

@@ -1,4 +1,4 @@
-"""A quorum of independent servers: whoever holds at a majority of them, holds.
+"""A quorum of independent servers: a claim that holds at a majority of them holds the lock.
 
 Decides: what is given back and what is repaired, when a lease is still held, and what a majority says.
 Leaves to `votes`: when votes are a grant. Leaves to the nodes: each step at each server. Leaves to the fan-out: to
@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from lockfast._bounded import BoundedDict
-from lockfast._model import Capabilities, Claim, Grant, Health, LockInfo, Observation, Renewal
+from lockfast._model import Capabilities, Claim, Health, LockInfo, Observation, Renewal
 from lockfast._time import first_fence
 from lockfast.backends.optional import WithoutValues
 from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_them, has_answered
 from lockfast.backends.redlock.observing import Observations
-from lockfast.backends.redlock.tally import answers, by_lease, kept, merged
-from lockfast.backends.redlock.votes import MAX_HISTORIES, Node, Votes, ignore
+from lockfast.backends.redlock.quorum import Node, Quorum, ignore
+from lockfast.backends.redlock.renewals import Renewals
+from lockfast.backends.redlock.tally import answers, merged
+from lockfast.backends.redlock.votes import MAX_HISTORIES, Votes
 from lockfast.errors import BackendUnavailable
 
-FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
-REPAIR_S: Final = 0.1  # for which a renewal asks servers again for the votes that they lost: its caller waits
 USUAL_TTL_S: Final = 30.0  # what a lock has by default, for a client that has not asked for any yet
 
 
@@ -41,95 +41,18 @@ class QuorumBackend(Votes, WithoutValues):
         micros: Callable[[], int] = first_fence,
         rejoin: float | None = None,
     ) -> None:
-        """`rejoin` is how long a server that started anew is kept out; None: the longest ttl we were asked for."""
-        super().__init__(nodes, fanout, chance=chance, micros=micros, rejoin=rejoin)
+        """`rejoin` is how long a server that restarted is kept out; None: the longest ttl that was asked for."""
+        super().__init__(Quorum(nodes, fanout, rejoin), chance=chance, micros=micros)
         self._observations = BoundedDict[str, Observations](MAX_HISTORIES)  # by claim that observes
-        self._renewing = 0  # renewals under way
-        self._renewals = 0  # that there were
-        self._ended: set[str] = set()  # claims that were let go of meanwhile
+        self._renewals = Renewals(self._quorum)
 
     # What is held
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        self._renewals += 1
-        wanted = len(self._nodes) if self._renewals % FULL_ROUND_EVERY == 0 else self._majority
-
-        def enough(results: Sequence[Any]) -> bool:
-            return answers(results) >= wanted and None not in self._kept(results, len(batch))
-
-        self._renewing += 1
-        try:
-            verbs = [node.renew(batch, within=within) for node in self._nodes]
-            results = await self._fanout.ask(verbs, enough, within=within)
-            if not any(map(has_answered, results)):
-                raise self._too_few(results, "leases cannot be renewed")
-            votes = by_lease(results, len(batch))
-            lost: dict[int, builtins.list[Renewal]] = {}  # by node
-            for renewal, each in zip(batch, votes, strict=True):
-                if True in each and kept(each, len(self._nodes)) is not False:
-                    for number in [number for number, vote in enumerate(each) if vote is False]:
-                        lost.setdefault(number, []).append(renewal)
-            if lost:
-                regained = await self._repair(lost, within)
-                for renewal, each in zip(batch, votes, strict=True):
-                    for number in lost:
-                        if has_answered(regained[number]) and renewal.claim.id in regained[number]:
-                            each[number] = True
-            return [kept(each, len(self._nodes)) for each in votes]
-        finally:
-            self._renewing -= 1
-            if not self._renewing:
-                self._ended.clear()
-
-    def _kept(self, results: Sequence[Any], leases: int) -> builtins.list[bool | None]:
-        return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
-
-    async def _repair(self, lost: dict[int, builtins.list[Renewal]], within: float) -> builtins.list[Any]:
-        """A node lost holds, or never had them: it takes them again where it is free. By node: the claims that count.
-
-        The holder asks while it holds, so no other claim can have a majority: a vote that was missing may take the
-        place of one that cannot be reached.
-        """
-        until = self._fanout.now() + REPAIR_S
-        verbs = [
-            self._vote_again(node, lost[number], until, within) if number in lost else None
-            for number, node in enumerate(self._nodes)
-        ]
-
-        def enough(results: Sequence[Any]) -> bool:
-            return answers(results) >= len(lost)
-
-        return await self._fanout.ask(verbs, enough, within=within, late=ignore)
-
-    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
-        """As often as there is time for; the rest comes with the next renewal."""
-        regained = set()
-        for number, (claim, ttl, fence) in enumerate(lost):
-            if number and self._fanout.now() >= until:
-                break
-            if await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
-                regained.add(claim.id)
-        return regained
-
-    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> bool:
-        """Whether the vote counts: the node has known of no higher fence, and not forgotten any."""
-        if claim.id in self._ended:
-            return False
-        try:
-            answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
-        except BaseException:
-            node.mark_in_doubt(claim.id)  # it may still arrive, after the release
-            raise
-        if isinstance(answer, Grant) and answer.fence != fence:
-            await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
-        if claim.id in self._ended:
-            await node.abandon(claim, within=within)
-            return False
-        return isinstance(answer, Grant) and answer.fence == fence and self._counts(node, claim)
+        return await self._renewals.renew(batch, within=within)
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
-        if self._renewing:
-            self._ended.add(claim.id)
+        self._renewals.end(claim)
         until = self._fanout.now() + within
         results: Sequence[Any] = ()
         if not linger and self._is_uncontended(claim):
@@ -137,21 +60,21 @@ class QuorumBackend(Votes, WithoutValues):
 
             def late(number: int, result: Any) -> None:
                 if result not in (0, 1):
-                    self._clean_up_later(claim, number)
+                    self._quorum.clean_up_later(claim, number)
 
             def settled(results: Sequence[Any]) -> bool:
-                return results.count(1) >= self._majority
+                return results.count(1) >= self._quorum.majority
 
             verbs = [request] * len(self._nodes)
             results = await self._fanout.ask(
                 verbs, all_of_them, within=within, claim=claim.id, settled=settled, late=late
             )
-            freed = results.count(1) >= self._majority and all(map(_is_over, results))
+            freed = results.count(1) >= self._quorum.majority and all(map(_is_over, results))
             if freed and not self._may_come_late(claim, results):
                 self._clean_up_where_needed(claim, results)
                 self._histories.pop(claim.id, None)
                 return True
-        return await self._release(claim, results, linger, self._time_left(until), successor)
+        return await self._release(claim, results, linger, self._quorum.time_left(until), successor)
 
     def _may_come_late(self, claim: Claim, results: Sequence[Any]) -> bool:
         """Some server has nothing to release, and that may be because the vote is still on its way there."""
@@ -177,35 +100,36 @@ class QuorumBackend(Votes, WithoutValues):
         def yes(results: Sequence[Any]) -> int:
             return len(freed) + sum([one is True for one in results])
 
-        results = await self._to_the_end(claim, verbs, lambda results: yes(results) >= self._majority, within)
+        results = await self._to_the_end(claim, verbs, lambda results: yes(results) >= self._quorum.majority, within)
         answered = len(freed) + answers(results)
-        if answered < self._majority:
-            raise self._too_few(results, f"lock {claim.terms.name!r} cannot be released")
+        if answered < self._quorum.majority:
+            raise self._quorum.too_few(results, f"lock {claim.terms.name!r} cannot be released")
         self._histories.pop(claim.id, None)
         maybe = len(results) - answered + sum([results[node] is False for node in unknown])
-        return yes(results) + maybe >= self._majority
+        return yes(results) + maybe >= self._quorum.majority
 
     async def abandon(self, claim: Claim, *, within: float) -> None:
-        if self._renewing:
-            self._ended.add(claim.id)
+        self._renewals.end(claim)
         self._histories.pop(claim.id, None)
         self._observations.pop(claim.id, None)
         try:
             verbs = [node.abandon(claim, within=within) for node in self._nodes]
-            results = await self._to_the_end(claim, verbs, lambda results: answers(results) >= self._majority, within)
-            if answers(results) < self._majority:
-                raise self._too_few(results, f"lock {claim.terms.name!r} cannot be given up")
+            results = await self._to_the_end(
+                claim, verbs, lambda results: answers(results) >= self._quorum.majority, within
+            )
+            if answers(results) < self._quorum.majority:
+                raise self._quorum.too_few(results, f"lock {claim.terms.name!r} cannot be given up")
         finally:
             self._fanout.wakeups.forget(claim)
 
     async def _to_the_end(
         self, claim: Claim, verbs: Sequence[Verb | None], settled: Enough, within: float
     ) -> builtins.list[Any]:
-        """What ends a claim reaches every server, though nobody waits for the slow ones."""
+        """What ends a claim reaches every server, though the caller does not wait for the slow ones."""
 
         def late(number: int, result: Any) -> None:
             if result.__class__ is BackendUnavailable:
-                self._clean_up_later(claim, number)
+                self._quorum.clean_up_later(claim, number)
 
         results = await self._fanout.ask(verbs, all_of_them, within=within, claim=claim.id, settled=settled, late=late)
         self._clean_up_where_needed(claim, results)
@@ -215,7 +139,7 @@ class QuorumBackend(Votes, WithoutValues):
         """Where the outcome is not known, or where a request may have been overtaken."""
         for number, node in enumerate(self._nodes):
             if results[number].__class__ is BackendUnavailable or node.is_in_doubt(claim.id):
-                self._clean_up_later(claim, number)
+                self._quorum.clean_up_later(claim, number)
 
     # What can be seen
 
@@ -229,8 +153,8 @@ class QuorumBackend(Votes, WithoutValues):
             for number, node in enumerate(self._nodes)
         ]
         results = await self._fanout.ask(verbs, all_of_them, within=within, claim=claim.id, late=ignore)
-        if answers(results) < self._majority:
-            raise self._too_few(results, f"{claim.terms.name!r} cannot be observed")
+        if answers(results) < self._quorum.majority:
+            raise self._quorum.too_few(results, f"{claim.terms.name!r} cannot be observed")
         return observations.see(results, after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
@@ -253,14 +177,14 @@ class QuorumBackend(Votes, WithoutValues):
         return [info for info in infos if info.holders or info.waiters or info.damage]
 
     async def check_up(self) -> builtins.list[Health]:
-        until = (self._longest or USUAL_TTL_S) if self._rejoin is None else self._rejoin
+        until = (self._quorum.longest_ttl or USUAL_TTL_S) if self._quorum.rejoin is None else self._quorum.rejoin
         healths = zip(await self._fanout.check_up(), self._nodes, strict=True)
         return [health._replace(kept_out=max(0.0, until - node.age()) * health.reachable) for health, node in healths]
 
     async def _question(self, verbs: Sequence[Verb], what: str, within: float) -> builtins.list[Any]:
         results = await self._fanout.ask(verbs, all_of_them, within=within, late=ignore)
-        if answers(results) < self._majority:
-            raise self._too_few(results, f"{what} cannot be asked about")
+        if answers(results) < self._quorum.majority:
+            raise self._quorum.too_few(results, f"{what} cannot be asked about")
         return results
 
     async def close(self) -> None:
@@ -271,7 +195,7 @@ class QuorumBackend(Votes, WithoutValues):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._renewing, self._ended = 0, set()  # who renewed is not there any more
+            self._renewals.after_fork()
             self._fanout.after_fork()
 
 

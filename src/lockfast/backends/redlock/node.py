@@ -1,7 +1,7 @@
 """One Redis server as a member of a quorum: all that the single server can, and votes.
 
-Decides: how a vote is asked for, with a fence that the client proposes, and how a fence is written back.
-Leaves to `redis`: everything else that one server is asked. Leaves to `quorum`: what the votes of all mean.
+Decides: how a vote is asked for, with a fence that the client proposes, and how a fence is recorded.
+Leaves to `redis`: every other request to one server. Leaves to `votes`: what the votes of all mean.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _quick_vote(terms: Terms) -> Prepared:
 class NodeDriver(RedisDriver):
     def __init__(self, member: Member, wires: Connections, now: Callable[[], float] | None) -> None:
         super().__init__(member, wires, now)
-        self._greeted = self._direct = True  # a member is looked at with every connection
+        self._greeted = self._direct = True  # each new connection asks the server what it is
 
 
 class RedisNode(RedisBackend):
@@ -43,29 +43,29 @@ class RedisNode(RedisBackend):
         super().__init__(driver)
         self._member = member
         member.mark_in_doubt = self.mark_in_doubt
-        self._asked: dict[str, tuple[int, int]] = {}  # by claim whose vote is being asked for: the proposal, its place
+        self._asked: dict[str, tuple[int, int]] = {}  # by claim that a vote is asked for: its proposal and its order
 
     @property
     def name(self) -> str:
         return self._member.name
 
     def age(self) -> float:
-        """Seconds for which it has known all that it was told, as far as that can be known."""
+        """Seconds for which it has remembered everything, as far as that can be known."""
         return self._member.age()
 
     def mark_in_doubt(self, id: str) -> None:
-        """A request of this claim may still arrive, after whatever is asked next."""
+        """A request of this claim may still arrive, after the next one."""
         self._in_doubt.add(id)
 
     def is_in_doubt(self, id: str) -> bool:
         return id in self._in_doubt
 
     def is_uncontended(self, claim: Claim) -> bool:
-        """Whether nothing is known that the quick scripts could not deal with."""
+        """Whether the quick scripts are enough, as far as is known."""
         return claim.terms.key not in self._contended and claim.id not in self._in_doubt
 
     def quick_vote(self, claim: Claim, fence: int) -> bytes:
-        """What every server can be asked in the same words: it votes if the name is free. Answers a fence or None."""
+        """The same request for every server: it votes if the name is free. Its reply is a fence or None."""
         _, _, size, before, after = _quick_vote(claim.terms)
         now = self._now()
         return b"*%d\r\n%b$%d\r\n%b\r\n%b$16\r\n%016d\r\n%b" % (
@@ -84,13 +84,13 @@ class RedisNode(RedisBackend):
         return command("SCRIPT", "LOAD", source("redlock/vote_quick"))
 
     def quick_release(self, claim: Claim) -> bytes:
-        """Answers 1 if it held and nobody waits, 0 if it did not hold, None if there is more to be looked at."""
+        """Its reply is 1 if the claim held and none waits, 0 if it did not hold, None if `release` has to decide."""
         return self._request(requests.quick_release(claim.terms.key), claim.id)
 
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
-        """As `acquire`; what is granted has the fence that was proposed, or a higher one if that was given out here.
+        """As `acquire`; a grant has the fence that was proposed, or a higher one if that was given out here.
 
-        Who has to wait has that place in line, before all who have a higher one.
+        A claim that has to wait stands before all that have a higher `order`.
         """
         self._asked[claim.id] = fence, order
         try:
@@ -114,12 +114,12 @@ class RedisNode(RedisBackend):
         return await self._driver.run(prepared.script, prepared.key, request, within)
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
-        """From now on the claim's hold goes by that fence, and later ones are higher. False if it has neither."""
+        """From now on the claim's hold has that fence, and later ones are higher. False if its hold has neither."""
         args: tuple[str | bytes | int, ...] = (claim.id, fence, instead_of, *self._now())
         return bool(await self._run("redlock/record_fence", claim.terms.key, args, within) == 1)
 
     async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
-        """End what the claim was granted with a fence up to that one. It may be granted anew; or it waits."""
+        """End the claim's hold if its fence is not above `up_to`. The claim may be granted again; or it waits."""
         address = self._driver.wakeups.address if enqueue else ""
         args: tuple[str | bytes | int, ...] = (claim.id, up_to, order, address, *self._now())
         await self._run("redlock/give_back", claim.terms.key, args, within)

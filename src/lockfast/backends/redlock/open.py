@@ -23,7 +23,7 @@ from lockfast.backends.redlock.io.fanout import open_fanout
 from lockfast.backends.redlock.io.members import members_of
 from lockfast.backends.redlock.node import LOADED_AT_ONCE, NodeDriver, RedisNode
 
-NODE_TIMEOUT_S: Final = 0.25  # that one server may take, where nothing else is said: there are others
+NODE_TIMEOUT_S: Final = 0.25  # that one server may take by default: there are others
 _OF_ONE_SERVER: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
 
 

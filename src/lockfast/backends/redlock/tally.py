@@ -1,7 +1,7 @@
 """What the answers of several servers mean together: pure functions.
 
 Decides: what a majority says about holds, fences, queues and renewals.
-Leaves to `quorum`: to ask, and to act on it.
+Leaves to `votes` and `backend`: to ask, and to act on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Tally(NamedTuple):
     """One round of votes. Nodes are known by their number."""
 
     granted: dict[int, Grant]  # whether they count or not
-    counted: frozenset[int]  # those that granted, and whose vote counts
+    counted: frozenset[int]  # the nodes that granted and whose vote counts
     busy: dict[int, Busy]
 
     @property
@@ -36,7 +36,7 @@ def tally(results: Sequence[Any], counts: Sequence[bool]) -> Tally:
 def agreed_fence(votes: Tally, majority: int, void: int = 0) -> tuple[int, bool]:
     """The fence of a grant, and whether a majority has it already; else it is the highest, and to be written back.
 
-    It is above `void`: up to there, whatever the nodes say may be taken back by what is still on its way to them.
+    It is above `void`: up to there, a request that is still under way may take back what the nodes answered.
 
     Any majority has a node in common with the one that knows the last fence, and no node gives out what is not above
     all that it knows: so what a majority agrees on is above that, and so is the highest of any majority.
@@ -51,16 +51,16 @@ def answers(results: Sequence[Any]) -> int:
 
 
 def by_lease(results: Sequence[Any], leases: int) -> list[list[bool | None]]:
-    """What each node says of each lease; None where it is not known."""
+    """What each node answers about each lease; None where it is not known."""
     return [[one[lease] if has_answered(one) else None for one in results] for lease in range(leases)]
 
 
 def is_next(votes: Tally, majority: int) -> bool:
-    """Whether the claim is first in line at a majority for what one claim holds there: it may keep what it was granted.
+    """Whether the claim is next at a majority for what one claim holds there: it may keep what it was granted.
 
-    A place in line is as it was when the server answered: another claim may have come before this one since. So where
-    several claims have a vote each, all of them may be first in line for the others' votes, and none would give back.
-    A server where nobody holds counts as well: it is reserved for a claim of a later place, which will give it back.
+    A position is as it was when the server answered: another claim may have come before this one since. So where
+    several claims have a vote each, all of them may be next for the others' votes, and none would give back.
+    A server where no claim holds counts as well: it is reserved for a claim of a later order, which will give it back.
     """
     first = [busy for busy in votes.busy.values() if busy.position == 0]
     return _largest_hold(first) + sum(busy.claim_id is None for busy in first) >= majority
@@ -72,7 +72,7 @@ def is_held(votes: Tally, majority: int) -> bool:
 
 
 def _largest_hold(answers: Iterable[Busy]) -> int:
-    """How many of them name the claim that most of them name."""
+    """How many answers name the claim that most of them name."""
     claims = Counter(busy.claim_id for busy in answers if busy.claim_id is not None)
     return max(claims.values(), default=0)
 
@@ -86,7 +86,7 @@ def kept(votes: Sequence[bool | None], nodes: int) -> bool | None:
 
 
 def merged(key: str, results: Sequence[Any], nodes: Sequence[str]) -> LockInfo:
-    """Who holds it at a majority, as far as that can be known when some do not answer, or have a damaged record.
+    """The holders at a majority, as far as that can be known when some do not answer, or have a damaged record.
 
     As long as the others are a majority, what is damaged is shown and has no effect.
     """
@@ -110,7 +110,7 @@ def _is_damaged(info: Any) -> bool:
 
 
 def _queue(info: LockInfo, holders: Sequence[HolderInfo]) -> tuple[str, ...]:
-    """Those who wait at one server, but for whoever holds at a majority and still stands in line here."""
+    """The waiters at one server, without a claim that holds at a majority and is still in the queue here."""
     inside = {holder.claim_id for holder in info.holders}
     queue = list(info.queue)
     for holder in holders:
@@ -128,7 +128,7 @@ def _one(found: Sequence[HolderInfo], majority: int) -> HolderInfo:
 
 
 def busy_of(votes: Tally, majority: int) -> Busy:
-    """How a claim stands that was not granted: in line where most nodes see it."""
+    """The answer to a claim that was not granted: its position is the one that most nodes see."""
     all_busy = votes.busy.values()
     holders = Counter(busy.holder for busy in all_busy if busy.holder is not None)
     positions = sorted(busy.position for busy in all_busy)

@@ -74,11 +74,6 @@ def command(*values: str | bytes | int) -> bytes:
     return b"*%d\r\n%b" % (len(values), words(*values))
 
 
-def as_sent(reply: bytes | int) -> bytes:
-    """That reply as a server sends it."""
-    return b":%d\r\n" % reply if isinstance(reply, int) else b"$%d\r\n%b\r\n" % (len(reply), reply)
-
-
 def call(script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> bytes:
     """A whole request that runs a script."""
     return b"*%d\r\n%b%b" % (3 + len(keys) + len(args), script.digest, words(len(keys), *keys, *args))

@@ -20,7 +20,7 @@ from lockfast._worlds.asyncio_ import background_task, end_tasks
 from lockfast.backends.redis.io.asyncio_ import AsyncioConnection, AsyncioSubscription
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, new_channel, refusal, unavailable
 from lockfast.backends.redlock.io.fanout import Enough, Late, NodeConnections, Verbs
-from lockfast.backends.redlock.io.members import SOONEST, Member, refuse_wrong
+from lockfast.backends.redlock.io.members import RETRY_MIN_S, Member, refuse_wrong
 from lockfast.backends.redlock.io.rounds import PendingReply, Round
 from lockfast.backends.redlock.io.stragglers import CleanUps
 from lockfast.backends.wakeups import WAKE_ALL
@@ -188,7 +188,7 @@ class AsyncioFanout:
         def connected(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
             if task.cancelled() or isinstance(error, BackendUnavailable):
-                round.fail(node, error or unavailable(member.name, "was let go of"))  # type: ignore[arg-type]
+                round.fail(node, error or unavailable(member.name, "was disconnected"))  # type: ignore[arg-type]
             elif node in round.pending:
                 go_on()
 
@@ -242,10 +242,10 @@ class AsyncioFanout:
     # What could not be sent while a server was gone
 
     def _retry_soon(self, node: int) -> None:
-        """Though nobody else may ask it anything: others may want what it keeps."""
+        """Even if nothing else is asked of it: other claims may want what it keeps."""
         assert self._loop is not None
         if node not in self._retries and not self._closed:
-            seconds = max(SOONEST, self.members[node].try_at - boot_now())
+            seconds = max(RETRY_MIN_S, self.members[node].try_at - boot_now())
             self._retries[node] = self._loop.call_later(seconds, self._retry, node)
 
     def _retry(self, node: int) -> None:

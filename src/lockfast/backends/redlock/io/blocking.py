@@ -189,7 +189,7 @@ class BlockingFanout:
         with self._subscribing[node]:
             if wakeups.subscribed:
                 return None
-            if member.absent:  # nobody waits for it until it is back
+            if member.absent:  # no round waits for it until it is back
                 return member.out_of_reach()
             started = boot_now()
             try:
@@ -210,9 +210,9 @@ class BlockingFanout:
 
     async def close(self) -> None:
         self._closed = True
+        self._stragglers.close()
         while self._idle:
             self._idle.pop().close()
-        self._stragglers.close()
         self.wakeups.close()
 
     def after_fork(self) -> None:

@@ -220,7 +220,7 @@ class ConnectionSet:
         for node in range(len(self.connections)):
             connection = self.take_out(node)
             if connection is not None:
-                connection.end("was let go of")
+                connection.end("was disconnected")
 
     def abandon(self) -> None:
         """It is the parent's: close only our copies."""

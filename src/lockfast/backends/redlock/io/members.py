@@ -1,7 +1,7 @@
 """One server of a quorum as one client sees it: where it is, and what is known of it.
 
-Decides: what is looked at when a server is connected to, and which ones are refused: replicas, one server under two
-names, and those that do not tell. When one that is gone is tried again.
+Decides: what a server is asked on each new connection, and which servers are refused: replicas, one server under two
+names, and servers that do not say what they are. When a server that is gone is tried again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lockfast.errors import BackendUnavailable
 
 _logger = logging.getLogger("lockfast")
 
-FEWEST: Final = 3  # with two, either of them could stop everything
-SOONEST: Final = 0.1  # seconds after which a server that could not be reached is tried again, the first time
-LATEST: Final = 3.0  # and at most
+MIN_SERVERS: Final = 3  # with two, either of them could stop everything
+RETRY_MIN_S: Final = 0.1  # after which a server that could not be reached is tried again, the first time
+RETRY_MAX_S: Final = 3.0
 _QUESTIONS: Final = ("server", "replication", "persistence", "memory")
 _ANSWERS: Final = len(_QUESTIONS) + 1
 _ALWAYS: Final = -math.inf  # not 0: that is when this machine booted, and a server may be older
@@ -38,37 +38,37 @@ class Member(RedisEndpoint):
     def __init__(self, endpoint: RedisEndpoint, members: list[Member], preload: Sequence[bytes]) -> None:
         vars(self).update(vars(endpoint))
         self._members = members  # all of the quorum
-        self._preload = preload  # said with every connection
+        self._preload = preload  # sent on every connection
         self.run_id = ""
         self.wrong: BackendUnavailable | None = None  # why it cannot be one of a quorum
-        self.accepted = False  # it was right once: if it is not any more, it is one that is gone
+        self.accepted = False  # it was right once: if it no longer is, it counts as gone
         self._trouble: BackendUnavailable | None = None  # why it could not be connected to when that was last tried
-        self.facts: dict[str, str] = {}  # what it told of itself when it was last connected to
+        self.facts: dict[str, str] = {}  # what it said of itself on the last connection
         self.mark_in_doubt: Callable[[str], None] = lambda claim: None  # a request of that claim may arrive late here
         self.failures = 0  # in a row, to connect or to answer in time
         self.try_at = 0.0  # on the boot clock: not connected to before, unless there is no majority without it
         self._failed_at = 0.0
         self._born_at = _ALWAYS  # on the boot clock: since when it remembers everything
-        self._copied_at = _ALWAYS  # when it was last seen as a replica, which knows what another one was told
+        self._copied_at = _ALWAYS  # when it was last seen as a replica, which has the data of another
 
     @property
     def absent(self) -> bool:
-        """It failed to answer lately, so nobody waits for it."""
+        """It failed to answer lately, so no round waits for it."""
         return self.failures > 0
 
     def failed(self) -> None:
-        """All that fails before it is tried again has failed for the same reason, and counts once."""
+        """All failures before it is tried again have the same reason, and count once."""
         now = boot_now()
         if now >= self.try_at or not self.failures:
             self.failures += 1
             self._failed_at = now
-            self.try_at = now + min(LATEST, SOONEST * 2.0 ** min(self.failures - 1, 10))
+            self.try_at = now + min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(self.failures - 1, 10))
 
     def is_due(self) -> bool:
         """Whether to connect to it again: later and later, but soon if there is no majority without it."""
         present = sum([not member.failures for member in self._members])
         needed = 2 * present <= len(self._members)
-        return boot_now() >= (min(self.try_at, self._failed_at + SOONEST) if needed else self.try_at)
+        return boot_now() >= (min(self.try_at, self._failed_at + RETRY_MIN_S) if needed else self.try_at)
 
     def answered(self) -> None:
         self.failures = 0
@@ -77,7 +77,7 @@ class Member(RedisEndpoint):
         return boot_now() - self._born_at
 
     def out_of_reach(self) -> BackendUnavailable:
-        """What whoever needs it is told while nobody tries to connect to it."""
+        """Why it cannot be asked while no connection to it is tried."""
         if self._trouble is None:
             return unavailable(self.name, "cannot be reached just now")
         return BackendUnavailable(str(self._trouble), transient=self._trouble.transient)
@@ -180,10 +180,10 @@ class Member(RedisEndpoint):
 
     def _greet(self, answers: Sequence[Any]) -> None:
         """Raises BackendUnavailable if it cannot be one of a quorum."""
-        *told, fsync = answers[:_ANSWERS]
-        facts = facts_in(told)
+        *infos, fsync = answers[:_ANSWERS]
+        facts = facts_in(infos)
         if "run_id" not in facts:
-            raise self._untold(told[0])
+            raise self._unknown(infos[0])
         if not self.facts and facts.get("maxmemory", "0") != "0" and facts["maxmemory_policy"] != "noeviction":
             _logger.warning(EVICTION_WARNING, self.name, facts["maxmemory_policy"])
         self.facts = facts
@@ -215,12 +215,12 @@ class Member(RedisEndpoint):
             return "is a node of a cluster, which keeps a part of all names only"
         return ""
 
-    def _untold(self, error: object) -> BackendUnavailable:
-        """Of a server that does not say what it is nobody knows whether its vote may count."""
+    def _unknown(self, error: object) -> BackendUnavailable:
+        """Whether the vote of a server that does not say what it is may count cannot be known."""
         if not isinstance(error, redis.exceptions.NoPermissionError):
             return unavailable(self.name, f"does not say what it is: {error}")
         self.wrong = unavailable(
-            self.name, f"does not tell this user what it is: {error}; a quorum needs +info", transient=False
+            self.name, f"does not say to this user what it is: {error}; a quorum needs +info", transient=False
         )
         return self.wrong
 
@@ -232,7 +232,7 @@ def _questions() -> bytes:
 def _reply(connection: Any) -> Any:
     try:
         return connection.read_response()
-    except redis.ResponseError as error:  # not everybody may ask for everything
+    except redis.ResponseError as error:  # the user may not be allowed to ask
         return error
 
 
@@ -244,12 +244,12 @@ async def _reply_async(connection: Any) -> Any:
 
 
 def members_of(endpoints: Sequence[RedisEndpoint], preload: Sequence[bytes] = ()) -> list[Member]:
-    """Each is told the requests `preload` with every connection.
+    """Each is sent the requests `preload` on every connection.
 
     Raises ValueError for too few of them, and for one that is named twice.
     """
-    if len(endpoints) < FEWEST:
-        raise ValueError(f"a quorum is of {FEWEST} lock servers at least, and not {len(endpoints)}")
+    if len(endpoints) < MIN_SERVERS:
+        raise ValueError(f"a quorum is of {MIN_SERVERS} lock servers at least, and not {len(endpoints)}")
     names = [endpoint.name for endpoint in endpoints]
     for name in names:
         if names.count(name) > 1:

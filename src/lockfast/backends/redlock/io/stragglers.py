@@ -61,7 +61,7 @@ class CleanUps:
             verbs = [verb() if each == node else None for each in range(len(self._members))]
             round = Round(verbs, all_of_them, self._members, late=partial(self._ended, claim, verb, until))
             rounds.append(round)
-            round.close()  # nobody waits for it
+            round.close()  # no caller waits for it
             round.start(transport, node_timeout, node_timeout)
         return rounds
 
@@ -80,7 +80,7 @@ class Stragglers:
         new_set: Callable[[], ConnectionSet],
         idle: list[ConnectionSet],
     ) -> None:
-        self.patience = patience  # seconds that a server may take to connect, or to answer what nobody waits for
+        self.patience = patience  # seconds that a server may take to connect, or to answer what no caller waits for
         self.asked_at = 0.0  # when this client last asked for anything
         self._members = members
         self._new_set = new_set
@@ -130,7 +130,7 @@ class Stragglers:
                 with outside():
                     time.sleep(_INTERVAL_S)
         except BaseException:
-            self._worker = None  # the next one who needs it starts another
+            self._worker = None  # the next caller that needs it starts another
             raise
 
     def _is_done(self) -> bool:

@@ -1,6 +1,6 @@
 """Where the waiting threads of one `Locks` are woken by any server of a quorum.
 
-Decides: that one subscription at each server leads to one mailbox, and what happens when one of them ends.
+Decides: that one subscription at each server leads to one inbox, and what happens when one of them ends.
 Leaves to `wakeups`: which thread reads it.
 """
 
@@ -20,72 +20,72 @@ from lockfast.backends.wakeups import WAKE_ALL
 
 
 class QuorumInbox:
-    broken = False  # without any server it is still there to be rung
+    broken = False  # without any server it can still be notified
 
     def __init__(self, channel: str, ended: Callable[[int], None]) -> None:
         self.address = channel
-        self._ended = ended  # told which server's subscription has ended
-        self._lines: dict[int, tuple[int, BlockingConnection]] = {}  # by file number: which server's
-        self._self_pipe, self._hand = socket.socketpair()
-        self._self_pipe.setblocking(False)
-        self._hand.setblocking(False)
+        self._ended = ended  # called with the server whose subscription has ended
+        self._connections: dict[int, tuple[int, BlockingConnection]] = {}  # by file number: which server's
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
         self.poll = select.poll()
-        self.poll.register(self._self_pipe, select.POLLIN)
+        self.poll.register(self._reader, select.POLLIN)
 
-    def subscribe(self, node: int, line: BlockingConnection, within: float) -> None:
+    def subscribe(self, node: int, connection: BlockingConnection, within: float) -> None:
         """Raises BackendUnavailable."""
         try:
-            line.send(command("SUBSCRIBE", self.address), within)
-            (answer,) = line.replies(1, boot_now() + within)
+            connection.send(command("SUBSCRIBE", self.address), within)
+            (answer,) = connection.replies(1, boot_now() + within)
             if answer.__class__ is ReplyError:
-                raise refusal(line.name, answer)
+                raise refusal(connection.name, answer)
         except BaseException:
-            line.close()
+            connection.close()
             raise
-        keep_alive(line.socket)  # it is only ever read: of a cut that nobody tells it would never know
-        line.socket.setblocking(False)
-        number = line.socket.fileno()
-        self._lines[number] = node, line
+        keep_alive(connection.socket)  # it is only ever read: a cut that no packet reports would go unnoticed
+        connection.socket.setblocking(False)
+        number = connection.socket.fileno()
+        self._connections[number] = node, connection
         self.poll.register(number, select.POLLIN)
-        self.notify()  # whoever sleeps here does not know of it yet
+        self.notify()  # the thread that sleeps here does not poll it yet
 
     def notify(self) -> None:
         with suppress(OSError):
-            self._hand.send(b"!")
+            self._writer.send(b"!")
 
     def read(self, ready: Sequence[tuple[int, int]]) -> list[str]:
         claims: list[str] = []
         for number, _ in ready:
-            if number in self._lines:
+            if number in self._connections:
                 claims += self._read(number)
             else:
                 with suppress(BlockingIOError, InterruptedError):
-                    self._self_pipe.recv(4096)
+                    self._reader.recv(4096)
         return claims
 
     def _read(self, number: int) -> list[str]:
-        node, line = self._lines[number]
+        node, connection = self._connections[number]
         try:
-            messages = line.read_all()
+            messages = connection.read_all()
         except (OSError, hiredis.HiredisError):
-            del self._lines[number]
+            del self._connections[number]
             self.poll.unregister(number)
-            line.close()
+            connection.close()
             self._ended(node)
-            return [WAKE_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # wake-ups that came meanwhile are lost
         return [message[2].decode(errors="replace") for message in messages if message[0] == b"message"]
 
     def abandon(self) -> None:
         """It is the parent's: close only our copy."""
-        for _, line in self._lines.values():
-            line.socket.close()
-        self._self_pipe.close()
-        self._hand.close()
+        for _, connection in self._connections.values():
+            connection.socket.close()
+        self._reader.close()
+        self._writer.close()
 
     def close(self) -> None:
-        for node, line in self._lines.values():
-            line.close()
+        for node, connection in self._connections.values():
+            connection.close()
             self._ended(node)
-        self._lines.clear()
-        self._self_pipe.close()
-        self._hand.close()
+        self._connections.clear()
+        self._reader.close()
+        self._writer.close()

@@ -1,6 +1,6 @@
--- A vote of a minority is in nobody's way. Whoever waits stays in line, and is served again if it is the first: servers
--- that would rather serve another one would hand themselves to and fro between two that wait for each other's vote.
--- This may arrive after the same claim was granted anew.
+-- End a vote of a minority. A claim that waits stays in the queue, and is served again if it is the first: servers that
+-- would rather serve another one would go to and fro between two claims that wait for each other's vote.
+-- This may arrive after the same claim was granted again.
 -- KEYS  see library.lua
 -- ARGV  1 claim   2 the highest fence that is meant   3 order in the queue   4 address, "" not to wait   5 now, or nothing
 local time = redis.call('TIME')

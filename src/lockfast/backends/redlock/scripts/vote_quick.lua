@@ -3,7 +3,7 @@
 -- KEYS  1 held, see library.lua
 -- ARGV  1 claim   2 " ttl mode limit holder metadata"   3 milliseconds that the key lives   4 the proposal in 16 digits
 --       5 now, or nothing
--- Answers the fence, which is the proposal if that is above all that was given out here, or false if `acquire` has to look.
+-- Answers the fence, which is the proposal if that is above all that was given out here, or false if `acquire` has to decide.
 --@record_limits
 local state = redis.pcall('GET', KEYS[1])
 if state and (type(state) == 'table' or string.match(state, '^%d+()%-') ~= 17) then return false end
