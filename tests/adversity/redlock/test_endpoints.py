@@ -27,7 +27,7 @@ from tests.servers.waiting import LIMIT, join, until
 pytestmark = pytest.mark.slow
 
 
-class TestPlaces(Promise):
+class TestEndpoints(Promise):
     can = frozenset()
 
     @pytest.fixture(autouse=True)
