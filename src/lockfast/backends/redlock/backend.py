@@ -18,7 +18,7 @@ from lockfast.backends.optional import WithoutValues
 from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_them, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
-from lockfast.backends.redlock.renewals import Renewals
+from lockfast.backends.redlock.renewals import QuorumRenewals
 from lockfast.backends.redlock.tally import answers, merged
 from lockfast.backends.redlock.votes import MAX_HISTORIES, Votes
 from lockfast.errors import BackendUnavailable
@@ -44,7 +44,7 @@ class QuorumBackend(Votes, WithoutValues):
         """`rejoin` is how long a server that restarted is kept out; None: the longest ttl that was asked for."""
         super().__init__(Quorum(nodes, fanout, rejoin), chance=chance, micros=micros)
         self._observations = BoundedDict[str, Observations](MAX_HISTORIES)  # by claim that observes
-        self._renewals = Renewals(self._quorum)
+        self._renewals = QuorumRenewals(self._quorum)
 
     # What is held
 

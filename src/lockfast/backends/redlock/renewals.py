@@ -18,7 +18,7 @@ FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest ser
 REPAIR_S: Final = 0.1  # for which a renewal asks servers again for the votes that they lost: its caller waits
 
 
-class Renewals:
+class QuorumRenewals:
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
         self._nodes, self._fanout = quorum.nodes, quorum.fanout
