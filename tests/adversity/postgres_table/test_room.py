@@ -1,4 +1,4 @@
-"""The lock table for one that gets no more than a single connection: it works, and its waiters look for themselves."""
+"""The lock table for one that gets no more than a single connection: it works, and its waiters poll."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestNoRoom(OnTable):
         lease = await first.result()
         await lease.release()
         assert (await second.result()).fence > lease.fence
-        told = [record for record in caplog.records if "look for themselves" in record.getMessage()]
+        told = [record for record in caplog.records if "waiters poll" in record.getMessage()]
         assert len(told) == 1
         assert "too many connections" in told[0].getMessage()
 

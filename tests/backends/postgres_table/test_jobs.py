@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from lockfast.backends.postgres.io.endpoint import endpoint_of_url
-from lockfast.backends.postgres.io.wire import NameInUse, Refused, Statement
+from lockfast.backends.postgres.io.refusals import NameInUse, Refused
 from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
 from lockfast.backends.postgres_table.io.batching import AGAIN, MEETS, Job, Many, as_answers, as_failures, as_statement
 from lockfast.backends.postgres_table.io.blocking import BlockingPostgres, _Ticket
 from lockfast.backends.postgres_table.io.connections_asyncio import Ticket as TaskTicket
+from lockfast.backends.postgres_table.io.session import PreparedStatement
 
-MANY = Many(Statement(b"many", b""), (("release", 6), ("acquire", 3)))
+MANY = Many(PreparedStatement(b"many", b""), (("release", 6), ("acquire", 3)))
 PLACE = endpoint_of_url(urlsplit("postgresql://localhost/db"))
 
 
 def _asked_for(name: str, *, met: bool = False) -> Job:
-    job = Job(Statement(b"", b""), ("", name, "claim"), ("250", None), "acquire")
+    job = Job(PreparedStatement(b"", b""), ("", name, "claim"), ("250", None), "acquire")
     job.met = met
     return job
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockfast._connect import migration
-from lockfast.backends.postgres.io.wire import PostgresSession
+from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.postgres_table.schema import CLASS
 from tests.backends.postgres_table.their_table import TABLE, Theirs
 from tests.servers.waiting import LIMIT, until
@@ -46,7 +46,7 @@ def test_one_whose_process_was_killed_ends_on_the_server(busy: Theirs) -> None:
 
 
 def test_one_that_was_interrupted_is_cancelled(busy: Theirs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PostgresSession, "_settle", lambda *_: ())  # else the server would notice by itself
+    monkeypatch.setattr(TableSession, "_set_with_check", lambda *_: ())  # else the server would notice by itself
     ours = threading.main_thread().ident or 0
 
     def interrupt() -> None:

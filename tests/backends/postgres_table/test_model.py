@@ -9,8 +9,8 @@ import pytest
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Claim
-from lockfast.backends.postgres.io.wire import Statement
 from lockfast.backends.postgres_table.io.batching import Job, as_answers, as_statement
+from lockfast.backends.postgres_table.io.session import PreparedStatement
 from tests.backends.test_model import Machine, run_machine
 from tests.scale import by_scale
 from tests.servers.postgres_tables import table
@@ -46,7 +46,7 @@ class BatchMachine(PostgresTableMachine):
 
     def _others(self, job: Job) -> list[Job]:
         columns = ("", "elsewhere", new_claim_id(), "0.0", "", "")
-        return [Job(Statement(b"", b""), columns, job.tail, "release") for _ in range(self.others)]
+        return [Job(PreparedStatement(b"", b""), columns, job.tail, "release") for _ in range(self.others)]
 
 
 class LargeBatchMachine(BatchMachine):

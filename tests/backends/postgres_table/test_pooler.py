@@ -1,4 +1,4 @@
-"""The lock table by way of a pooler: where LISTEN does not work, waiters look for themselves; all else is as ever."""
+"""The lock table behind a pooler: where LISTEN does not work, waiters poll; all else is as usual."""
 
 from __future__ import annotations
 

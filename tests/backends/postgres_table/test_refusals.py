@@ -169,7 +169,7 @@ def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(
         backend: Any = locks._logic.engine.backend
         driver = backend._driver
         (line,) = [line for line in driver._free if line is not None]
-        run(line.session.say_plainly(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
+        run(line.session.simple_query(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
         job = backend._catalogue.job("throttle", "a", "1", "1", "1", "0", None)
         with pytest.raises(BackendUnavailable, match=r"is read-only: cannot execute \w+") as caught:
             driver._ask(job, LIMIT)

@@ -16,7 +16,7 @@ from lockfast._model import EXCLUSIVE, SHARED, Busy, Claim, Grant, Terms, poll_a
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres.io.wire import unavailable
+from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
 from lockfast.backends.postgres_advisory.inspection import ahead_of, blocker_of
 from lockfast.backends.postgres_advisory.io.blocking import open_sessions

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import ask_once
-from lockfast.backends.postgres.io.wire import unavailable
+from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import refuse_hash_collision
 from lockfast.backends.postgres_advisory.io.user_connection import (
     UserTransaction,

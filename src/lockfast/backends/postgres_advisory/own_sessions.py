@@ -13,7 +13,7 @@ from lockfast._bounded import BoundedSet
 from lockfast._model import EXCLUSIVE
 from lockfast._time import boot_now
 from lockfast._worlds import World
-from lockfast.backends.postgres.io.wire import unavailable
+from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
 from lockfast.backends.postgres_advisory.io.blocking import Sessions
 from lockfast.backends.postgres_advisory.io.session import (

@@ -18,7 +18,7 @@ from lockfast._records import NO_HOLD, damaged_lock
 from lockfast._time import boot_now
 from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.postgres.io.one_query import identify
-from lockfast.backends.postgres.io.wire import NameInUse
+from lockfast.backends.postgres.io.refusals import NameInUse
 from lockfast.backends.postgres_table import requests
 from lockfast.backends.postgres_table.io.batching import array
 from lockfast.backends.postgres_table.io.blocking import PostgresDriver

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from lockfast._model import MAX_POLL_S, Busy, Change, Grant, LockInfo, Observation, Terms, poll_after
 from lockfast._records import NAMESPACE_SEPARATOR, StoredHold, cut_id, lock_info
-from lockfast.backends.postgres.io.wire import Statement
 from lockfast.backends.postgres_table.io.batching import Job, Many
+from lockfast.backends.postgres_table.io.session import PreparedStatement
 from lockfast.backends.postgres_table.schema import WRAPPED
 
 PATIENCE: Final = 250  # milliseconds that a step may wait for a transaction of somebody else's at the same name
@@ -62,9 +62,9 @@ class Catalogue:
         return Job(self._statements[name], columns, (patience, now), name)
 
 
-def _statement(schema: str, name: str, number: int) -> Statement:
+def _statement(schema: str, name: str, number: int) -> PreparedStatement:
     params = ", ".join(f"${position}" for position in range(1, number + 1))
-    return Statement(f"lockfast_{name}".encode(), f'SELECT "{schema}".lockfast_{name}({params})'.encode())
+    return PreparedStatement(f"lockfast_{name}".encode(), f'SELECT "{schema}".lockfast_{name}({params})'.encode())
 
 
 def patience(within: float, most: int | None = None) -> str:

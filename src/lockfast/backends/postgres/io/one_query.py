@@ -9,9 +9,10 @@ from psycopg import pq
 
 from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, no_connection
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import Broken, connect, no_connection, talk
+from lockfast.backends.postgres.io.wire import connect, last_result
 
 _IDENTITY = "SELECT current_setting('server_version') || '|' || pg_is_in_recovery()"
 
@@ -48,7 +49,7 @@ def _ask(endpoint: PostgresEndpoint, sql: str, until: float) -> bytes:
 def _ask_host(conninfo: bytes, sql: str, until: float) -> bytes:
     pg = run(connect(conninfo), until)
     try:
-        result = run(talk(pg, lambda: pg.send_query(sql.encode())), until)
+        result = run(last_result(pg, lambda: pg.send_query(sql.encode())), until)
         value = result.get_value(0, 0) if result.status == pq.ExecStatus.TUPLES_OK else None
         if value is None:
             raise Broken(result.error_message.decode(errors="replace").strip())

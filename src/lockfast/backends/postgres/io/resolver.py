@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from lockfast._reentry import start_thread
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.wire import Broken
+from lockfast.backends.postgres.io.refusals import Broken
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ import select
 from typing import Any
 
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.wire import Waiting
+from lockfast.backends.postgres.io.wire import Steps
 
 
 class Late(Exception):
     """It was not answered in time."""
 
 
-def run(steps: Waiting, until: float, readable: select.poll | None = None) -> Any:
+def run(steps: Steps, until: float, readable: select.poll | None = None) -> Any:
     """Go through the steps in this thread. Raises Late; then the connection is in the middle of something."""
     try:
         while True:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from lockfast.backends.postgres.io.wire import Waiting
+from lockfast.backends.postgres.io.wire import Steps
 
 
-async def run(steps: Waiting) -> Any:
+async def run(steps: Steps) -> Any:
     """Go through the steps in this task. Cancelled, it leaves the connection in the middle of something."""
     loop = asyncio.get_running_loop()
     try:

@@ -17,9 +17,10 @@ from psycopg import pq
 
 from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, error_of, is_transient, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import Broken, complaint, connect, no_connection, passes, talk, unavailable
+from lockfast.backends.postgres.io.wire import connect, last_result
 from lockfast.errors import BackendUnavailable, Unsupported
 
 _PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
@@ -108,7 +109,7 @@ class _NoticeHandler:
 
     def __call__(self, result: Any) -> None:
         if _is_last(result):
-            self.error = complaint(result)[1]
+            self.error = error_of(result)[1]
 
 
 class Dialled(NamedTuple):
@@ -197,7 +198,7 @@ class AdvisorySession:
             value, fields = result.get_value, range(result.nfields)
             in_flight.answer = [[value(row, field) for field in fields] for row in range(result.ntuples)]
         elif status == _ERROR and _is_last(result):  # the socket may stay open, but nothing is held
-            raise ConnectionAbortedError(complaint(result)[1])
+            raise ConnectionAbortedError(error_of(result)[1])
         elif status == _ERROR:
             in_flight.error = refusal(self.name, result)
 
@@ -244,7 +245,7 @@ def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float)
         names = ", ".join(f"'{name}'" for name in settings)
         cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
         sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
-        result = run(talk(pgconn, lambda: pgconn.send_query(sql)), until)
+        result = run(last_result(pgconn, lambda: pgconn.send_query(sql)), until)
         if result is None:
             raise Broken("no answer")
         if result.status != pq.ExecStatus.TUPLES_OK:
@@ -269,12 +270,12 @@ def _must_hold_locks(dialled: Dialled, endpoint: PostgresEndpoint, replica: byte
 
 
 def refusal(name: str, result: Any) -> BackendUnavailable:
-    state, said = complaint(result)
+    state, said = error_of(result)
     if state in ("57014", "55P03", "40P01"):  # cancelled, lock_timeout, deadlock: nothing is wrong with the session
         return StatementCancelled(f"PostgreSQL at {name} gave the statement up: {said}", sqlstate=state)
     if state == "53200":
         said += "; it has room for too few locks: raise max_locks_per_transaction"
-    return unavailable(name, f"refuses: {said} ({state})", transient=passes(state))
+    return unavailable(name, f"refuses: {said} ({state})", transient=is_transient(state))
 
 
 def _is_last(result: Any) -> bool:

@@ -16,23 +16,10 @@ from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
-from lockfast.backends.postgres.io.wire import (
-    ECHO_WITHIN_S,
-    Broken,
-    PostgresSession,
-    TryAgain,
-    Waiting,
-    connect,
-    echo,
-    for_one,
-    no_connection,
-    present,
-    tell_deaf,
-    tell_deaf_for_now,
-    unavailable,
-)
+from lockfast.backends.postgres.io.wire import Steps, connect
 from lockfast.backends.postgres_table.io.batching import (
     LANES,
     LAST,
@@ -51,6 +38,14 @@ from lockfast.backends.postgres_table.io.batching import (
     may_join,
 )
 from lockfast.backends.postgres_table.io.connections_asyncio import AsyncioPostgresTableWakeups, Line, Ticket
+from lockfast.backends.postgres_table.io.session import (
+    ECHO_WITHIN_S,
+    TableSession,
+    echo,
+    register,
+    warn_cannot_listen,
+    warn_polling_for_now,
+)
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
@@ -108,9 +103,9 @@ class AsyncioPostgres:
             answer = await self._carried(loop, job, until)
             if isinstance(answer, Again):
                 answer.prepare(job)
-            elif not isinstance(answer, TryAgain):
+            elif not isinstance(answer, RolledBack):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer, last=self._closed)
+                    raise copy_of(answer, last=self._closed)
                 return answer
             if loop.time() >= until:
                 break
@@ -226,8 +221,8 @@ class AsyncioPostgres:
             line.close()
         jobs = [ticket.job for ticket in tickets]
         if isinstance(answer, Broken):
-            answers = [unavailable(self.endpoint.name, answer.told)] * len(jobs)
-        elif isinstance(answer, TryAgain | BackendUnavailable):
+            answers = [unavailable(self.endpoint.name, answer.message)] * len(jobs)
+        elif isinstance(answer, RolledBack | BackendUnavailable):
             answers = as_failures(jobs, answer)
         else:
             answers = as_answers(jobs, answer, self._many)
@@ -265,7 +260,7 @@ class AsyncioPostgres:
             if not ticket.answer.done():
                 ticket.answer.set_result(error)
 
-    async def _connect(self, within: float, version: int) -> PostgresSession:
+    async def _connect(self, within: float, version: int) -> TableSession:
         now = asyncio.get_running_loop().time
         reasons: list[Exception] = []
         for params, last in shares(self.endpoint.hosts, now() + within, now):
@@ -282,14 +277,14 @@ class AsyncioPostgres:
                 try:
                     async with asyncio.timeout_at(end):
                         return await self._connect_to(conninfo(one), version)
-                except (TimeoutError, Broken, TryAgain) as reason:
+                except (TimeoutError, Broken, RolledBack) as reason:
                     reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
 
-    async def _connect_to(self, where: bytes, version: int) -> PostgresSession:
-        session = PostgresSession(await run(connect(where)), self.endpoint)
+    async def _connect_to(self, where: bytes, version: int) -> TableSession:
+        session = TableSession(await run(connect(where)), self.endpoint)
         try:
-            await run(session.greet(version))
+            await run(session.set_up(version))
         except BaseException:
             session.close()
             raise
@@ -323,12 +318,12 @@ class AsyncioPostgres:
             raise self._let_go()
         error = listening.exception()
         if error is not None:
-            raise for_one(error) if isinstance(error, BackendUnavailable) else error
+            raise copy_of(error) if isinstance(error, BackendUnavailable) else error
 
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
         first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTENS_AGAIN
         if first:
-            tell_deaf_for_now(reason)
+            warn_polling_for_now(reason)
 
     async def _listen(self, within: float) -> None:
         hears = True
@@ -336,18 +331,18 @@ class AsyncioPostgres:
             async with asyncio.timeout(within):
                 session = await self._connect(within, 0)
                 try:
-                    await run(session.say_plainly(f"LISTEN {self.wakeups.channel}".encode()))
+                    await run(session.simple_query(f"LISTEN {self.wakeups.channel}".encode()))
                     if session.pooled and not await self._hears(session, within):
                         hears = False
                     else:
-                        await run(session.say_plainly(present(self.endpoint, self.wakeups.channel)))
+                        await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
                 except BaseException:
                     session.close()
                     raise
         except TimeoutError as error:
             raise unavailable(self.endpoint.name, "did not answer in time") from error
         except Broken as broken:
-            raise unavailable(self.endpoint.name, broken.told) from broken
+            raise unavailable(self.endpoint.name, broken.message) from broken
         if hears and not self._closed:
             self.wakeups.attach(session)
             self._listens_at = 0.0
@@ -355,9 +350,9 @@ class AsyncioPostgres:
         session.close()
         if not hears:
             self._listens_at = _NEVER
-            tell_deaf(self.endpoint)
+            warn_cannot_listen(self.endpoint)
 
-    async def _hears(self, session: PostgresSession, within: float) -> bool:
+    async def _hears(self, session: TableSession, within: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         await self.ask(Job(*echo(self.wakeups.channel)), within)
         try:
@@ -365,7 +360,7 @@ class AsyncioPostgres:
                 await run(_readable(session.pg.socket))
         except TimeoutError:
             return False
-        return bool(session.heard())
+        return bool(session.notifications())
 
     # The end
 
@@ -402,5 +397,5 @@ class AsyncioPostgres:
         return self.endpoint.name
 
 
-def _readable(number: int) -> Waiting:
+def _readable(number: int) -> Steps:
     yield number, "r"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from lockfast.backends.postgres.io.wire import NameInUse, Refused, Statement
+from lockfast.backends.postgres.io.refusals import NameInUse, Refused
+from lockfast.backends.postgres_table.io.session import PreparedStatement
 
 MOST: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
 LANES: Final = 2  # connections for requests: while the server works on one batch, the next is gathered
@@ -32,7 +33,11 @@ class Job:
     __slots__ = ("alone", "cleans", "columns", "kind", "met", "statement", "tail")
 
     def __init__(
-        self, statement: Statement, columns: Sequence[str | None], tail: Sequence[str | None] = (), kind: str = ""
+        self,
+        statement: PreparedStatement,
+        columns: Sequence[str | None],
+        tail: Sequence[str | None] = (),
+        kind: str = "",
     ) -> None:
         self.statement = statement
         self.columns = columns
@@ -51,7 +56,7 @@ class Job:
 class Many(NamedTuple):
     """How requests become one statement: for each kind that many arrays, and then a tail."""
 
-    statement: Statement
+    statement: PreparedStatement
     kinds: tuple[tuple[str, int], ...]
 
 
@@ -80,7 +85,7 @@ def may_join(job: Job, first: Job) -> bool:
     return not job.met or job.name == first.name
 
 
-def as_statement(jobs: Sequence[Job], many: Many) -> tuple[Statement, list[bytes | None]]:
+def as_statement(jobs: Sequence[Job], many: Many) -> tuple[PreparedStatement, list[bytes | None]]:
     """What to send for these."""
     if len(jobs) == 1:
         job = jobs[0]

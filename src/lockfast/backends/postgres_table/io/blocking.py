@@ -17,22 +17,10 @@ from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import (
-    ECHO_WITHIN_S,
-    Broken,
-    PostgresSession,
-    TryAgain,
-    connect,
-    echo,
-    for_one,
-    no_connection,
-    present,
-    tell_deaf,
-    tell_deaf_for_now,
-    unavailable,
-)
+from lockfast.backends.postgres.io.wire import connect
 from lockfast.backends.postgres_table.io.batching import (
     LANES,
     LAST,
@@ -51,6 +39,14 @@ from lockfast.backends.postgres_table.io.batching import (
     may_join,
 )
 from lockfast.backends.postgres_table.io.connections import Line, PostgresTableWakeups, WakeLine
+from lockfast.backends.postgres_table.io.session import (
+    ECHO_WITHIN_S,
+    TableSession,
+    echo,
+    register,
+    warn_cannot_listen,
+    warn_polling_for_now,
+)
 from lockfast.backends.wakeups import Wakeups
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
@@ -137,9 +133,9 @@ class BlockingPostgres:
             answer = self._carry(_Ticket(job, until))
             if isinstance(answer, Again):
                 answer.prepare(job)
-            elif not isinstance(answer, TryAgain):
+            elif not isinstance(answer, RolledBack):
                 if isinstance(answer, BackendUnavailable):
-                    raise for_one(answer, last=self._closed)
+                    raise copy_of(answer, last=self._closed)
                 return answer
             if boot_now() >= until:
                 break
@@ -253,13 +249,13 @@ class BlockingPostgres:
             answer = line.run(line.session.execute(statement, params), ticket.until)
             ticket.line = line
             return as_answers(jobs, answer, self._many)
-        except (TryAgain, BackendUnavailable) as error:
+        except (RolledBack, BackendUnavailable) as error:
             ticket.line = line
             return as_failures(jobs, error)
         except Late:
             return [unavailable(self.endpoint.name, "did not answer in time")] * len(jobs)
         except Broken as broken:
-            return [unavailable(self.endpoint.name, broken.told)] * len(jobs)
+            return [unavailable(self.endpoint.name, broken.message)] * len(jobs)
         finally:
             if ticket.line is None and line is not None:
                 line.session.close()
@@ -270,19 +266,19 @@ class BlockingPostgres:
         self._checked = True
         return line
 
-    def _connect(self, until: float, version: int) -> PostgresSession:
+    def _connect(self, until: float, version: int) -> TableSession:
         reasons: list[Exception] = []
         for params, end in each_address(self._names, self.endpoint.hosts, until, reasons):
             try:
                 return self._connect_to(conninfo(params), end, version)
-            except (Late, Broken, TryAgain) as reason:
+            except (Late, Broken, RolledBack) as reason:
                 reasons.append(reason)
         raise no_connection(self.endpoint, reasons, sent=False)
 
-    def _connect_to(self, where: bytes, until: float, version: int) -> PostgresSession:
-        session = PostgresSession(run(connect(where), until), self.endpoint)
+    def _connect_to(self, where: bytes, until: float, version: int) -> TableSession:
+        session = TableSession(run(connect(where), until), self.endpoint)
         try:
-            run(session.greet(version), until)
+            run(session.set_up(version), until)
         except BaseException:
             session.close()
             raise
@@ -329,20 +325,20 @@ class BlockingPostgres:
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
         first, self._listens_at = not self._listens_at, boot_now() + LISTENS_AGAIN
         if first:
-            tell_deaf_for_now(reason)
+            warn_polling_for_now(reason)
 
     def _listen(self, until: float) -> None:
         if self._closed:
             raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         session = self._connect(until, 0)
         try:
-            run(session.say_plainly(f"LISTEN {self._channel}".encode()), until)
+            run(session.simple_query(f"LISTEN {self._channel}".encode()), until)
             if session.pooled and not self._hears(session, until):
                 session.close()
                 self._listens_at = math.inf
-                tell_deaf(self.endpoint)
+                warn_cannot_listen(self.endpoint)
             else:
-                run(session.say_plainly(present(self.endpoint, self._channel)), until)
+                run(session.simple_query(register(self.endpoint, self._channel)), until)
                 self._wakeups.attach(WakeLine(session, self._channel))
                 self._listens_at = 0.0
                 if self._closed:  # meanwhile
@@ -352,18 +348,18 @@ class BlockingPostgres:
             raise unavailable(self.endpoint.name, "did not answer in time") from None
         except Broken as broken:
             session.close()
-            raise unavailable(self.endpoint.name, broken.told) from broken
+            raise unavailable(self.endpoint.name, broken.message) from broken
         except BaseException:
             session.close()
             raise
 
-    def _hears(self, session: PostgresSession, until: float) -> bool:
+    def _hears(self, session: TableSession, until: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         self._ask(Job(*echo(self._channel)), until - boot_now())
         poll = select.poll()
         poll.register(session.pg.socket, select.POLLIN)
         seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))
-        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(session.heard())
+        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(session.notifications())
 
     # The end
 

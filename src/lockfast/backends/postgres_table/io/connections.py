@@ -10,20 +10,22 @@ import select
 from collections.abc import Sequence
 from typing import Any
 
+from lockfast.backends.postgres.io.refusals import Broken
 from lockfast.backends.postgres.io.stepping import run
-from lockfast.backends.postgres.io.wire import Broken, PostgresSession, Waiting
+from lockfast.backends.postgres.io.wire import Steps
+from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.self_pipe import SelfPipe
 
 
 class Line:
-    def __init__(self, session: PostgresSession) -> None:
+    def __init__(self, session: TableSession) -> None:
         self.session = session
         self._poll = select.poll()
         self._poll.register(session.pg.socket, select.POLLIN)
 
-    def run(self, steps: Waiting, until: float) -> Any:
+    def run(self, steps: Steps, until: float) -> Any:
         return run(steps, until, self._poll)
 
     @property
@@ -35,7 +37,7 @@ class Line:
 class WakeLine:
     """The mailbox of the waiters: a connection that listens, and a pair of sockets to ring our own bell with."""
 
-    def __init__(self, session: PostgresSession, channel: str) -> None:
+    def __init__(self, session: TableSession, channel: str) -> None:
         self.address = channel
         self.broken = False
         self._session = session
@@ -47,7 +49,7 @@ class WakeLine:
         if not self._self_pipe.other_is_ready(ready):
             return []
         try:
-            return self._session.heard()
+            return self._session.notifications()
         except Broken:
             self.broken = True
             return [WAKE_ALL]  # what was told meanwhile is lost

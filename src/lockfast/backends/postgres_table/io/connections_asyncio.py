@@ -13,8 +13,10 @@ from uuid import uuid4
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
-from lockfast.backends.postgres.io.wire import Broken, PostgresSession, TryAgain, Waiting
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack
+from lockfast.backends.postgres.io.wire import Steps
 from lockfast.backends.postgres_table.io.batching import Job, Many, as_statement
+from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
@@ -35,7 +37,7 @@ class Line:
     """One connection, and the statement that is under way on it."""
 
     def __init__(
-        self, session: PostgresSession, loop: asyncio.AbstractEventLoop, done: Callable[[Line, Any], None]
+        self, session: TableSession, loop: asyncio.AbstractEventLoop, done: Callable[[Line, Any], None]
     ) -> None:
         self.session = session
         self.tickets: list[Ticket] = []  # those that wait for the statement that is under way
@@ -43,7 +45,7 @@ class Line:
         self.alive = True
         self._loop = loop
         self._done = done
-        self._steps: Waiting | None = None
+        self._steps: Steps | None = None
         self._writing = False
         self._number = session.pg.socket
         loop.add_reader(self._number, self._go_on)
@@ -65,7 +67,7 @@ class Line:
             self._finish(end.value)
         except Broken as broken:
             self._end(broken)
-        except (TryAgain, BackendUnavailable) as error:
+        except (RolledBack, BackendUnavailable) as error:
             self._finish(error)
 
     def _write(self, wanted: bool) -> None:
@@ -97,7 +99,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
         self.channel = f"lockfast_{uuid4().hex}"
-        self._session: PostgresSession | None = None
+        self._session: TableSession | None = None
         self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
         self._ears: asyncio.AbstractEventLoop | None = None
 
@@ -109,7 +111,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         self.add_waiter(claim)
         return self.address
 
-    def attach(self, session: PostgresSession) -> None:
+    def attach(self, session: TableSession) -> None:
         self._session = session
         self._number = session.pg.socket
         self._ears = asyncio.get_running_loop()
@@ -118,7 +120,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def _hear(self) -> None:
         assert self._session is not None
         try:
-            for claim in self._session.heard():
+            for claim in self._session.notifications():
                 self.wake(claim)
         except Broken:
             self._move_out()

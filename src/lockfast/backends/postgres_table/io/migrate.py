@@ -17,20 +17,19 @@ from psycopg import pq
 from lockfast._reentry import NoThread, start_thread
 from lockfast._time import boot_now
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
-from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import (
+from lockfast.backends.postgres.io.refusals import (
     NO_RIGHTS,
     Broken,
     NoRights,
-    PostgresSession,
     Refused,
-    TryAgain,
-    Waiting,
-    connect,
+    RolledBack,
+    is_transient,
     no_connection,
-    passes,
     unavailable,
 )
+from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import Steps, connect
+from lockfast.backends.postgres_table.io.session import TableSession
 
 _CONNECTS = 10.0  # seconds, for each host
 _RUNS = 60.0
@@ -39,23 +38,23 @@ _INFO: Final = b"INFO"  # the severity of messages that the script means for its
 Report = Callable[[str], None]
 
 
-class _Script(PostgresSession):
+class _Script(TableSession):
     """A connection on which a refusal is about the script itself: no other command would mend it."""
 
     unreported: Exception | None = None  # why the first message that could not be reported was not
 
-    def prepare(self) -> Waiting:
+    def prepare(self) -> Steps:
         """The server stops if this process is killed. A pooler would keep that setting for its next client."""
-        self.must_keep_every_name()
-        ((pid,),) = yield from self.say_plainly(b"SELECT pg_backend_pid()")
+        self.require_utf8()
+        ((pid,),) = yield from self.simple_query(b"SELECT pg_backend_pid()")
         if int(pid) == self.pg.backend_pid:
-            yield from self._settle([])
+            yield from self._set_with_check([])
 
     def _refusal(self, code: str, text: str) -> Refused:
         at = f"PostgreSQL at {self._endpoint.name} refuses: {text}"
         if code == NO_RIGHTS:
             return NoRights(at, transient=False)
-        return Refused(f"{at} ({code})", transient=passes(code))
+        return Refused(f"{at} ({code})", transient=is_transient(code))
 
     def report_to(self, report: Report) -> None:
         """Pass on the messages of the script while it runs."""
@@ -111,23 +110,23 @@ def _run(session: _Script, endpoint: PostgresEndpoint, text: str) -> None:
         run(_say(session, endpoint, text.encode()), boot_now() + _RUNS)
     except Late:
         raise unavailable(endpoint.name, "did not answer in time; what was begun is rolled back") from None
-    except TryAgain as again:
+    except RolledBack as again:
         raise unavailable(
             endpoint.name, f"has rolled it back, because of others: {again}; another try may succeed"
         ) from again
     except Broken as broken:
-        raise unavailable(endpoint.name, f"{broken.told}; what was begun is rolled back") from broken
+        raise unavailable(endpoint.name, f"{broken.message}; what was begun is rolled back") from broken
     finally:
         session.close()
 
 
-def _say(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Waiting:
+def _say(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Steps:
     yield from session.prepare()
     try:
-        yield from session.say_plainly(script)
+        yield from session.simple_query(script)
     except NoRights as error:
-        yield from session.say_plainly(b"ROLLBACK")
-        ((advice,),) = yield from session.say_plainly(_advice(endpoint.schema))
+        yield from session.simple_query(b"ROLLBACK")
+        ((advice,),) = yield from session.simple_query(_advice(endpoint.schema))
         raise NoRights(f"{error}; {advice.decode()}. Nothing was changed", transient=False) from error
 
 

@@ -1,0 +1,197 @@
+"""A session on a server that has the lock table: what is set up in it, and how statements and their replies are read.
+
+Decides: which settings each session has, how a pooler is recognised, and what is sent to listen for wake-ups.
+Leaves to `wire`: the exchange itself. Leaves to `refusals`: what an error means.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg import pq
+
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
+from lockfast.backends.postgres.io.refusals import (
+    Broken,
+    Refused,
+    connection_error,
+    error_of,
+    how_to_migrate,
+    message_of,
+    one_line,
+    refusal,
+    unavailable,
+)
+from lockfast.backends.postgres.io.wire import Steps, last_result
+from lockfast.errors import BackendUnavailable
+
+_logger = logging.getLogger("lockfast")
+_parse = json.JSONDecoder().decode
+_TUPLES: Final = pq.ExecStatus.TUPLES_OK
+_OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+ECHO_WITHIN_S: Final = 0.7  # how long an echo may take; less than the second after which silence is reported
+_CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client whose statement it runs is still there
+
+
+class PreparedStatement(NamedTuple):
+    name: bytes
+    sql: bytes
+
+
+class TableSession:
+    def __init__(self, pg: Any, endpoint: PostgresEndpoint) -> None:
+        self.pg = pg
+        self.pooled = False  # behind a pooler each statement may reach another server process
+        self._endpoint = endpoint
+        self._prepared: set[bytes] = set()
+        self._preamble: list[bytes] = []  # what each statement selects first, behind a pooler
+
+    def set_up(self, version: int) -> Steps:
+        """Settings for all later statements. With a version, check that the schema has it.
+
+        Raises Broken on a replica, and BackendUnavailable where no lock can be granted.
+        """
+        self.require_utf8()
+        schema = self._endpoint.schema
+        arrive = f'"{schema}".lockfast_arrive()'.encode()
+        query = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
+            to_regclass('"{schema}".lockfast_schema'), pg_is_in_recovery(),
+            current_setting('default_transaction_read_only')"""
+        ((pid, isolation, found, replica, read_only),) = yield from self.simple_query(query.encode())
+        if replica == b"t":
+            raise Broken("it is a replica, and grants nothing until it is promoted")
+        if read_only == b"on":
+            what = "default_transaction_read_only is on, for the server, this database or this role"
+            raise unavailable(self._endpoint.name, f"grants nothing: {what}", transient=False)
+        self.pooled = int(pid) != self.pg.backend_pid
+        commit = self._endpoint.synchronous_commit
+        if self.pooled:  # any statement may be the first in its server process, and a SET would stay for other clients
+            self._preamble = [arrive]
+            self._preamble += [b"set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
+        else:
+            settings = [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
+            settings += [f"synchronous_commit = {commit}"] if commit else []
+            yield from self._set_with_check(settings)
+        if version:
+            yield from self._check(found, version)
+        if found is not None:
+            yield from self.simple_query(b"SELECT " + arrive)
+
+    def require_utf8(self) -> None:
+        """Raises BackendUnavailable for a database that cannot store every name and all metadata."""
+        encoding = self.pg.parameter_status(b"server_encoding") or b"UTF8"
+        if encoding != b"UTF8":
+            what = f"keeps this database in {encoding.decode()}, and the lock table needs one in UTF8"
+            how = "CREATE DATABASE locks ENCODING 'UTF8' TEMPLATE template0"
+            raise unavailable(self._endpoint.name, f"{what}; for example: {how}", transient=False)
+
+    def _set_with_check(self, settings: list[str]) -> Steps:
+        """A request that we gave up must not wait for a lock there; but not every system lets the server notice."""
+        try:
+            yield from self._set([*settings, f"client_connection_check_interval = {_CHECK_INTERVAL_MS}"])
+        except Refused:
+            yield from self._set(settings)
+
+    def _set(self, settings: list[str]) -> Steps:
+        if settings:
+            yield from self.simple_query("; ".join(f"SET {one}" for one in settings).encode())
+
+    def _check(self, found: bytes | None, version: int) -> Steps:
+        there: Any = [[b"0"]]
+        if found is not None:
+            query = f'SELECT coalesce(max(version), 0) FROM "{self._endpoint.schema}".lockfast_schema'
+            there = yield from self.simple_query(query.encode())
+        if int(there[0][0]) < version:
+            what = "has no lock table" if found is None else "has an old lock table"
+            raise unavailable(self._endpoint.name, f"{what}; {how_to_migrate(self._endpoint.url)}", transient=False)
+
+    def execute(self, statement: PreparedStatement, params: Sequence[bytes | None]) -> Steps:
+        """The reply, from JSON. Raises RolledBack, BackendUnavailable, and Broken if the connection is."""
+        pg = self.pg
+        if self.pooled:
+            sql = statement.sql.replace(b"SELECT ", b"SELECT " + b", ".join([*self._preamble, b""]), 1)
+            return self._reply((yield from last_result(pg, lambda: pg.send_query_params(sql, params))))
+        if statement.name not in self._prepared:
+            self._rows((yield from last_result(pg, lambda: pg.send_prepare(statement.name, statement.sql))))
+            self._prepared.add(statement.name)
+        return self._reply((yield from last_result(pg, lambda: pg.send_query_prepared(statement.name, params))))
+
+    def simple_query(self, sql: bytes) -> Steps:
+        """The rows of the last of these statements."""
+        return self._rows((yield from last_result(self.pg, lambda: self.pg.send_query(sql))))
+
+    def notifications(self) -> list[str]:
+        """The payloads that have arrived since the last call. Raises Broken."""
+        try:
+            self.pg.consume_input()
+        except psycopg.Error as error:
+            raise Broken(one_line(str(error))) from error
+        payloads = []
+        while (notify := self.pg.notifies()) is not None:
+            payloads.append(notify.extra.decode())
+        return payloads
+
+    def _rows(self, result: Any) -> list[list[bytes | None]]:
+        if result is None:
+            raise Broken("no answer")
+        if result.status not in _OK:
+            self._raise(result)
+        return [[result.get_value(row, column) for column in range(result.nfields)] for row in range(result.ntuples)]
+
+    def _reply(self, result: Any) -> Any:
+        if result is not None and result.status == _TUPLES:
+            text = result.get_value(0, len(self._preamble))
+            if text == b"true":  # the reply to most releases
+                return True
+            return None if text is None else self._parsed(text)
+        return self._rows(result)
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return _parse(text.decode())
+        except (ValueError, RecursionError) as error:
+            what = f"gives an answer that cannot be read: {error}"
+            raise Refused(f"PostgreSQL at {self._endpoint.name} {what}", transient=False) from error
+
+    def _raise(self, result: Any) -> None:
+        code, text = error_of(result)
+        ended = self.pg.status == pq.ConnStatus.BAD
+        raise connection_error(code, text or message_of(self.pg), ended=ended) or self._refusal(code, text)
+
+    def _refusal(self, code: str, text: str) -> Refused:
+        return refusal(self._endpoint, code, text)
+
+    def close(self) -> None:
+        self.pg.finish()
+
+
+# Wake-ups
+
+
+def echo(channel: str) -> tuple[PreparedStatement, tuple[str, str]]:
+    """A statement that notifies the sessions that listen there."""
+    return PreparedStatement(b"lockfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
+
+
+def register(endpoint: PostgresEndpoint, channel: str) -> bytes:
+    """Other clients see from this that a session listens; its text in pg_stat_activity says what it is for."""
+    return f"LISTEN {channel}; SELECT \"{endpoint.schema}\".lockfast_listens('{channel}')".encode()
+
+
+def warn_polling_for_now(reason: BackendUnavailable) -> None:
+    _logger.warning(
+        "waiters poll until there is a connection that wakes them; locks are safe, hand-overs are slower: %s", reason
+    )
+
+
+def warn_cannot_listen(endpoint: PostgresEndpoint) -> None:
+    _logger.warning(
+        "PostgreSQL at %s is behind a pooler that gives each transaction to another connection, so LISTEN does not "
+        "work there and waiters poll; locks are safe, hand-overs are slower. Connect to the server itself, or "
+        "through a pool in session mode",
+        endpoint.name,
+    )
