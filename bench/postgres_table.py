@@ -19,11 +19,11 @@ from bench.postgres_advisory_peers import Cycle, peers
 from bench.postgres_table_crew import WAYS, Stretch, compete, connections
 from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
 from bench.redis_server import one_core
-from lockfast.backends.postgres_table.io.batching import LANES, SPARE
+from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
 
 TASKS = 200
 WAITERS = 32
-MOST = LANES + SPARE + 1  # connections: one of them listens
+MAX_BATCH = MAX_CONNECTIONS + MAX_SPARE + 1  # connections: one of them listens
 _ROOM = {"max_connections": "200", "shared_buffers": "128MB", "max_wal_size": "1GB"}
 _DURABLE = {**_ROOM, "fsync": "on"}
 
@@ -131,4 +131,4 @@ def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     counted = {waiters: connections(server.url, waiters) for waiters in (2, 8, 32, 128)}
     what = "table: connections of a process in which 128 wait"
     found.append(Finding("a round trip of SELECT 1 meanwhile, to read the hand-overs by", median(trips) * 1e6, "µs"))
-    return [*found, Finding(what, counted[128], "", at_most=MOST, detail={"connections": counted})]
+    return [*found, Finding(what, counted[128], "", at_most=MAX_BATCH, detail={"connections": counted})]

@@ -9,7 +9,7 @@ import pytest
 
 import lockfast
 from lockfast._time import boot_now
-from lockfast.backends.postgres_table.io.batching import LANES, SPARE
+from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.awaited import AwaitedLease, AwaitedLocks
 from lockfast.testing.history import Hold, judge
@@ -167,7 +167,7 @@ class TestNotificationsThatAreLost(OnTable):
         waiting = "SELECT count(*) FROM lockfast_queue WHERE kind = 'w'"
         await stage.until(lambda: int(self.ask(waiting)) == waiters, "all to wait")
         assert self.ours("query LIKE 'LISTEN %'") == 1
-        assert self.ours() <= 1 + 1 + LANES + SPARE
+        assert self.ours() <= 1 + 1 + MAX_CONNECTIONS + MAX_SPARE
         for lease in held:
             await lease.release()
         assert len({await actor.result() for actor in actors}) == waiters

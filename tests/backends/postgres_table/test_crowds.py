@@ -18,7 +18,7 @@ import lockfast.aio
 from lockfast._time import boot_now
 from lockfast.backends.postgres_table.backend import PostgresTableBackend
 from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
-from lockfast.backends.postgres_table.io.batching import Job
+from lockfast.backends.postgres_table.io.batching import TableRequest
 from lockfast.backends.postgres_table.io.blocking import BlockingPostgres
 from lockfast.errors import BackendUnavailable
 from tests.servers.postgres_tables import table
@@ -73,9 +73,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[], Non
     """Do something after the server has answered a request of that kind, before anybody is told."""
     ask = BlockingPostgres.ask
 
-    async def then(self: BlockingPostgres, job: Job, within: float) -> Any:
-        answer = await ask(self, job, within)
-        if job.kind == kind:
+    async def then(self: BlockingPostgres, request: TableRequest, within: float) -> Any:
+        answer = await ask(self, request, within)
+        if request.kind == kind:
             change()
         return answer
 
@@ -101,9 +101,9 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = AsyncioPostgres.ask
 
-    async def noted(self: AsyncioPostgres, job: Job, within: float) -> Any:
-        asked.append(job.kind)
-        return await ask(self, job, within)
+    async def noted(self: AsyncioPostgres, request: TableRequest, within: float) -> Any:
+        asked.append(request.kind)
+        return await ask(self, request, within)
 
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:

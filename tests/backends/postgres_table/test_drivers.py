@@ -19,7 +19,7 @@ import lockfast.aio
 from lockfast._ids import new_claim_id
 from lockfast._model import Claim, Grant, Terms
 from lockfast.backends.postgres_table import requests
-from lockfast.backends.postgres_table.io.batching import LANES, SPARE
+from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE
 from lockfast.errors import AcquireTimeout, BackendUnavailable
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import HERE
@@ -88,7 +88,7 @@ def test_one_connection_listens_for_all_waiters_and_few_ask(database: Database) 
         assert held is not None
         with crew(*[work] * 20):
             until(lambda: locks.inspect("a").waiters == 20)
-            assert database.connections() <= LANES + SPARE + 1  # those to spare are for a slow machine
+            assert database.connections() <= MAX_CONNECTIONS + MAX_SPARE + 1  # spare ones: a slow machine
             held.release()
     assert taken == sorted(taken)
     assert len(taken) == 20
@@ -116,7 +116,7 @@ async def _many_tasks(url: str, look: Callable[[], int]) -> int:
 
 
 def test_one_connection_listens_for_all_waiting_tasks_and_few_ask(database: Database) -> None:
-    assert asyncio.run(_many_tasks(database.url, database.connections)) <= LANES + SPARE + 1
+    assert asyncio.run(_many_tasks(database.url, database.connections)) <= MAX_CONNECTIONS + MAX_SPARE + 1
 
 
 def _statements(database: Database) -> int:
@@ -153,7 +153,7 @@ def test_threads_that_come_together_are_taken_along(database: Database) -> None:
             before = _statements(database)
             with crew(*[lambda number=number: work(number) for number in range(16)]):
                 blocked = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND {HERE}"
-                until(lambda: database.ask(blocked) >= LANES)
+                until(lambda: database.ask(blocked) >= MAX_CONNECTIONS)
                 slow.rollback()
     assert _statements(database) - before < 320
 
@@ -357,17 +357,17 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE", 3_600_000)  # milliseconds that each of them would keep its connection
     with psycopg.connect(database.url) as slow, lockfast.connect(database.url) as locks:
-        names = [f"stuck-{number}" for number in range(LANES)]  # enough of them to keep all usual connections busy
+        names = [f"stuck-{number}" for number in range(MAX_CONNECTIONS)]  # enough to keep all usual connections busy
         for name in names:
             slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
         got: list[Any] = []
         with crew(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=LIMIT)) for name in names]):
             waits = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
-            until(lambda: database.ask(waits) == LANES, "all of them to wait")
+            until(lambda: database.ask(waits) == MAX_CONNECTIONS, "all of them to wait")
             with locks.lock("free"):
                 assert not got, "it did not wait for the other names"
             slow.rollback()  # what it had taken is not taken
-        assert [lease.release() for lease in got] == [True] * LANES
+        assert [lease.release() for lease in got] == [True] * MAX_CONNECTIONS
 
 
 def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_out(database: Database) -> None:

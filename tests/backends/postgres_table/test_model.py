@@ -9,7 +9,7 @@ import pytest
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Claim
-from lockfast.backends.postgres_table.io.batching import Job, as_answers, as_statement
+from lockfast.backends.postgres_table.io.batching import TableRequest, replies_of, statement_for
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 from tests.backends.test_model import Machine, run_machine
 from tests.scale import by_scale
@@ -34,19 +34,19 @@ class BatchMachine(PostgresTableMachine):
         driver: Any = self.backend._driver  # type: ignore[attr-defined]
         alone, many = driver.ask, driver._many
 
-        async def ask(job: Job, within: float) -> Any:
-            if not job.kind:
-                return await alone(job, within)
-            jobs = [*self._others(job), job]
-            statement, params = as_statement(jobs, many)
+        async def ask(request: TableRequest, within: float) -> Any:
+            if not request.kind:
+                return await alone(request, within)
+            batch = [*self._others(request), request]
+            statement, params = statement_for(batch, many)
             texts = [None if one is None else one.decode() for one in params]
-            return as_answers(jobs, await alone(Job(statement, texts), within), many)[-1]
+            return replies_of(batch, await alone(TableRequest(statement, texts), within), many)[-1]
 
         driver.ask = ask
 
-    def _others(self, job: Job) -> list[Job]:
+    def _others(self, request: TableRequest) -> list[TableRequest]:
         columns = ("", "elsewhere", new_claim_id(), "0.0", "", "")
-        return [Job(PreparedStatement(b"", b""), columns, job.tail, "release") for _ in range(self.others)]
+        return [TableRequest(PreparedStatement(b"", b""), columns, request.tail, "release") for _ in range(self.others)]
 
 
 class LargeBatchMachine(BatchMachine):

@@ -132,10 +132,10 @@ def test_where_listening_works_waiters_are_woken(pooled: Pooled, caplog: pytest.
     async def story() -> None:
         async with lockfast.aio.connect(pooled.url) as locks:
             await _hand_over_to_task(locks, pooled.direct)
-            assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
+            assert locks._logic.engine.backend._driver.cannot_listen is False  # type: ignore[attr-defined]
 
     with caplog.at_level(logging.WARNING, "lockfast"), lockfast.connect(pooled.url) as locks:
         _hand_over_to_thread(locks, pooled.direct)
-        assert locks._logic.engine.backend._driver.deaf is False  # type: ignore[attr-defined]
+        assert locks._logic.engine.backend._driver.cannot_listen is False  # type: ignore[attr-defined]
         asyncio.run(story())
     assert not [record for record in caplog.records if "LISTEN" in record.message]

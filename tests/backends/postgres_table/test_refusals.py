@@ -170,11 +170,11 @@ def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(
         driver = backend._driver
         (line,) = [line for line in driver._free if line is not None]
         run(line.session.simple_query(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
-        job = backend._catalogue.job("throttle", "a", "1", "1", "1", "0", None)
+        request = backend._catalogue.request("throttle", "a", "1", "1", "1", "0", None)
         with pytest.raises(BackendUnavailable, match=r"is read-only: cannot execute \w+") as caught:
-            driver._ask(job, LIMIT)
+            driver._ask(request, LIMIT)
         assert caught.value.transient
-        assert driver._ask(job, LIMIT)
+        assert driver._ask(request, LIMIT)
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])

@@ -52,7 +52,7 @@ class PostgresTableBackend:
         return None if now is None else repr(now())
 
     async def _ask(self, name: str, *params: str | None, within: float) -> Any:
-        return await self._driver.ask(self._catalogue.job(name, *params), within)
+        return await self._driver.ask(self._catalogue.request(name, *params), within)
 
     async def _question(self, name: str, *params: str | None, within: float) -> Any:
         """One that changes nothing, so it can be asked again if a connection has ended since it was last used."""
@@ -92,7 +92,7 @@ class PostgresTableBackend:
             raise damaged_lock(terms.name, self, NO_HOLD)
         if "limit" in answer:
             raise LimitMismatch.between(terms.name, answer["limit"], terms.limit)
-        return requests.busy(answer, deaf=driver.deaf)
+        return requests.busy(answer, cannot_listen=driver.cannot_listen)
 
     async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:
         """Only one that has to wait, or is likely to, needs a seat, and a connection that it is woken by."""
@@ -147,8 +147,8 @@ class PostgresTableBackend:
 
     async def _acquire(self, claim: Claim, address: str | None, within: float, most: int | None = None) -> Any:
         columns = columns_of(claim.id, claim.terms, address)
-        job = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
-        return await self._driver.ask(job, within)
+        request = self._catalogue.joined("acquire", columns, requests.patience(within, most), self._now())
+        return await self._driver.ask(request, within)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
         return await self._driver.wakeups.wait(claim, seconds)
@@ -170,8 +170,8 @@ class PostgresTableBackend:
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         wakeups, asked_at = self._driver.wakeups, (self._driver.now or boot_now)()
         columns = (*split(claim.terms.key), claim.id, repr(linger), successor, wakeups.address)
-        job = self._catalogue.joined("release", columns, requests.patience(within), self._now())
-        freed = await self._driver.ask(job, within)
+        request = self._catalogue.joined("release", columns, requests.patience(within), self._now())
+        freed = await self._driver.ask(request, within)
         if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
             for id in freed:
                 wakeups.wake(id)
@@ -204,7 +204,7 @@ class PostgresTableBackend:
         answer = await self._ask("observe", *params, within=within)
         if "damaged" in answer:
             raise damaged_lock(claim.terms.name, self, NO_HOLD)
-        return requests.observation(answer, deaf=self._driver.deaf)
+        return requests.observation(answer, cannot_listen=self._driver.cannot_listen)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)

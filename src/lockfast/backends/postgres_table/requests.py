@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from lockfast._model import MAX_POLL_S, Busy, Change, Grant, LockInfo, Observation, Terms, poll_after
 from lockfast._records import NAMESPACE_SEPARATOR, StoredHold, cut_id, lock_info
-from lockfast.backends.postgres_table.io.batching import Job, Many
+from lockfast.backends.postgres_table.io.batching import Many, TableRequest
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 from lockfast.backends.postgres_table.schema import WRAPPED
 
@@ -52,14 +52,14 @@ class Catalogue:
         self._statements = {name: _statement(schema, name, number) for name, number in _ARGUMENTS.items()}
         self.many = Many(self._statements["many"], _JOINED)
 
-    def job(self, name: str, *params: str | None) -> Job:
-        job = Job(self._statements[name], params)
-        job.cleans = name == "abandon"
-        return job
+    def request(self, name: str, *params: str | None) -> TableRequest:
+        request = TableRequest(self._statements[name], params)
+        request.is_cleanup = name == "abandon"
+        return request
 
-    def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> Job:
+    def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> TableRequest:
         """One that can travel with others."""
-        return Job(self._statements[name], columns, (patience, now), name)
+        return TableRequest(self._statements[name], columns, (patience, now), name)
 
 
 def _statement(schema: str, name: str, number: int) -> PreparedStatement:
@@ -130,20 +130,20 @@ def granted(answer: Any, since: float | None = None) -> Grant:
     return Grant(answer["fence"], float(answer["acquired_at"]), since)
 
 
-def busy(answer: Any, *, deaf: bool) -> Busy:
+def busy(answer: Any, *, cannot_listen: bool) -> Busy:
     position, retry = answer["position"], answer["retry_after"]
     retry_after = poll_after(position, inf if retry is None else float(retry))
-    if deaf:
+    if cannot_listen:
         retry_after = min(retry_after, POLLED * (1 + position))
     holder = answer["holder"]
     return Busy(position, retry_after, holder if holder is None else cut_id(holder))
 
 
-def observation(answer: Any, *, deaf: bool) -> Observation:
+def observation(answer: Any, *, cannot_listen: bool) -> Observation:
     retry = answer["retry_after"]
     retry_after = MAX_POLL_S if retry is None else max(0.0, min(MAX_POLL_S, float(retry)))
     changes = tuple(Change(number, fence, holder) for number, fence, holder in answer["changes"])
-    return Observation(changes, min(retry_after, POLLED * 5) if deaf else retry_after)
+    return Observation(changes, min(retry_after, POLLED * 5) if cannot_listen else retry_after)
 
 
 def info(namespace: str, answer: Any) -> LockInfo:

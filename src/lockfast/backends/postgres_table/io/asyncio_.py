@@ -21,21 +21,21 @@ from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
 from lockfast.backends.postgres.io.wire import Steps, connect
 from lockfast.backends.postgres_table.io.batching import (
-    LANES,
-    LAST,
-    LISTENS,
-    LISTENS_AGAIN,
-    MOST,
-    SPARE,
-    SPLIT,
-    STUCK,
-    TRIES,
-    Again,
-    Job,
+    CLEAN_UP_WITHIN_S,
+    LISTEN_AGAIN_AFTER_S,
+    LISTEN_WITHIN_S,
+    MAX_BATCH,
+    MAX_CONNECTIONS,
+    MAX_SPARE,
+    MAX_TRIES,
+    MIN_TO_SPLIT,
+    STUCK_AFTER_S,
     Many,
-    as_answers,
-    as_failures,
+    Retry,
+    TableRequest,
+    failures_of,
     may_join,
+    replies_of,
 )
 from lockfast.backends.postgres_table.io.connections_asyncio import AsyncioPostgresTableWakeups, Line, Ticket
 from lockfast.backends.postgres_table.io.session import (
@@ -80,7 +80,7 @@ class AsyncioPostgres:
         self._closed = False
         self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
-    def _begin(self, *, cleans: bool = False) -> asyncio.AbstractEventLoop:
+    def _begin(self, *, is_cleanup: bool = False) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self.wakeups.is_new(loop):
             for line in (*self._idle, *self._busy):
@@ -89,20 +89,20 @@ class AsyncioPostgres:
             self._reset()
             self._closed = closed
             self.wakeups.begin_again()
-        if self._closed and not cleans:
+        if self._closed and not is_cleanup:
             raise self._let_go()
         return loop
 
     def _let_go(self) -> BackendUnavailable:
         return BackendUnavailable.closed(self.endpoint.name, transient=False)
 
-    async def ask(self, job: Job, within: float) -> Any:
-        loop = self._begin(cleans=job.cleans)
-        until = loop.time() + (min(within, LAST) if self._closed else within)
-        for _ in range(TRIES):
-            answer = await self._carried(loop, job, until)
-            if isinstance(answer, Again):
-                answer.prepare(job)
+    async def ask(self, request: TableRequest, within: float) -> Any:
+        loop = self._begin(is_cleanup=request.is_cleanup)
+        until = loop.time() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
+        for _ in range(MAX_TRIES):
+            answer = await self._carried(loop, request, until)
+            if isinstance(answer, Retry):
+                answer.prepare(request)
             elif not isinstance(answer, RolledBack):
                 if isinstance(answer, BackendUnavailable):
                     raise copy_of(answer, last=self._closed)
@@ -111,10 +111,10 @@ class AsyncioPostgres:
                 break
         raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
 
-    def _carried(self, loop: asyncio.AbstractEventLoop, job: Job, until: float) -> asyncio.Future[Any]:
+    def _carried(self, loop: asyncio.AbstractEventLoop, request: TableRequest, until: float) -> asyncio.Future[Any]:
         """What becomes of it, later: an answer, or an error."""
         answer = loop.create_future()
-        self._waiting.append(Ticket(job, answer, until))
+        self._waiting.append(Ticket(request, answer, until))
         if not self._pumps:
             self._pumps = True
             loop.call_soon(self._pump)
@@ -157,7 +157,7 @@ class AsyncioPostgres:
         self._give_up_the_silent()
         while self._waiting and self._waiting[0].answer.done():
             self._waiting.popleft()  # cancelled, or too late
-        several = len(self._waiting) > SPLIT
+        several = len(self._waiting) > MIN_TO_SPLIT
         while self._waiting and self._idle:
             line = self._idle.pop()
             self._busy.append(line)
@@ -166,14 +166,14 @@ class AsyncioPostgres:
             self._let_go_of_idle()
             return
         loop = asyncio.get_running_loop()
-        stuck = sum(line.since + STUCK <= loop.time() for line in self._busy)
-        if len(self._busy) + len(self._idle) + len(self._dialling) < LANES + min(SPARE, stuck):
+        stuck = sum(line.since + STUCK_AFTER_S <= loop.time() for line in self._busy)
+        if len(self._busy) + len(self._idle) + len(self._dialling) < MAX_CONNECTIONS + min(MAX_SPARE, stuck):
             until = self._waiting[-1].until if self._waiting else 0.0
             task = background_task(loop, self._dial(until - loop.time()), "lockfast-dial")
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
         if self._looks is None and self._busy:
-            self._looks = loop.call_later(STUCK, self._look_again)
+            self._looks = loop.call_later(STUCK_AFTER_S, self._look_again)
 
     def _give_up_the_silent(self) -> None:
         """A line that leads nowhere is not answered for ever; but whoever still waits there may wait."""
@@ -189,19 +189,19 @@ class AsyncioPostgres:
 
     def _next_batch(self, lines: int) -> list[Ticket]:
         """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
-        most = min(MOST, -(-len(self._waiting) // lines))
+        most = min(MAX_BATCH, -(-len(self._waiting) // lines))
         first = self._waiting[0]
-        if self._others_first and first.job.met:
-            first = next((one for one in self._waiting if not one.job.met and not one.answer.done()), first)
+        if self._others_first and first.request.blocked:
+            first = next((one for one in self._waiting if not one.request.blocked and not one.answer.done()), first)
         self._waiting.remove(first)
-        self._others_first = first.job.met
-        if first.job.alone:
+        self._others_first = first.request.blocked
+        if first.request.alone:
             return [first]
         batch, left = [first], deque[Ticket]()
         for ticket in self._waiting:
             if ticket.answer.done():
                 continue
-            if len(batch) >= most or not may_join(ticket.job, first.job):
+            if len(batch) >= most or not may_join(ticket.request, first.request):
                 left.append(ticket)
             else:
                 batch.append(ticket)
@@ -219,13 +219,13 @@ class AsyncioPostgres:
             self._idle.append(line)
         else:
             line.close()
-        jobs = [ticket.job for ticket in tickets]
+        batch = [ticket.request for ticket in tickets]
         if isinstance(answer, Broken):
-            answers = [unavailable(self.endpoint.name, answer.message)] * len(jobs)
+            answers = [unavailable(self.endpoint.name, answer.message)] * len(batch)
         elif isinstance(answer, RolledBack | BackendUnavailable):
-            answers = as_failures(jobs, answer)
+            answers = failures_of(batch, answer)
         else:
-            answers = as_answers(jobs, answer, self._many)
+            answers = replies_of(batch, answer, self._many)
         for ticket, one in zip(tickets, answers, strict=True):
             if not ticket.answer.done():
                 ticket.answer.set_result(one)
@@ -293,7 +293,7 @@ class AsyncioPostgres:
     # Wake-ups
 
     @property
-    def deaf(self) -> bool:
+    def cannot_listen(self) -> bool:
         return not self.wakeups.address
 
     async def expect(self, claim: Claim, within: float) -> str:
@@ -303,7 +303,7 @@ class AsyncioPostgres:
                 self._listening = background_task(loop, self._listen(max(within, _DIAL)), "lockfast-listen")
                 self._listening.add_done_callback(seen)
             try:
-                await self._listens(self._listening, min(LISTENS, within / 2))
+                await self._listens(self._listening, min(LISTEN_WITHIN_S, within / 2))
             except BackendUnavailable as error:
                 if not error.transient or not (self._busy or self._idle):
                     raise
@@ -321,7 +321,7 @@ class AsyncioPostgres:
             raise copy_of(error) if isinstance(error, BackendUnavailable) else error
 
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
-        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTENS_AGAIN
+        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTEN_AGAIN_AFTER_S
         if first:
             warn_polling_for_now(reason)
 
@@ -332,7 +332,7 @@ class AsyncioPostgres:
                 session = await self._connect(within, 0)
                 try:
                     await run(session.simple_query(f"LISTEN {self.wakeups.channel}".encode()))
-                    if session.pooled and not await self._hears(session, within):
+                    if session.pooled and not await self._receives_echo(session, within):
                         hears = False
                     else:
                         await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
@@ -352,9 +352,9 @@ class AsyncioPostgres:
             self._listens_at = _NEVER
             warn_cannot_listen(self.endpoint)
 
-    async def _hears(self, session: TableSession, within: float) -> bool:
+    async def _receives_echo(self, session: TableSession, within: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
-        await self.ask(Job(*echo(self.wakeups.channel)), within)
+        await self.ask(TableRequest(*echo(self.wakeups.channel)), within)
         try:
             async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
                 await run(_readable(session.pg.socket))
@@ -372,12 +372,15 @@ class AsyncioPostgres:
                 timer.cancel()
         dialling, self._dialling = self._dialling, set()
         await end_tasks([*dialling, self._listening])
-        busy, self._busy = self._busy, [line for line in self._busy if any(one.job.cleans for one in line.tickets)]
+        busy, self._busy = (
+            self._busy,
+            [line for line in self._busy if any(one.request.is_cleanup for one in line.tickets)],
+        )
         for line in busy:
             if line not in self._busy:
                 line.close()
                 self._answer(line.tickets, self._let_go())
-        self._answer([ticket for ticket in self._waiting if not ticket.job.cleans], self._let_go())
+        self._answer([ticket for ticket in self._waiting if not ticket.request.is_cleanup], self._let_go())
         self._pump()
         if self._waiting or self._busy:
             self._look()  # until all is cleaned up

@@ -1,7 +1,7 @@
 """What is asked of PostgreSQL, and how many requests of one process become one statement.
 
-Decides: which requests may travel together, and what becomes of each when that goes wrong.
-Leaves to the drivers of either world: when there is something to take along, and the connection.
+Decides: which requests may share a statement, and what becomes of each when the statement fails.
+Leaves to the dispatcher: when a statement is sent, with which requests, on which connection.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any, Final, NamedTuple
 from lockfast.backends.postgres.io.refusals import NameInUse, Refused
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 
-MOST: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
-LANES: Final = 2  # connections for requests: while the server works on one batch, the next is gathered
-SPLIT: Final = 32  # requests that are worth to be divided between them
-SPARE: Final = 4  # more of them, for when all of those have been at one statement for
-STUCK: Final = 0.05  # so many seconds: somebody's transaction is at one of their names
-LISTENS: Final = 2.0  # seconds at most that a waiter gives to the connection that it would be woken by
-LISTENS_AGAIN: Final = 5.0  # seconds after which one that could not listen tries to again
-LAST: Final = 1.0  # seconds in which what was closed meanwhile takes back what it asked for; it tries that once
-TRIES: Final = 20  # for what the server has rolled back because of others
+MAX_BATCH: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
+MAX_CONNECTIONS: Final = 2  # for requests: while the server works on one batch, the next is gathered
+MIN_TO_SPLIT: Final = 32  # requests that are worth dividing between them
+MAX_SPARE: Final = 4  # more connections, for when all others have been at one statement for
+STUCK_AFTER_S: Final = 0.05  # so long: an open transaction of another client has locked one of their names
+LISTEN_WITHIN_S: Final = 2.0  # the most that a waiter gives to the connection that would wake it
+LISTEN_AGAIN_AFTER_S: Final = 5.0  # after a connection for wake-ups could not be made
+CLEAN_UP_WITHIN_S: Final = 1.0  # for taking back, once and after close(), what was asked for before
+MAX_TRIES: Final = 20  # of a request that the server rolls back because of concurrent transactions
 
 
-class Job:
-    """One request. `columns` are what differs between requests of a kind, `tail` is what does not.
+class TableRequest:
+    """`columns` are what differs between requests of a kind, `tail` is what does not.
 
-    Of a kind that can travel together the columns begin with the name, and the tail with the milliseconds that a name
-    is waited for which a transaction of somebody else's is at.
+    Where requests of a kind can be batched, the columns begin with the name, and the tail with the milliseconds that
+    the server waits for a name that an open transaction has locked.
     """
 
-    __slots__ = ("alone", "cleans", "columns", "kind", "met", "statement", "tail")
+    __slots__ = ("alone", "blocked", "columns", "is_cleanup", "kind", "statement", "tail")
 
     def __init__(
         self,
@@ -42,85 +42,84 @@ class Job:
         self.statement = statement
         self.columns = columns
         self.tail = tail
-        self.kind = kind  # of requests that can travel together; empty for one that cannot
+        self.kind = kind  # of requests that can be batched; empty for one that cannot
         self.alone = not kind
-        self.cleans = False  # it takes back what somebody asked for, which is done even by what is closed
-        self.met = False  # somebody at its name: from then on it travels only with those that wait for that one too
+        self.is_cleanup = False  # it takes back what was asked for before, so it is sent even after close()
+        self.blocked = False  # its name was locked: from then on it is batched only with requests for that name
 
     @property
     def name(self) -> Sequence[str | None]:
-        """With what qualifies it."""
+        """With its namespace."""
         return self.columns[:2]
 
 
 class Many(NamedTuple):
-    """How requests become one statement: for each kind that many arrays, and then a tail."""
+    """The statement for a batch: for each kind so many arrays, and then a tail."""
 
     statement: PreparedStatement
     kinds: tuple[tuple[str, int], ...]
 
 
-class Again:
-    """In place of an answer: ask for this one in another way."""
+class Retry:
+    """In place of a reply: send this request once more, in another way."""
 
-    def prepare(self, job: Job) -> None:
-        job.alone = True
-
-
-class Meets(Again):
-    """Somebody is at its name, who must not hold up those of other names."""
-
-    def prepare(self, job: Job) -> None:
-        job.met = True
+    def prepare(self, request: TableRequest) -> None:
+        request.alone = True
 
 
-AGAIN: Final = Again()
-MEETS: Final = Meets()
+class _RetryBlocked(Retry):
+    """Its name is locked, and must not delay requests for other names."""
+
+    def prepare(self, request: TableRequest) -> None:
+        request.blocked = True
 
 
-def may_join(job: Job, first: Job) -> bool:
-    """Whether they can be one statement."""
-    if job.alone or first.alone or job.met != first.met:
+RETRY_ALONE: Final = Retry()
+RETRY_BLOCKED: Final = _RetryBlocked()
+
+
+def may_join(request: TableRequest, first: TableRequest) -> bool:
+    """Whether both can be in one statement."""
+    if request.alone or first.alone or request.blocked != first.blocked:
         return False
-    return not job.met or job.name == first.name
+    return not request.blocked or request.name == first.name
 
 
-def as_statement(jobs: Sequence[Job], many: Many) -> tuple[PreparedStatement, list[bytes | None]]:
-    """What to send for these."""
-    if len(jobs) == 1:
-        job = jobs[0]
-        return job.statement, [None if one is None else one.encode() for one in (*job.columns, *job.tail)]
+def statement_for(batch: Sequence[TableRequest], many: Many) -> tuple[PreparedStatement, list[bytes | None]]:
+    if len(batch) == 1:
+        request = batch[0]
+        return request.statement, [None if one is None else one.encode() for one in (*request.columns, *request.tail)]
     params: list[bytes | None] = []
     for kind, columns in many.kinds:
-        chosen = [job.columns for job in jobs if job.kind == kind]
+        chosen = [request.columns for request in batch if request.kind == kind]
         params += [array(column).encode() for column in zip(*chosen, strict=True)] if chosen else [b"{}"] * columns
-    _, now = jobs[0].tail
-    params += [_patience(jobs), None if now is None else now.encode()]
+    _, now = batch[0].tail
+    params += [_patience(batch), None if now is None else now.encode()]
     return many.statement, params
 
 
-def _patience(jobs: Sequence[Job]) -> bytes | None:
-    """Of the least patient. Those of several names wait for none of them."""
-    return b"%d" % min(int(job.tail[0] or 0) for job in jobs) if jobs[0].met else None
+def _patience(batch: Sequence[TableRequest]) -> bytes | None:
+    """That of the least patient request. A batch for several names waits for none of them."""
+    return b"%d" % min(int(request.tail[0] or 0) for request in batch) if batch[0].blocked else None
 
 
-def as_answers(jobs: Sequence[Job], answer: Any, many: Many) -> list[Any]:
-    """What was said to each, in their order."""
-    if len(jobs) == 1:
-        return [answer]
-    rows = {kind: iter(answers) for (kind, _), answers in zip(many.kinds, answer, strict=True)}
-    said = (next(rows[job.kind]) for job in jobs)
-    return [MEETS if one is None else one for one in said]
+def replies_of(batch: Sequence[TableRequest], reply: Any, many: Many) -> list[Any]:
+    """The reply to each, in their order."""
+    if len(batch) == 1:
+        return [reply]
+    rows = {kind: iter(replies) for (kind, _), replies in zip(many.kinds, reply, strict=True)}
+    each = (next(rows[request.kind]) for request in batch)
+    return [RETRY_BLOCKED if one is None else one for one in each]
 
 
-def as_failures(jobs: Sequence[Job], error: Exception) -> list[Any]:
-    """What becomes of each. If the server refused, and nothing happened, that may be the fault of one of them."""
-    of_all = len(jobs) == 1 or (jobs[0].met and isinstance(error, NameInUse))
-    return [AGAIN if isinstance(error, Refused) and not of_all else error] * len(jobs)
+def failures_of(batch: Sequence[TableRequest], error: Exception) -> list[Any]:
+    """What becomes of each. If the server refused a batch, one request may be the reason: then each goes alone."""
+    of_all = len(batch) == 1 or (batch[0].blocked and isinstance(error, NameInUse))
+    return [RETRY_ALONE if isinstance(error, Refused) and not of_all else error] * len(batch)
 
 
 def array(values: Sequence[str | None]) -> str:
-    """As PostgreSQL reads one. Mostly all are there and none needs care, or none is there."""
+    """An array literal. Mostly no value is null and none needs escapes, or all are null."""
     if None not in values:
         text = '","'.join(values)  # type: ignore[arg-type]
         if "\\" not in text and text.count('"') == 2 * (len(values) - 1):

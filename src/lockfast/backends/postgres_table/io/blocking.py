@@ -22,21 +22,21 @@ from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import connect
 from lockfast.backends.postgres_table.io.batching import (
-    LANES,
-    LAST,
-    LISTENS,
-    LISTENS_AGAIN,
-    MOST,
-    SPARE,
-    STUCK,
-    TRIES,
-    Again,
-    Job,
+    CLEAN_UP_WITHIN_S,
+    LISTEN_AGAIN_AFTER_S,
+    LISTEN_WITHIN_S,
+    MAX_BATCH,
+    MAX_CONNECTIONS,
+    MAX_SPARE,
+    MAX_TRIES,
+    STUCK_AFTER_S,
     Many,
-    as_answers,
-    as_failures,
-    as_statement,
+    Retry,
+    TableRequest,
+    failures_of,
     may_join,
+    replies_of,
+    statement_for,
 )
 from lockfast.backends.postgres_table.io.connections import Line, PostgresTableWakeups, WakeLine
 from lockfast.backends.postgres_table.io.session import (
@@ -62,11 +62,11 @@ class PostgresDriver(Protocol):
     def wakeups(self) -> Wakeups: ...
 
     @property
-    def deaf(self) -> bool:
+    def cannot_listen(self) -> bool:
         """No wake-up arrives here, so whoever waits has to look for itself."""
         ...
 
-    async def ask(self, job: Job, within: float) -> Any:
+    async def ask(self, request: TableRequest, within: float) -> Any:
         """The answer, from JSON. Raises BackendUnavailable."""
         ...
 
@@ -84,10 +84,10 @@ class PostgresDriver(Protocol):
 class _Ticket:
     """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
 
-    __slots__ = ("answer", "gate", "home", "job", "line", "until")
+    __slots__ = ("answer", "gate", "home", "line", "request", "until")
 
-    def __init__(self, job: Job, until: float) -> None:
-        self.job = job
+    def __init__(self, request: TableRequest, until: float) -> None:
+        self.request = request
         self.until = until
         self.home: list[Line | None] | None = None  # whose connection it has: then it is up to this thread to ask
         self.line: Line | None = None  # that connection, once it is made
@@ -112,8 +112,8 @@ class BlockingPostgres:
         self._names = Names()
         self._channel = f"lockfast_{uuid4().hex}"
         # A connection, or None for one that may be made; the used ones are at the end.
-        self._free: list[Line | None] = [None] * LANES
-        self._spare: list[Line | None] = [None] * SPARE
+        self._free: list[Line | None] = [None] * MAX_CONNECTIONS
+        self._spare: list[Line | None] = [None] * MAX_SPARE
         self._waiting: list[_Ticket] = []  # non-empty only while no connection is free
         self._others_first = False  # before those that have met somebody: each may keep its connection for a while
         self._checked = False  # that the schema is there
@@ -124,15 +124,15 @@ class BlockingPostgres:
     def wakeups(self) -> PostgresTableWakeups:
         return self._wakeups
 
-    async def ask(self, job: Job, within: float) -> Any:
-        return self._ask(job, within)
+    async def ask(self, request: TableRequest, within: float) -> Any:
+        return self._ask(request, within)
 
-    def _ask(self, job: Job, within: float) -> Any:
-        until = boot_now() + (min(within, LAST) if self._closed else within)
-        for _ in range(TRIES):
-            answer = self._carry(_Ticket(job, until))
-            if isinstance(answer, Again):
-                answer.prepare(job)
+    def _ask(self, request: TableRequest, within: float) -> Any:
+        until = boot_now() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
+        for _ in range(MAX_TRIES):
+            answer = self._carry(_Ticket(request, until))
+            if isinstance(answer, Retry):
+                answer.prepare(request)
             elif not isinstance(answer, RolledBack):
                 if isinstance(answer, BackendUnavailable):
                     raise copy_of(answer, last=self._closed)
@@ -157,7 +157,7 @@ class BlockingPostgres:
 
     def _queue_up(self, ticket: _Ticket) -> None:
         with self._mutex:
-            if self._closed and not ticket.job.cleans:
+            if self._closed and not ticket.request.is_cleanup:
                 raise BackendUnavailable.closed(self.endpoint.name, transient=False)
             if self._free:
                 ticket.line, ticket.home = self._free[-1], self._free
@@ -170,14 +170,14 @@ class BlockingPostgres:
     def _sleep(self, ticket: _Ticket) -> None:
         assert ticket.gate is not None
         left = ticket.until - boot_now()
-        if ticket.gate.acquire(timeout=max(0.0, min(left, STUCK))):
+        if ticket.gate.acquire(timeout=max(0.0, min(left, STUCK_AFTER_S))):
             return
         with self._mutex:
             if ticket in self._waiting and self._spare:
                 self._waiting.remove(ticket)
                 ticket.line, ticket.home = self._spare[-1], self._spare
                 del self._spare[-1]
-        if left <= STUCK and ticket.home is None and ticket.answer is None:
+        if left <= STUCK_AFTER_S and ticket.home is None and ticket.answer is None:
             raise unavailable(self.endpoint.name, "did not answer in time")
 
     def _leave(self, ticket: _Ticket) -> None:
@@ -200,12 +200,12 @@ class BlockingPostgres:
     def _first_to_lead(self) -> _Ticket:
         """The first in line; or whoever has most time among those that can travel with it: it waits for them all."""
         first = self._waiting[0]
-        if self._others_first and first.job.met:
-            first = next((one for one in self._waiting if not one.job.met), first)
-        self._others_first = first.job.met
-        if first.job.alone:
+        if self._others_first and first.request.blocked:
+            first = next((one for one in self._waiting if not one.request.blocked), first)
+        self._others_first = first.request.blocked
+        if first.request.alone:
             return first
-        return max((one for one in self._waiting if may_join(one.job, first.job)), key=lambda one: one.until)
+        return max((one for one in self._waiting if may_join(one.request, first.request)), key=lambda one: one.until)
 
     def _hand_on(self, ticket: _Ticket) -> None:
         ticket.line, ticket.home = self._free[-1], self._free
@@ -215,10 +215,10 @@ class BlockingPostgres:
             ticket.gate.release()
 
     def _taken_along(self, ticket: _Ticket) -> list[_Ticket]:
-        if ticket.job.alone or not self._waiting:
+        if ticket.request.alone or not self._waiting:
             return []
         with self._mutex:
-            others = [one for one in self._waiting if may_join(one.job, ticket.job)][: MOST - 1]
+            others = [one for one in self._waiting if may_join(one.request, ticket.request)][: MAX_BATCH - 1]
             self._waiting = [one for one in self._waiting if one not in others]
             return others
 
@@ -226,36 +226,36 @@ class BlockingPostgres:
 
     def _lead(self, ticket: _Ticket) -> None:
         tickets = [ticket, *self._taken_along(ticket)]
-        jobs = [one.job for one in tickets]
+        batch = [one.request for one in tickets]
         answers: list[Any] | None = None
         try:
-            answers = self._converse(ticket, jobs)
+            answers = self._converse(ticket, batch)
         finally:
             if answers is None:
-                answers = [unavailable(self.endpoint.name, "was asked by a thread that was interrupted")] * len(jobs)
+                answers = [unavailable(self.endpoint.name, "was asked by a thread that was interrupted")] * len(batch)
             for one, answer in zip(tickets, answers, strict=True):
                 one.answer = [answer]
                 if one is not ticket and one.gate is not None:
                     one.gate.release()
 
-    def _converse(self, ticket: _Ticket, jobs: list[Job]) -> list[Any]:
+    def _converse(self, ticket: _Ticket, batch: list[TableRequest]) -> list[Any]:
         line, ticket.line = ticket.line, None  # thrown away, unless it turns out well
         try:
             if line is not None and line.stale:
                 line.session.close()
                 line = None
             line = line or self._dial(ticket.until)
-            statement, params = as_statement(jobs, self._many)
+            statement, params = statement_for(batch, self._many)
             answer = line.run(line.session.execute(statement, params), ticket.until)
             ticket.line = line
-            return as_answers(jobs, answer, self._many)
+            return replies_of(batch, answer, self._many)
         except (RolledBack, BackendUnavailable) as error:
             ticket.line = line
-            return as_failures(jobs, error)
+            return failures_of(batch, error)
         except Late:
-            return [unavailable(self.endpoint.name, "did not answer in time")] * len(jobs)
+            return [unavailable(self.endpoint.name, "did not answer in time")] * len(batch)
         except Broken as broken:
-            return [unavailable(self.endpoint.name, broken.message)] * len(jobs)
+            return [unavailable(self.endpoint.name, broken.message)] * len(batch)
         finally:
             if ticket.line is None and line is not None:
                 line.session.close()
@@ -287,12 +287,12 @@ class BlockingPostgres:
     # Wake-ups
 
     @property
-    def deaf(self) -> bool:
+    def cannot_listen(self) -> bool:
         return not self._wakeups.address
 
     async def expect(self, claim: Claim, within: float) -> str:
         if self._shall_listen():
-            until = boot_now() + min(LISTENS, within / 2)
+            until = boot_now() + min(LISTEN_WITHIN_S, within / 2)
             try:
                 self._see_to_listening(until)
             except BackendUnavailable as error:
@@ -319,11 +319,11 @@ class BlockingPostgres:
         """Whether there is a connection to ask on."""
         with self._mutex:
             idle = [line for line in (*self._free, *self._spare) if line is not None]
-            used = LANES + SPARE - len(self._free) - len(self._spare)
+            used = MAX_CONNECTIONS + MAX_SPARE - len(self._free) - len(self._spare)
             return used > 0 or any(not line.stale for line in idle)
 
     def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
-        first, self._listens_at = not self._listens_at, boot_now() + LISTENS_AGAIN
+        first, self._listens_at = not self._listens_at, boot_now() + LISTEN_AGAIN_AFTER_S
         if first:
             warn_polling_for_now(reason)
 
@@ -333,7 +333,7 @@ class BlockingPostgres:
         session = self._connect(until, 0)
         try:
             run(session.simple_query(f"LISTEN {self._channel}".encode()), until)
-            if session.pooled and not self._hears(session, until):
+            if session.pooled and not self._receives_echo(session, until):
                 session.close()
                 self._listens_at = math.inf
                 warn_cannot_listen(self.endpoint)
@@ -353,9 +353,9 @@ class BlockingPostgres:
             session.close()
             raise
 
-    def _hears(self, session: TableSession, until: float) -> bool:
+    def _receives_echo(self, session: TableSession, until: float) -> bool:
         """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
-        self._ask(Job(*echo(self._channel)), until - boot_now())
+        self._ask(TableRequest(*echo(self._channel)), until - boot_now())
         poll = select.poll()
         poll.register(session.pg.socket, select.POLLIN)
         seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))

@@ -15,7 +15,7 @@ from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack
 from lockfast.backends.postgres.io.wire import Steps
-from lockfast.backends.postgres_table.io.batching import Job, Many, as_statement
+from lockfast.backends.postgres_table.io.batching import Many, TableRequest, statement_for
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
@@ -25,10 +25,10 @@ from lockfast.errors import BackendUnavailable
 class Ticket:
     """A task's request on its way."""
 
-    __slots__ = ("answer", "job", "until")
+    __slots__ = ("answer", "request", "until")
 
-    def __init__(self, job: Job, answer: asyncio.Future[Any], until: float) -> None:
-        self.job = job
+    def __init__(self, request: TableRequest, answer: asyncio.Future[Any], until: float) -> None:
+        self.request = request
         self.answer = answer
         self.until = until
 
@@ -53,7 +53,7 @@ class Line:
     def start(self, tickets: list[Ticket], many: Many) -> None:
         self.tickets = tickets
         self.since = self._loop.time()
-        self._steps = self.session.execute(*as_statement([ticket.job for ticket in tickets], many))
+        self._steps = self.session.execute(*statement_for([ticket.request for ticket in tickets], many))
         self._go_on()
 
     def _go_on(self) -> None:

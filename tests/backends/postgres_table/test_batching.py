@@ -9,7 +9,15 @@ from urllib.parse import urlsplit
 from lockfast.backends.postgres.io.endpoint import endpoint_of_url
 from lockfast.backends.postgres.io.refusals import NameInUse, Refused
 from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
-from lockfast.backends.postgres_table.io.batching import AGAIN, MEETS, Job, Many, as_answers, as_failures, as_statement
+from lockfast.backends.postgres_table.io.batching import (
+    RETRY_ALONE,
+    RETRY_BLOCKED,
+    Many,
+    TableRequest,
+    failures_of,
+    replies_of,
+    statement_for,
+)
 from lockfast.backends.postgres_table.io.blocking import BlockingPostgres, _Ticket
 from lockfast.backends.postgres_table.io.connections_asyncio import Ticket as TaskTicket
 from lockfast.backends.postgres_table.io.session import PreparedStatement
@@ -18,58 +26,58 @@ MANY = Many(PreparedStatement(b"many", b""), (("release", 6), ("acquire", 3)))
 PLACE = endpoint_of_url(urlsplit("postgresql://localhost/db"))
 
 
-def _asked_for(name: str, *, met: bool = False) -> Job:
-    job = Job(PreparedStatement(b"", b""), ("", name, "claim"), ("250", None), "acquire")
-    job.met = met
-    return job
+def _asked_for(name: str, *, blocked: bool = False) -> TableRequest:
+    request = TableRequest(PreparedStatement(b"", b""), ("", name, "claim"), ("250", None), "acquire")
+    request.blocked = blocked
+    return request
 
 
-def _names(jobs: Iterable[Job]) -> list[str | None]:
-    return [job.columns[1] for job in jobs]
+def _names(batch: Iterable[TableRequest]) -> list[str | None]:
+    return [request.columns[1] for request in batch]
 
 
 def test_those_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
     driver = BlockingPostgres(PLACE, None, MANY, 0)
-    stuck = [_asked_for(name, met=True) for name in ("a", "b", "a", "c")]
-    driver._waiting = [_Ticket(job, 0.0) for job in (*stuck, _asked_for("free"), _asked_for("other"))]
+    stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
+    driver._waiting = [_Ticket(request, 0.0) for request in (*stuck, _asked_for("free"), _asked_for("other"))]
     sent = []
     while driver._waiting:
         first = driver._first_to_lead()
         driver._waiting.remove(first)
-        sent.append(_names([first.job, *(one.job for one in driver._taken_along(first))]))
+        sent.append(_names([first.request, *(one.request for one in driver._taken_along(first))]))
     assert sent == [["a", "a"], ["free", "other"], ["b"], ["c"]]
 
 
 def test_tasks_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
     async def story() -> list[list[str | None]]:
         driver = AsyncioPostgres(PLACE, None, MANY, 0)
-        stuck = [_asked_for(name, met=True) for name in ("a", "b", "a", "c")]
+        stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
         futures = [asyncio.get_running_loop().create_future() for _ in range(7)]
-        jobs = (*stuck, _asked_for("gone"), _asked_for("free"), _asked_for("other"))
-        driver._waiting.extend(TaskTicket(job, future, 0.0) for job, future in zip(jobs, futures, strict=True))
+        batch = (*stuck, _asked_for("gone"), _asked_for("free"), _asked_for("other"))
+        driver._waiting.extend(TaskTicket(request, future, 0.0) for request, future in zip(batch, futures, strict=True))
         futures[4].cancel()
         sent = []
         while driver._waiting:
-            sent.append(_names(ticket.job for ticket in driver._next_batch(1)))
+            sent.append(_names(ticket.request for ticket in driver._next_batch(1)))
         return sent
 
     assert asyncio.run(story()) == [["a", "a"], ["free", "other"], ["b"], ["c"]]
 
 
 def test_only_those_of_one_name_wait_for_it_and_only_as_long_as_the_least_patient() -> None:
-    patient, hasty = _asked_for("a", met=True), _asked_for("a", met=True)
+    patient, hasty = _asked_for("a", blocked=True), _asked_for("a", blocked=True)
     hasty.tail = ("50", None)
-    assert as_statement([patient, hasty], MANY)[1][-2:] == [b"50", None]
-    assert as_statement([_asked_for("a"), _asked_for("b")], MANY)[1][-2:] == [None, None]
+    assert statement_for([patient, hasty], MANY)[1][-2:] == [b"50", None]
+    assert statement_for([_asked_for("a"), _asked_for("b")], MANY)[1][-2:] == [None, None]
 
 
 def test_what_becomes_of_those_that_met_somebody() -> None:
     first, second = _asked_for("a"), _asked_for("b")
-    assert as_answers([first, second], [[], [None, {}]], MANY) == [MEETS, {}]
-    MEETS.prepare(first)
-    assert (first.met, first.alone) == (True, False)
+    assert replies_of([first, second], [[], [None, {}]], MANY) == [RETRY_BLOCKED, {}]
+    RETRY_BLOCKED.prepare(first)
+    assert (first.blocked, first.alone) == (True, False)
     in_use, fault = NameInUse("in use"), Refused("bad")
-    both = [_asked_for("a", met=True)] * 2
-    assert as_failures(both, in_use) == [in_use] * 2, "it is in use for all of them"
-    assert as_failures(both, fault) == [AGAIN] * 2, "it may be the fault of one"
-    assert as_failures([_asked_for("a"), _asked_for("b")], in_use) == [AGAIN] * 2, "it may be the name of one"
+    both = [_asked_for("a", blocked=True)] * 2
+    assert failures_of(both, in_use) == [in_use] * 2, "it is in use for all of them"
+    assert failures_of(both, fault) == [RETRY_ALONE] * 2, "it may be the fault of one"
+    assert failures_of([_asked_for("a"), _asked_for("b")], in_use) == [RETRY_ALONE] * 2, "it may be the name of one"
