@@ -123,7 +123,7 @@ def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(p
 def test_a_try_does_not_wait_for_somebodys_open_transaction(
     psql: Psql, url: str, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)
+    monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)
     psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
     with pytest.raises(AcquireTimeout, match=r"'x' is in use by a transaction that has not ended$"):
         _try_once(url) if world == "threads" else asyncio.run(_try_once_in_a_task(url))
@@ -145,7 +145,7 @@ async def _try_once_in_a_task(url: str) -> None:
 def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)  # so long would each of them keep a connection
+    monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)  # so long would each of them keep a connection
     psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
     with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         fences: list[int] = []
@@ -163,7 +163,7 @@ def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
 def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", FOR_EVER)
+    monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)
 
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:
@@ -214,7 +214,7 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
     with lockfast.connect(url) as locks:
         lease = locks.rwlock("x").write().acquire()
         assert lease is not None
-        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
+        psql.say("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
         asked.clear()
         sharing = threading.Thread(target=lease.downgrade)
         sharing.start()
@@ -239,7 +239,7 @@ def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql:
         waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
         waiter.start()
         until(lambda: locks.inspect("x").waiters == 1 or not waiter.is_alive(), "one to wait")
-        psql.say("BEGIN; SELECT lockfast_enter('', 'x', NULL)")
+        psql.say("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
         join(waiter)
         psql.say("ROLLBACK")
         until(lambda: locks.inspect("x").waiters == 0, "it to leave the queue")

@@ -361,7 +361,7 @@ def test_it_is_done_once_however_many_migrate(theirs: Theirs) -> None:
 @pytest.mark.parametrize("parts", [[], [TABLE, ACQUIRE, RELEASE]])
 def test_one_that_looks_around_is_not_surprised_by_another(empty: Theirs, parts: list[str]) -> None:
     empty.make(*parts, "SELECT pg_advisory_lock(7)")
-    looks = "IF v_theirs THEN"
+    looks = "IF v_is_legacy THEN"
     slow = script("public").replace(looks, f"PERFORM pg_advisory_xact_lock(7);\n{looks}", 1)
     first, second = empty.client(), empty.client()
     with ThreadPoolExecutor() as threads:
@@ -397,7 +397,7 @@ def test_a_function_that_was_put_in_the_place_of_a_gate_gets_a_gate(theirs: Thei
     theirs.make(first + commit, ACQUIRE.replace("CREATE", "CREATE OR REPLACE").replace("DEFAULT 30", "DEFAULT 3600"))
     theirs.make(first + commit)
     gates = "SELECT count(*) FROM pg_proc WHERE proname IN ('acquire_lock', 'release_lock')"
-    assert theirs.ask(f"{gates} AND prosrc ~ 'lockfast_theirs_'") == theirs.ask(gates) == 2
+    assert theirs.ask(f"{gates} AND prosrc ~ 'lockfast_legacy_'") == theirs.ask(gates) == 2
     assert theirs.ask("SELECT acquire_lock('a', 'me')") is True
     left = "SELECT expires_at > now() + interval '1800 seconds' FROM distributed_locks"
     assert theirs.ask(left) is True, "it is the newer function that is called"

@@ -355,7 +355,7 @@ def test_whoever_holds_is_always_in_the_first_slot_or_somebody_else_is(database:
 def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "PATIENCE", 3_600_000)  # milliseconds that each of them would keep its connection
+    monkeypatch.setattr(requests, "PATIENCE_MS", 3_600_000)  # milliseconds that each of them would keep its connection
     with psycopg.connect(database.url) as slow, lockfast.connect(database.url) as locks:
         names = [f"stuck-{number}" for number in range(MAX_CONNECTIONS)]  # enough to keep all usual connections busy
         for name in names:

@@ -43,7 +43,7 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psycopg.Con
 @example([1e300, -0.0, 10**400])
 def test_whatever_is_said_in_json_comes_back(connection: psycopg.Connection[Any], value: Any) -> None:
     text = metadata_text(value)
-    asked = "SELECT (%(it)s::jsonb)::text, lockfast_fits(%(it)s)"
+    asked = "SELECT (%(it)s::jsonb)::text, lockfast_metadata_fits(%(it)s)"
     found, fits = connection.execute(asked, {"it": keepable(text)}).fetchone() or (None, None)
     assert fits is not False
     meant = None if text is None else json.loads(text)

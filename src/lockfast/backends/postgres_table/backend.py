@@ -1,8 +1,8 @@
 """PostgreSQL's lock table: each verb is one function of the server, on the server's clock.
 
 Decides: which function answers a verb, and which claims may still be under way when they are given up.
-Leaves to `requests`: what is said. Leaves to the functions (`sql/`): each step. Leaves to the
-driver: connections, errors, what travels together, where the waiters sleep.
+Leaves to `requests`: statements and replies. Leaves to the functions (`sql/`): each step. Leaves to the driver:
+connections, errors, batches, where waiters sleep.
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from lockfast.backends.postgres.io.refusals import NameInUse
 from lockfast.backends.postgres_table import requests
 from lockfast.backends.postgres_table.io.batching import array
 from lockfast.backends.postgres_table.io.blocking import PostgresDriver
-from lockfast.backends.postgres_table.requests import AT_ONCE, LONG, Catalogue, columns_of, split
+from lockfast.backends.postgres_table.requests import (
+    OPERATOR_PATIENCE_MS,
+    TRY_PATIENCE_MS,
+    Catalogue,
+    columns_of,
+    split,
+)
 from lockfast.errors import BackendUnavailable, LimitMismatch
 
 MAX_CONTENDED: Final = 4096  # names
 MAX_IN_DOUBT: Final = 10_000  # claims
-IN_USE: Final = Busy(0, requests.POLLED, unsettled=True)  # somebody's transaction is at the name, and does not end
+IN_USE: Final = Busy(0, requests.POLL_WITHOUT_WAKEUPS_S, unsettled=True)  # another client has locked the name
 
 
 class PostgresTableBackend:
@@ -42,19 +48,19 @@ class PostgresTableBackend:
         self._contended = BoundedSet[str](MAX_CONTENDED)  # keys that others lately wanted too
         self._in_doubt = BoundedSet[str](MAX_IN_DOUBT)  # claims with an unanswered request, which may still arrive
         self._queued: set[str] = set()  # claims that wait, and have a place in the queue
-        self._kept_out: set[str] = set()  # claims that wait, and could not get at their name, at least once
+        self._locked_out: set[str] = set()  # claims that wait, and found their name locked at least once
         self._handed: dict[str, Grant] = {}  # claims that were granted by a release of our own, and do not know it yet
-        self._gone: set[str] = set()  # claims that were given up, and of which nothing was asked since
+        self._gone: set[str] = set()  # claims that were given up, with no request since
 
     def _now(self) -> str | None:
-        """Nothing, so that the server reads its own clock; a test's clock is told to it."""
+        """Nothing, so that the server reads its own clock; a test's clock is passed to it."""
         now = self._driver.now
         return None if now is None else repr(now())
 
     async def _ask(self, name: str, *params: str | None, within: float) -> Any:
         return await self._driver.ask(self._catalogue.request(name, *params), within)
 
-    async def _question(self, name: str, *params: str | None, within: float) -> Any:
+    async def _read_only(self, name: str, *params: str | None, within: float) -> Any:
         """One that changes nothing, so it can be asked again if a connection has ended since it was last used."""
         until = boot_now() + within
         try:
@@ -73,17 +79,17 @@ class PostgresTableBackend:
             if enqueue:
                 answer = await self._acquire_or_wait(claim, within)
             else:
-                answer = await self._acquire(claim, None, within, AT_ONCE)
+                answer = await self._acquire(claim, None, within, TRY_PATIENCE_MS)
         except NameInUse:
             if enqueue:
-                await self._sit_down(claim, within / 2)  # it had half of the time at most
+                await self._expect_without_place(claim, within / 2)  # it had half of the time at most
             return IN_USE
         except BaseException as error:
             if getattr(error, "sent", True):
                 self._in_doubt.add(claim.id)
             raise
         finally:
-            self._gone.discard(claim.id)  # given up by somebody else, and perhaps before this arrived
+            self._gone.discard(claim.id)  # another thread may have given it up, perhaps before this arrived
         if "fence" in answer:
             driver.wakeups.forget(claim)
             self._forget(claim.id)
@@ -95,7 +101,7 @@ class PostgresTableBackend:
         return requests.busy(answer, cannot_listen=driver.cannot_listen)
 
     async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:
-        """Only one that has to wait, or is likely to, needs a seat, and a connection that it is woken by."""
+        """Only a claim that has to wait, or is likely to, needs an address and a connection that wakes it."""
         wakeups, key = self._driver.wakeups, claim.terms.key
         until = boot_now() + within
         contended = key in self._contended
@@ -120,16 +126,16 @@ class PostgresTableBackend:
             self._contended.discard(key)  # as long as it is wanted, some of those who ask have to wait
         return answer
 
-    async def _sit_down(self, claim: Claim, within: float) -> None:
-        """So that it can sleep until it looks again: there is no place in the queue for it yet."""
-        if len(self._kept_out) < MAX_IN_DOUBT:
-            self._kept_out.add(claim.id)
+    async def _expect_without_place(self, claim: Claim, within: float) -> None:
+        """So that it can sleep until its next try: it has no place in the queue yet."""
+        if len(self._locked_out) < MAX_IN_DOUBT:
+            self._locked_out.add(claim.id)
         with suppress(BackendUnavailable):
             await self._driver.expect(claim, within)
 
     def _forget(self, id: str) -> None:
         self._queued.discard(id)
-        self._kept_out.discard(id)
+        self._locked_out.discard(id)
         self._handed.pop(id, None)
 
     def _hand_on(self, id: str, grant: Grant) -> None:
@@ -172,7 +178,7 @@ class PostgresTableBackend:
         columns = (*split(claim.terms.key), claim.id, repr(linger), successor, wakeups.address)
         request = self._catalogue.joined("release", columns, requests.patience(within), self._now())
         freed = await self._driver.ask(request, within)
-        if freed.__class__ is builtins.list:  # those who are next are of our own: no need to go by way of the server
+        if freed.__class__ is builtins.list:  # waiters of this process are next: the server need not notify them
             for id in freed:
                 wakeups.wake(id)
         elif freed.__class__ is dict:
@@ -187,8 +193,8 @@ class PostgresTableBackend:
         if claim.id in self._gone:
             return
         try:
-            if claim.id in self._kept_out and claim.id not in self._queued and not unanswered:
-                return  # nothing is there, and to look would have to wait
+            if claim.id in self._locked_out and claim.id not in self._queued and not unanswered:
+                return  # it has no place, and to check would have to wait
             params = (*split(claim.terms.key), claim.id, late, requests.patience(within), self._now())
             await self._ask("abandon", *params, within=within)
             self._in_doubt.discard(claim.id)
@@ -208,16 +214,17 @@ class PostgresTableBackend:
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)
-        return requests.info(namespace, await self._question("inspect", namespace, name, self._now(), within=within))
+        return requests.info(namespace, await self._read_only("inspect", namespace, name, self._now(), within=within))
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         namespace, name = split(prefix)
-        found = await self._question("list", namespace, name, self._now(), within=within)
+        found = await self._read_only("list", namespace, name, self._now(), within=within)
         return [requests.info(namespace, one) for one in found]
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
         namespace, name = split(key)
-        before = await self._ask("break", namespace, name, requests.patience(within, LONG), self._now(), within=within)
+        patience = requests.patience(within, OPERATOR_PATIENCE_MS)
+        before = await self._ask("break", namespace, name, patience, self._now(), within=within)
         return requests.info(namespace, before)
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
@@ -233,7 +240,7 @@ class PostgresTableBackend:
         await self._ask("unthrottle", key, str(rate.interval * cost), str(until), within=within)
 
     async def read(self, key: str, *, within: float) -> Stored:
-        found = await self._question("read", key, within=within)
+        found = await self._read_only("read", key, within=within)
         return NOTHING if found is None else as_stored(*found)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:

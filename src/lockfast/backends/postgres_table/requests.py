@@ -1,7 +1,7 @@
-"""What is said to PostgreSQL for each verb, and what its answers mean.
+"""What is sent to PostgreSQL for each verb, and what its replies mean.
 
-Decides: the statement behind each verb, how a key is kept there, and that metadata survives a jsonb column.
-Leaves to `backend`: when to ask.
+Decides: the statement behind each verb, how a key is stored, and that metadata survives a jsonb column.
+Leaves to `backend`: when to send it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lockfast.backends.postgres_table.io.batching import Many, TableRequest
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 from lockfast.backends.postgres_table.schema import WRAPPED
 
-PATIENCE: Final = 250  # milliseconds that a step may wait for a transaction of somebody else's at the same name
-AT_ONCE: Final = 50  # for one that asks only once: the usual step of somebody else's takes less
-LONG: Final = 1000  # for an operator's
-POLLED: Final = 0.1  # seconds after which the first in line looks for itself, where no wake-up arrives
+PATIENCE_MS: Final = 250  # that a step may wait for a transaction of another client that has locked the name
+TRY_PATIENCE_MS: Final = 50  # for a single try: the usual step of another client takes less
+OPERATOR_PATIENCE_MS: Final = 1000
+POLL_WITHOUT_WAKEUPS_S: Final = 0.1  # after which the first in the queue polls, where no wake-up arrives
 _BEGINS: Final = f'{{"{WRAPPED}": "'
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
@@ -58,7 +58,7 @@ class Catalogue:
         return request
 
     def joined(self, name: str, columns: tuple[str | None, ...], patience: str, now: str | None) -> TableRequest:
-        """One that can travel with others."""
+        """One that can be batched with others."""
         return TableRequest(self._statements[name], columns, (patience, now), name)
 
 
@@ -68,12 +68,12 @@ def _statement(schema: str, name: str, number: int) -> PreparedStatement:
 
 
 def patience(within: float, most: int | None = None) -> str:
-    """It is answered before nobody listens any more, whoever is at the name."""
-    return str(min(PATIENCE if most is None else most, max(1, int(within * 500))))
+    """The server answers before the caller gives up, even if another client has locked the name."""
+    return str(min(PATIENCE_MS if most is None else most, max(1, int(within * 500))))
 
 
 def split(key: str) -> tuple[str, str]:
-    """What qualifies it, and the plain name, which has a column of its own."""
+    """The namespace, and the plain name, which has a column of its own."""
     namespace, _, name = key.rpartition(NAMESPACE_SEPARATOR)
     return namespace, name
 
@@ -89,7 +89,7 @@ def columns_of(id: str, terms: Terms, address: str | None) -> tuple[str | None, 
 
 @lru_cache(maxsize=1024)
 def _around(terms: Terms) -> tuple[tuple[str, str], tuple[str | None, ...]]:
-    """What comes before and after the claim: the same for every claim on the same terms, so it is written once."""
+    """The columns before and after the claim: the same for every claim on the same terms, so they are made once."""
     key, _, holder, ttl, mode, limit, metadata = terms
     number = None if limit is None else str(limit)
     return split(key), (holder, repr(ttl), mode, number, keepable(metadata))
@@ -101,7 +101,7 @@ def keepable(metadata: str | None) -> str | None:
 
 
 def _survives(metadata: str) -> bool:
-    """Whether jsonb keeps it as it is. To say no too often harms nobody."""
+    """Whether jsonb keeps it as it is. To say no too often does no harm."""
     if WRAPPED in metadata or (_EXPONENT.search(metadata) and _EXPONENT.search(_STRING.sub("", metadata))):
         return False
     if "\\u" not in metadata:
@@ -134,7 +134,7 @@ def busy(answer: Any, *, cannot_listen: bool) -> Busy:
     position, retry = answer["position"], answer["retry_after"]
     retry_after = poll_after(position, inf if retry is None else float(retry))
     if cannot_listen:
-        retry_after = min(retry_after, POLLED * (1 + position))
+        retry_after = min(retry_after, POLL_WITHOUT_WAKEUPS_S * (1 + position))
     holder = answer["holder"]
     return Busy(position, retry_after, holder if holder is None else cut_id(holder))
 
@@ -143,7 +143,7 @@ def observation(answer: Any, *, cannot_listen: bool) -> Observation:
     retry = answer["retry_after"]
     retry_after = MAX_POLL_S if retry is None else max(0.0, min(MAX_POLL_S, float(retry)))
     changes = tuple(Change(number, fence, holder) for number, fence, holder in answer["changes"])
-    return Observation(changes, min(retry_after, POLLED * 5) if cannot_listen else retry_after)
+    return Observation(changes, min(retry_after, POLL_WITHOUT_WAKEUPS_S * 5) if cannot_listen else retry_after)
 
 
 def info(namespace: str, answer: Any) -> LockInfo:

@@ -3,8 +3,8 @@
 Decides: the order of its parts, its version, and what the constants in them mean.
 Leaves to the files in `sql/`: the tables, and each step as a function. Leaves to the driver: to run it.
 
-The script can be run again at any time: what is there stays, functions are put in place of older ones. It looks by
-itself whether there is a lock table of the user's own to adopt, so that it is the same text everywhere.
+The script can be run again at any time: what is there stays, functions are put in place of older ones. It finds out
+itself whether there is a legacy lock table to adopt, so that it is the same text everywhere.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ VERSION: Final = 1  # of the tables and functions that this release needs; raise
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
 CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the length of a step: "HOLD"
 WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
-LISTENER: Final = 0x48454152  # of those that a connection holds as long as it listens: "HEAR"
+LISTENER: Final = 0x48454152  # of the locks that a connection holds as long as it listens: "HEAR"
 
-_THEIRS: Final = ("theirs", "theirs_aside")  # a lock table of the user's own, before ours is made
+_LEGACY: Final = ("legacy", "legacy_aside")  # the user's own lock table, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
 _FUNCTIONS: Final = (
     "steps",
@@ -43,13 +43,13 @@ _FUNCTIONS: Final = (
     "many",
     "observe",
     "values",
-    "theirs_moved",
+    "legacy_adopted",
     "portable",
-    "theirs_called",
+    "legacy_callers",
 )
 _CONSTANTS: Final = {
     # Whether a row of pg_locks is about a lock table of the user's own, or a lock of ours that stands for it.
-    "IS_AT_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
+    "USES_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
         relation = to_regclass('@.distributed_locks')
         OR (locktype = 'advisory' AND classid = LOCKFAST AND objid IN (MIGRATION, GATE) AND objsubid = 2)))""",
     # Whether a hold is one that `_records` can show. The types of the other columns see to the rest.
@@ -76,25 +76,25 @@ _CONSTANTS: Final = {
     "WRAPPED": WRAPPED,
     "FEW": "3",  # requests that are quicker one by one
     # The name of a row that is found by its claim. To a plan that was made while the table was empty, the index by name
-    # looks as good, and leads past everybody who waits for that name.
+    # looks as good, and visits every waiter of that name.
     "NAMED": "lock_name || '' = p_name AND namespace || '' = p_ns",
     "HEAD": "50",  # of a line, as far as it matters how far back one stands
     "LAST": "9223372036854775807",  # after every place in a line
     # Whether there is a distributed_locks, and not ours; null if there is none.
-    "THEIRS": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
+    "IS_LEGACY": """(SELECT count(*) FILTER (WHERE attname IN ('namespace', 'claim', 'fence')) < 3 FROM pg_attribute
         WHERE attrelid = to_regclass('@.distributed_locks') AND NOT attisdropped HAVING count(*) > 0)""",
-    "IS_GATE": "(prosrc ~ 'lockfast_theirs_')",
-    "IS_OURS": "(prosrc ~ 'lockfast_(?!theirs_)')",
+    "IS_GATE": "(prosrc ~ 'lockfast_legacy_')",
+    "IS_OURS": "(prosrc ~ 'lockfast_(?!legacy_)')",
     # Roles that may execute a function, as GRANT names them; its owner if none may.
     "CALLERS": """coalesce((
         SELECT string_agg(GRANTEE, ', ') FROM aclexplode(coalesce(proacl, acldefault('f', proowner)))),
         quote_ident(pg_get_userbyid(proowner)))""",
     "GRANTEE": "CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END",
-    # No table of theirs may have these: they would mean something else.
+    # No legacy table may have these: they would mean something else.
     "OUR_COLUMNS": "('namespace', 'slot', 'ttl', 'claim', 'mode', 'max_holders', 'fence', 'ended')",
     "OUR_FUNCTIONS": "('acquire_lock', 'release_lock', 'extend_lock')",  # that others call
     "OUR_TYPES": "(ARRAY['text', 'text', 'double precision', 'jsonb'])",  # of their parameters
-    "SWEEP_EVERY": "64",  # grants, after which a few names that nobody asks for any more are looked at
+    "SWEEP_EVERY": "64",  # grants, after which a few names that are no longer asked for are cleaned up
 }
 
 _HEADER: Final = "-- The schema of lockfast's lock table, version {version}. It can be run again at any time."
@@ -136,7 +136,7 @@ def script(schema: str) -> str:
     """All statements, in one transaction, after another one that prepares for it if the user has a lock table."""
     folder = files("lockfast.backends.postgres_table") / "sql"
     first, then = (
-        [(folder / f"{name}.sql").read_text() for name in names] for names in (_THEIRS, (*_TABLES, *_FUNCTIONS))
+        [(folder / f"{name}.sql").read_text() for name in names] for names in (_LEGACY, (*_TABLES, *_FUNCTIONS))
     )
     versions = ", ".join(f"({number})" for number in range(1, VERSION + 1))
     header, before, after = (part.format(version=VERSION, versions=versions) for part in (_HEADER, _BEFORE, _AFTER))

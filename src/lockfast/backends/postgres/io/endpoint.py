@@ -1,10 +1,10 @@
-"""Where a PostgreSQL is, from whatever tells it: a URL, a psycopg pool or connection, parameters, Django.
+"""Where a PostgreSQL server is, from a URL, a psycopg pool or connection, parameters, Django.
 
-Decides: which settings of these are ours, what the place is called without its secrets, and in which order its hosts
+Decides: which settings of these are ours, how the endpoint is shown without its secrets, and in which order its hosts
 are tried. Leaves to libpq: what its own parameters mean.
 
-A ready pool or connection tells where the server is; ours are made anew beside it, because a lock must not be part of
-a transaction that somebody else may roll back, and because a waiter would keep it from everybody else.
+A ready pool or connection only says where the server is. We make our own connections beside it, because a lock must
+not be part of a transaction that the caller may roll back, and because a waiter would occupy the connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockfast._secrets import SECRET_OPTIONS, shown_option
 from lockfast._text import shown
 
 PUBLIC: Final = "public"
-WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name stand in line
+WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name queue
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
@@ -52,16 +52,16 @@ class PostgresEndpoint:
     params: Mapping[str, str]  # of libpq, with secrets
     schema: str = PUBLIC  # of the lock table, as is the next
     synchronous_commit: str | None = None  # None: as the server has it
-    advisory: bool = False  # advisory locks are meant, and not the table
+    advisory: bool = False  # advisory locks, not the table
     waiting: int = WAITING  # of advisory locks, as is the next
-    pooler: str = ""  # "session": one stands between, and gives out whole sessions
+    pooler: str = ""  # "session": there is one, which gives out whole sessions
 
     def __repr__(self) -> str:
-        return f"Place({self.name!r})"
+        return f"PostgresEndpoint({self.name!r})"
 
     @cached_property
     def name(self) -> str:
-        """A URL that leads there, but for who is asking and how they show it: two with one name are one store."""
+        """A URL without user and options: two endpoints with one name are one store."""
         return self._url("", {})
 
     @cached_property
@@ -90,7 +90,7 @@ class PostgresEndpoint:
     def hosts(self) -> list[dict[str, str]]:
         """The parameters for each host that is named: libpq itself would wait for the first without end."""
         params = {"fallback_application_name": "lockfast", **self.params, "client_encoding": "UTF8"}
-        params.pop("connect_timeout", None)  # ours is told each time
+        params.pop("connect_timeout", None)  # each request brings its own
         hosts = params.get("host", "").split(",")
         if len(hosts) == 1:
             return [params]
@@ -149,7 +149,7 @@ def _params_of(client: object) -> Mapping[str, Any] | None:
 
 
 def _settled(setting: Any) -> Any:
-    """What a pool was told, which may be a function."""
+    """A setting of a pool, which may be a function."""
     answer = setting() if callable(setting) else setting
     if inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
@@ -162,7 +162,7 @@ def _of_connection(connection: psycopg.Connection[Any] | psycopg.AsyncConnection
     try:
         return {**connection.info.get_parameters(), "password": connection.info.password}
     except psycopg.Error:
-        raise ValueError("this connection is closed, so it cannot tell where its server is") from None
+        raise ValueError("this connection is closed, so it does not say where its server is") from None
 
 
 def _of_mapping(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""One question to a PostgreSQL server, on a connection of its own that is gone afterwards.
+"""One query to a PostgreSQL server, on a connection of its own that is closed afterwards.
 
-Decides: how it is asked in either world. Nothing is set or prepared there, so any pooler may stand between.
+Decides: how it is sent in either world. It sets and prepares nothing, so any pooler may be between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def identify(endpoint: PostgresEndpoint, within: float, *, blocking: bool)
 
 
 async def ask_once(endpoint: PostgresEndpoint, sql: str, within: float, *, blocking: bool) -> bytes:
-    """The one value of the answer. Raises BackendUnavailable."""
+    """The one value of the result. Raises BackendUnavailable."""
     until = boot_now() + within
     if blocking:
         return _ask(endpoint, sql, until)

@@ -24,7 +24,7 @@ _SHUTDOWN: Final = "57P"  # an operator ended the session or the server
 _READ_ONLY: Final = "25006"  # it is no longer the primary, or an operator made it read-only
 _TRANSIENT: Final = ("08", "57", "53", "40")  # classes of codes: connection, operator, resources, rollback
 _DISK_FULL: Final = "53100"
-# Why a server refuses every connection until an operator acts. libpq has no code for it, so only the words tell.
+# Why a server refuses every connection until an operator acts. libpq has no code for it, so only the words say so.
 _PERMANENT: Final = re.compile(
     "authentication failed|no password supplied|no pg_hba.conf entry|certificate|does not exist|is not permitted to log"
     "|[Pp]ermission denied|is not currently accepting|does not support SSL|definition of service|service file"

@@ -1,10 +1,10 @@
-"""The addresses behind the name of a PostgreSQL host, looked up without holding up whoever asks.
+"""The addresses behind the name of a PostgreSQL host, looked up without delaying the caller.
 
-Decides: who looks a name up, for whom one lookup is enough, and how the time to connect is shared between addresses.
+Decides: how long a lookup is reused, and how the time to connect is shared between addresses.
 Leaves to the drivers of either world: to wait for it.
 
 A lookup cannot be interrupted, and may take as long as the resolver likes: libpq would make its caller wait for that,
-or a whole event loop. So a thread does it that nobody has to wait for.
+or a whole event loop. So a thread of its own does it, and its callers wait only as long as they have time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lockfast.backends.postgres.io.refusals import Broken
 
 T = TypeVar("T")
 
-FRESH: Final = 5.0  # seconds that what was found is used, as by those who come back after they gave up
+FRESH_FOR_S: Final = 5.0  # a caller that gave up, and comes back, finds the addresses
 
 
 class _Lookup:
     def __init__(self, host: str) -> None:
         self.host = host
         self.found: Future[list[str]] = Future()
-        self.found.set_running_or_notify_cancel()  # from here on nobody can cancel it for the others
+        self.found.set_running_or_notify_cancel()  # from here on no caller can cancel it for the others
         self._ended_at = 0.0
         start_thread("lockfast-lookup", self._run)
 
@@ -38,7 +38,7 @@ class _Lookup:
     def of_use(self) -> bool:
         if not self.found.done():
             return True
-        return self.found.exception() is None and boot_now() - self._ended_at < FRESH
+        return self.found.exception() is None and boot_now() - self._ended_at < FRESH_FOR_S
 
     def _run(self) -> None:
         try:
@@ -66,7 +66,7 @@ class Names:
         if _needs_no_lookup(host) or "hostaddr" in params or "PGHOSTADDR" in os.environ:
             found.set_result([dict(params)])
         else:
-            self._look_up(host).add_done_callback(lambda done: _tell(found, params, done))
+            self._look_up(host).add_done_callback(lambda done: _pass_on(found, params, done))
         return found
 
     def _look_up(self, host: str) -> Future[list[str]]:
@@ -77,7 +77,7 @@ class Names:
             return known.found
 
 
-def _tell(found: Future[Any], params: Mapping[str, str], done: Future[list[str]]) -> None:
+def _pass_on(found: Future[Any], params: Mapping[str, str], done: Future[list[str]]) -> None:
     error = done.exception()
     if error is not None:
         found.set_exception(Broken(str(error)))  # one of its own for each: an exception remembers where it was raised
@@ -98,7 +98,7 @@ def _needs_no_lookup(host: str) -> bool:
 def each_address(
     names: Names, hosts: Sequence[Mapping[str, str]], until: float, reasons: list[Exception]
 ) -> Iterator[tuple[dict[str, str], float]]:
-    """Blocks: parameters for each address of each host, and until when to try it; `reasons` is told of the others."""
+    """Blocks: parameters for each address of each host, and until when to try it. The others are added to `reasons`."""
     for params, last in shares(hosts, until, boot_now):
         try:
             found = names.addresses(params).result(max(0.0, last - boot_now()))

@@ -14,11 +14,11 @@ from lockfast.backends.postgres.io.wire import Steps
 
 
 class Late(Exception):
-    """It was not answered in time."""
+    """There was no reply in time."""
 
 
 def run(steps: Steps, until: float, readable: select.poll | None = None) -> Any:
-    """Go through the steps in this thread. Raises Late; then the connection is in the middle of something."""
+    """Go through the steps in this thread. Raises Late; then the connection is in the middle of an exchange."""
     try:
         while True:
             number, what = next(steps)

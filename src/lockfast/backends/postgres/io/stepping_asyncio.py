@@ -12,7 +12,7 @@ from lockfast.backends.postgres.io.wire import Steps
 
 
 async def run(steps: Steps) -> Any:
-    """Go through the steps in this task. Cancelled, it leaves the connection in the middle of something."""
+    """Go through the steps in this task. Cancelled, it leaves the connection in the middle of an exchange."""
     loop = asyncio.get_running_loop()
     try:
         while True:

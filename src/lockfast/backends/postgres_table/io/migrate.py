@@ -1,4 +1,4 @@
-"""Run a script on a PostgreSQL server, once and by whoever may: migrations.
+"""Run a script on a PostgreSQL server: migrations.
 
 Decides: how long that may take, how it ends early, what to advise a role that may not, and which messages are reported.
 Leaves to the script: its transactions.
@@ -31,9 +31,9 @@ from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import Steps, connect
 from lockfast.backends.postgres_table.io.session import TableSession
 
-_CONNECTS = 10.0  # seconds, for each host
-_RUNS = 60.0
-_CANCELS = 5.0
+_CONNECT_WITHIN_S = 10.0  # seconds, for each host
+_RUN_WITHIN_S = 60.0
+_CANCEL_WITHIN_S = 5.0
 _INFO: Final = b"INFO"  # the severity of messages that the script means for its user
 Report = Callable[[str], None]
 
@@ -75,7 +75,7 @@ class _Script(TableSession):
             if self.pg.transaction_status == pq.TransactionStatus.ACTIVE:
                 done = Event()
                 start_thread("lockfast-cancel", _cancel, self.pg.get_cancel(), done)  # which cannot be interrupted
-                done.wait(_CANCELS)
+                done.wait(_CANCEL_WITHIN_S)
         except (psycopg.Error, NoThread):
             pass  # it notices that the connection is closed
         finally:
@@ -93,7 +93,7 @@ def run_script(endpoint: PostgresEndpoint, text: str, report: Report) -> None:
     reasons: list[Exception] = []
     for params in endpoint.hosts:
         try:
-            session = _Script(run(connect(conninfo(params)), boot_now() + _CONNECTS), endpoint)
+            session = _Script(run(connect(conninfo(params)), boot_now() + _CONNECT_WITHIN_S), endpoint)
         except (Late, Broken) as reason:
             reasons.append(reason)
         else:
@@ -107,12 +107,12 @@ def run_script(endpoint: PostgresEndpoint, text: str, report: Report) -> None:
 
 def _run(session: _Script, endpoint: PostgresEndpoint, text: str) -> None:
     try:
-        run(_say(session, endpoint, text.encode()), boot_now() + _RUNS)
+        run(_steps(session, endpoint, text.encode()), boot_now() + _RUN_WITHIN_S)
     except Late:
         raise unavailable(endpoint.name, "did not answer in time; what was begun is rolled back") from None
     except RolledBack as again:
         raise unavailable(
-            endpoint.name, f"has rolled it back, because of others: {again}; another try may succeed"
+            endpoint.name, f"has rolled it back because of concurrent transactions: {again}; another try may succeed"
         ) from again
     except Broken as broken:
         raise unavailable(endpoint.name, f"{broken.message}; what was begun is rolled back") from broken
@@ -120,7 +120,7 @@ def _run(session: _Script, endpoint: PostgresEndpoint, text: str) -> None:
         session.close()
 
 
-def _say(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Steps:
+def _steps(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Steps:
     yield from session.prepare()
     try:
         yield from session.simple_query(script)
@@ -131,13 +131,13 @@ def _say(session: _Script, endpoint: PostgresEndpoint, script: bytes) -> Steps:
 
 
 def _advice(schema: str) -> bytes:
-    """A question: what has to be done for whoever asks before the script can be run."""
+    """A query: what must be granted to the current role before it can run the script."""
     return f"""SELECT CASE
         WHEN it.home IS NULL THEN format(
-            'the schema is to be made, and whoever owns the database can allow that: GRANT CREATE ON DATABASE %I TO %I',
+            'the schema does not exist, and the owner of the database can run: GRANT CREATE ON DATABASE %I TO %I',
             current_database(), current_user)
         WHEN NOT has_schema_privilege(it.home, 'CREATE') OR NOT has_schema_privilege(it.home, 'USAGE') THEN format(
-            'whoever owns the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
+            'the owner of the schema can run: GRANT USAGE, CREATE ON SCHEMA %I TO %I', '{schema}', current_user)
         ELSE format(
             'what is there belongs to %s: run it as that role', coalesce((
                 SELECT quote_ident(pg_get_userbyid(owner)) FROM (

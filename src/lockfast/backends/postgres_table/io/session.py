@@ -57,7 +57,7 @@ class TableSession:
         """
         self.require_utf8()
         schema = self._endpoint.schema
-        arrive = f'"{schema}".lockfast_arrive()'.encode()
+        arrive = f'"{schema}".lockfast_check_restart()'.encode()
         query = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
             to_regclass('"{schema}".lockfast_schema'), pg_is_in_recovery(),
             current_setting('default_transaction_read_only')"""
@@ -177,9 +177,13 @@ def echo(channel: str) -> tuple[PreparedStatement, tuple[str, str]]:
     return PreparedStatement(b"lockfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
 
 
+def listen(channel: str) -> bytes:
+    return f"LISTEN {channel}".encode()
+
+
 def register(endpoint: PostgresEndpoint, channel: str) -> bytes:
     """Other clients see from this that a session listens; its text in pg_stat_activity says what it is for."""
-    return f"LISTEN {channel}; SELECT \"{endpoint.schema}\".lockfast_listens('{channel}')".encode()
+    return f"LISTEN {channel}; SELECT \"{endpoint.schema}\".lockfast_register_listener('{channel}')".encode()
 
 
 def warn_polling_for_now(reason: BackendUnavailable) -> None:

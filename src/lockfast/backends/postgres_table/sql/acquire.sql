@@ -1,6 +1,6 @@
--- Wait until the name is ours alone for this transaction; p_patience is in milliseconds, null for as long as the caller's
+-- Lock the name for this transaction; p_patience is in milliseconds, null for as long as the caller's
 -- own lock_timeout allows.
-CREATE OR REPLACE FUNCTION @.lockfast_enter(p_ns text, p_name text, p_patience integer) RETURNS void
+CREATE OR REPLACE FUNCTION @.lockfast_lock_name(p_ns text, p_name text, p_patience integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_before text;
@@ -21,7 +21,8 @@ END $$;
 CREATE OR REPLACE FUNCTION @.lockfast_granted(p_fence bigint, p_acquired_at timestamptz) RETURNS json
 LANGUAGE sql STABLE RETURN json_build_object('fence', p_fence, 'acquired_at', extract(epoch FROM p_acquired_at));
 
--- The claim holds from now on, and stands at p_place no longer. An old snapshot is told by serialization_failure.
+-- The claim holds from now on, and is no longer in the queue at p_place. A transaction with an old snapshot gets
+-- serialization_failure.
 CREATE OR REPLACE FUNCTION @.lockfast_grant(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_place bigint, p_now timestamptz
@@ -32,7 +33,7 @@ DECLARE
     v_new record;
 BEGIN
     IF p_mode = 'shared' THEN
-        -- Every grant writes to slot 0, so that whoever looks at an old snapshot runs into it, whatever that shows.
+        -- Every grant writes to slot 0, so that a transaction with an old snapshot conflicts, whatever that shows.
         UPDATE @.distributed_locks SET slot = 0 WHERE lock_name = p_name AND namespace = p_ns AND slot = 0;
         IF FOUND THEN
             SELECT min(free) INTO v_slot FROM generate_series(1, (
@@ -50,7 +51,7 @@ BEGIN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             RAISE serialization_failure USING MESSAGE = 'the lock was taken since this transaction began';
         END IF;
-        -- Somebody whose transaction began before the name was reserved here went past. The place is kept.
+        -- A transaction that began before the name was reserved here was granted it. The place is kept.
         UPDATE @.lockfast_queue SET reserved_until = NULL
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
         RETURN json_build_object('position', 0, 'retry_after', 0, 'holder', NULL);
@@ -58,7 +59,7 @@ BEGIN
     IF p_place IS NOT NULL THEN
         DELETE FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = p_place;
     END IF;
-    PERFORM @.lockfast_tell(p_ns, p_name, v_new.fence, p_holder);
+    PERFORM @.lockfast_record_change(p_ns, p_name, v_new.fence, p_holder);
     RETURN @.lockfast_granted(v_new.fence, v_new.acquired_at);
 END $$;
 
@@ -83,7 +84,7 @@ END $$;
 
 -- The answer to a claim that wants the name for itself while others hold it and wait for it, nobody of them too long; or
 -- null. It looks at the head of the line only, however long that is.
-CREATE OR REPLACE FUNCTION @.lockfast_behind(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
+CREATE OR REPLACE FUNCTION @.lockfast_busy(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
 RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -115,7 +116,7 @@ BEGIN
 END $$;
 
 -- Let the claim stand in the line, at its place if it has one.
-CREATE OR REPLACE FUNCTION @.lockfast_line_up(
+CREATE OR REPLACE FUNCTION @.lockfast_enqueue(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_address text, p_place bigint, p_now timestamptz
 ) RETURNS void
@@ -132,8 +133,8 @@ BEGIN
     END IF;
 END $$;
 
--- A claim whose answer depends on everybody who is there. The name is ours.
-CREATE OR REPLACE FUNCTION @.lockfast_weigh(
+-- The rule of admission, for a claim whose answer depends on all holders and waiters. The caller has locked the name.
+CREATE OR REPLACE FUNCTION @.lockfast_decide(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_address text, p_now timestamptz
 ) RETURNS json
@@ -143,7 +144,7 @@ DECLARE
     v_own record;
     v_inside record;
     v_line record;
-    v_looked boolean := false;
+    v_refreshed boolean := false;
 BEGIN
     LOOP
         SELECT kind, place, reserved_until INTO v_own FROM @.lockfast_queue
@@ -170,9 +171,9 @@ BEGIN
                min(max_holders) FILTER (WHERE mode = 'shared') AS max_holders,
                min(reserved_until) AS first_end, max(reserved_until) AS last_end
             INTO v_line FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w';
-        EXIT WHEN v_looked OR NOT (v_inside.over OR v_line.over);
-        PERFORM @.lockfast_look(p_ns, p_name, p_now);
-        v_looked := true;
+        EXIT WHEN v_refreshed OR NOT (v_inside.over OR v_line.over);
+        PERFORM @.lockfast_refresh(p_ns, p_name, p_now);
+        v_refreshed := true;
     END LOOP;
 
     IF v_own.reserved_until > p_now THEN
@@ -191,7 +192,7 @@ BEGIN
         RETURN json_build_object('damaged', true);
     END IF;
     IF p_mode = 'shared' AND v_own.place IS NULL THEN
-        -- All who share a name, or wait to, have one limit, so it is enough to look at one of them.
+        -- All who share a name, or wait to, have one limit, so it is enough to compare with one of them.
         IF v_inside.sharing > 0 THEN
             IF v_inside.max_holders IS DISTINCT FROM p_limit THEN
                 RETURN json_build_object('limit', v_inside.max_holders);
@@ -209,7 +210,7 @@ BEGIN
     END IF;
 
     IF p_address IS NOT NULL THEN
-        PERFORM @.lockfast_line_up(
+        PERFORM @.lockfast_enqueue(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
     END IF;
     -- How many go first, seconds until time may make room, who is in the way.
@@ -221,8 +222,8 @@ BEGIN
         'holder', v_inside.holder);
 END $$;
 
--- A claim for a name that somebody holds, waits for or watches. The name is ours.
-CREATE OR REPLACE FUNCTION @.lockfast_ask(
+-- A claim for a name that has a holder, a waiter or an observer. The caller has locked the name.
+CREATE OR REPLACE FUNCTION @.lockfast_acquire_contended(
     p_ns text, p_name text, p_claim text, p_holder text, p_ttl double precision, p_mode text, p_limit integer,
     p_metadata jsonb, p_address text, p_now timestamptz
 ) RETURNS json
@@ -240,21 +241,21 @@ BEGIN
                 RETURN @.lockfast_grant(
                     p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, v_own.place, p_now);
             END IF;
-            v_answer := @.lockfast_behind(p_ns, p_name, p_claim, coalesce(v_own.place, LAST), p_now);
+            v_answer := @.lockfast_busy(p_ns, p_name, p_claim, coalesce(v_own.place, LAST), p_now);
         END IF;
     END IF;
     IF v_answer IS NULL THEN
-        RETURN @.lockfast_weigh(
+        RETURN @.lockfast_decide(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, p_now);
     END IF;
     IF p_address IS NOT NULL THEN
-        PERFORM @.lockfast_line_up(
+        PERFORM @.lockfast_enqueue(
             p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_own.place, p_now);
     END IF;
     RETURN v_answer;
 END $$;
 
--- Grant the claim if it fits, else tell why not; with an address, which may be empty, give it a place in the queue.
+-- Grant the claim if it fits, else answer why not; with an address, which may be empty, give it a place in the queue.
 -- Answers {fence, acquired_at}, {position, retry_after, holder}, {limit} if the name is in use with another one, or {damaged}
 -- if a hold cannot be read.
 CREATE OR REPLACE FUNCTION @.lockfast_acquire(
@@ -272,10 +273,10 @@ BEGIN
     IF length(p_holder) > LONGEST_NAME OR (p_ttl > 0 AND p_ttl <= LONGEST_TTL) IS NOT TRUE
         OR length(v_metadata) > LARGEST_METADATA OR length(translate(v_metadata, '[{', '')) < length(v_metadata) - DEEPEST
     THEN  -- it may be over a limit
-        PERFORM @.lockfast_bound(p_holder, p_ttl, p_metadata);
+        PERFORM @.lockfast_check_limits(p_holder, p_ttl, p_metadata);
     END IF;
     IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
-        PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+        PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     END IF;
     -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
     -- an address has reason to think that others do.
@@ -286,7 +287,7 @@ BEGIN
                    coalesce(to_timestamp(p_now), clock_timestamp()) + p_ttl * interval '1 second',
                    p_ttl * interval '1 second', p_metadata, p_claim, p_mode, p_limit, nextval('@.lockfast_fence')
             WHERE NOT EXISTS (SELECT FROM @.lockfast_queue WHERE lock_name = p_name AND namespace = p_ns)
-              -- Whoever holds conflicts by slot 0, unless others have moved it.
+              -- A holder conflicts by slot 0, unless another client has moved its row.
               AND NOT EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot <> 0)
             ON CONFLICT DO NOTHING
             RETURNING @.lockfast_granted(held.fence, held.acquired_at), held.fence % SWEEP_EVERY = 0
@@ -304,5 +305,5 @@ BEGIN
         END IF;
         RETURN v_answer;
     END IF;
-    RETURN @.lockfast_ask(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);
+    RETURN @.lockfast_acquire_contended(p_ns, p_name, p_claim, p_holder, p_ttl, p_mode, p_limit, p_metadata, p_address, v_now);
 END $$;

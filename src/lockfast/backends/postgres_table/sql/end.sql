@@ -1,8 +1,9 @@
--- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_ours are next (see
--- lockfast_hand_over), or {claim, grant} for the one of p_ours that holds from now on. An successor is a holder that goes before everybody else. With p_linger the name stays taken for so many
--- seconds more. The name is ours.
+-- End the claim's hold and hand over; the answer is whether it held until now, or which claims of p_own_address are next
+-- (see lockfast_hand_over), or {claim, grant} for the one of p_own_address that holds from now on. A successor is a
+-- holder that goes before all others. With p_linger the name stays taken for so many seconds more. The caller has locked
+-- the name.
 CREATE OR REPLACE FUNCTION @.lockfast_end(
-    p_ns text, p_name text, p_claim text, p_linger double precision, p_successor text, p_ours text, p_now timestamptz
+    p_ns text, p_name text, p_claim text, p_linger double precision, p_successor text, p_own_address text, p_now timestamptz
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -11,7 +12,7 @@ DECLARE
     v_next record;
     v_ours text[];
 BEGIN
-    -- Mostly it holds alone: then nobody is inside afterwards.
+    -- Mostly it holds alone: then the name has no holder afterwards.
     DELETE FROM @.distributed_locks
         WHERE lock_name = p_name AND namespace = p_ns AND slot = 0 AND claim = p_claim AND mode = 'exclusive'
           AND NOT ended AND expires_at > p_now AND p_linger = 0
@@ -21,7 +22,7 @@ BEGIN
         INTO v_ended;
     IF FOUND THEN
         IF v_ended.watched THEN
-            PERFORM @.lockfast_tell(p_ns, p_name, v_ended.fence, NULL);
+            PERFORM @.lockfast_record_change(p_ns, p_name, v_ended.fence, NULL);
         END IF;
         IF NOT v_ended.waited THEN
             RETURN 'true';
@@ -32,12 +33,12 @@ BEGIN
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND NOT lapsed AND alive_until > p_now
                 ORDER BY place LIMIT 1;
             IF v_next.mode = 'exclusive' AND v_next.reserved_until IS NULL THEN
-                IF v_next.address = p_ours AND p_ours <> '' THEN
+                IF v_next.address = p_own_address AND p_own_address <> '' THEN
                     -- It holds from here on: the process that asks knows when it did so, and passes the answer on.
                     RETURN json_build_object('claim', v_next.claim, 'grant', @.lockfast_grant(
                         p_ns, p_name, v_next.claim, v_next.holder_id, v_next.ttl, v_next.mode, NULL, v_next.metadata,
                         v_next.place, p_now));
-                ELSIF @.lockfast_is_heard(v_next.address, p_ours) THEN
+                ELSIF @.lockfast_is_listening(v_next.address, p_own_address) THEN
                     UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
                         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
                     IF v_next.address <> '' THEN
@@ -47,7 +48,7 @@ BEGIN
                 END IF;
             END IF;
         END IF;
-        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_ours);
+        v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address);
         RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
     END IF;
     SELECT * INTO v_held FROM @.distributed_locks
@@ -62,28 +63,28 @@ BEGIN
         RETURN 'true';
     END IF;
     DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND slot = v_held.slot;
-    PERFORM @.lockfast_tell(p_ns, p_name, v_held.fence, NULL);
+    PERFORM @.lockfast_record_change(p_ns, p_name, v_held.fence, NULL);
     PERFORM @.lockfast_expire(p_ns, p_name, p_now);  -- what is over must not stand in the way of the hand-over
-    PERFORM @.lockfast_move_up(p_ns, p_name);
+    PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
     IF v_held.expires_at <= p_now THEN
         PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
         RETURN 'false';
     END IF;
-    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_ours);
+    v_ours := @.lockfast_hand_over(p_ns, p_name, p_now, p_successor, p_own_address);
     RETURN CASE WHEN v_ours = '{}' THEN 'true' ELSE to_json(v_ours) END;
 END $$;
 
 CREATE OR REPLACE FUNCTION @.lockfast_release(
     p_ns text, p_name text, p_claim text, p_linger double precision DEFAULT 0, p_successor text DEFAULT '',
-    p_ours text DEFAULT '', p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
+    p_own_address text DEFAULT '', p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
-        PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+        PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     END IF;
     RETURN @.lockfast_end(
-        p_ns, p_name, p_claim, p_linger, p_successor, p_ours, coalesce(to_timestamp(p_now), clock_timestamp()));
+        p_ns, p_name, p_claim, p_linger, p_successor, p_own_address, coalesce(to_timestamp(p_now), clock_timestamp()));
 END $$;
 
 -- Whatever became of this claim, end it. With p_late a request of it may still be on its way: it takes no effect then.
@@ -99,9 +100,9 @@ DECLARE
     v_made_room boolean := false;
     v_watched boolean := false;
 BEGIN
-    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-    PERFORM @.lockfast_look(p_ns, p_name, v_now);
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
     FOR v_gone IN
         DELETE FROM @.lockfast_queue
             WHERE claim = p_claim AND NAMED AND kind IN ('w', 'o') RETURNING kind
@@ -115,8 +116,8 @@ BEGIN
     DELETE FROM @.distributed_locks  -- not a lingering one: it was released, and stays taken as promised
         WHERE lock_name = p_name AND namespace = p_ns AND claim = p_claim AND NOT ended RETURNING fence INTO v_fence;
     IF FOUND THEN
-        PERFORM @.lockfast_move_up(p_ns, p_name);
-        PERFORM @.lockfast_tell(p_ns, p_name, v_fence, NULL);
+        PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_fence, NULL);
     END IF;
     IF v_made_room OR v_fence IS NOT NULL THEN
         PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
@@ -130,7 +131,7 @@ BEGIN
 END $$;
 
 -- For each: whether it still holds under that fence, and then for as long as it asks for. No name is entered: a row is
--- locked by whoever changes it, and what has expired is not brought back.
+-- locked by the transaction that changes it, and what has expired is not brought back.
 CREATE OR REPLACE FUNCTION @.lockfast_renew(
     p_ns text[], p_names text[], p_claims text[], p_fences bigint[], p_ttls double precision[],
     p_now double precision DEFAULT NULL

@@ -1,6 +1,6 @@
 -- Many releases and then many acquires in one step: the requests of one process that came while another was under way.
--- A name that somebody else is at just now is not waited for, or one slow name would hold up all the others: its answer
--- is null. So no two of these can wait for each other either. With p_patience all are for one name, and that is waited
+-- A name that another transaction has locked is not waited for, or one slow name would delay all others: its answer is
+-- null. So no two of these can wait for each other either. With p_patience all are for one name, and that is waited
 -- for: so many requests take up no more of the server than one does.
 -- The usual cases are done for all names at once; whatever is unusual is done one by one.
 CREATE OR REPLACE FUNCTION @.lockfast_many(
@@ -23,7 +23,7 @@ DECLARE
     i integer;
 BEGIN
     IF p_patience IS NOT NULL THEN
-        PERFORM @.lockfast_enter(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience);
+        PERFORM @.lockfast_lock_name(coalesce(r_ns[1], a_ns[1]), coalesce(r_names[1], a_names[1]), p_patience);
     END IF;
     IF cardinality(r_names) > 0 THEN
         SELECT array_agg(pg_try_advisory_xact_lock(LOCKFAST, hashtext(ns || NAMESPACE_SEPARATOR || name))) INTO v_ours
@@ -54,7 +54,7 @@ BEGIN
         END LOOP;
     END IF;
     IF cardinality(a_names) > 0 THEN
-        PERFORM @.lockfast_bound(holder, ttl, metadata)
+        PERFORM @.lockfast_check_limits(holder, ttl, metadata)
             FROM unnest(a_holders, a_ttls, a_metadata) AS asked (holder, ttl, metadata)
             WHERE length(holder) > LONGEST_NAME OR (ttl > 0 AND ttl <= LONGEST_TTL) IS NOT TRUE
                 OR length(metadata::text) > PLAIN;
@@ -84,7 +84,7 @@ BEGIN
                 v_acquired[i] := v_answers[v_next];
                 v_next := v_next + 1;
             ELSIF v_ours[i] THEN  -- one that did not is granted all the same, since it holds already
-                v_acquired[i] := @.lockfast_ask(
+                v_acquired[i] := @.lockfast_acquire_contended(
                     a_ns[i], a_names[i], a_claims[i], a_holders[i], a_ttls[i], a_modes[i], a_limits[i], a_metadata[i],
                     a_addresses[i], v_now);
             END IF;

@@ -1,4 +1,4 @@
--- What is asked without wanting anything: who holds, who waits, what has changed.
+-- What is read: holders, waiters, changes. And what an operator ends.
 
 -- Whatever happened since the change of that number; 0 begins with what is true now. {damaged} if a hold cannot be read.
 CREATE OR REPLACE FUNCTION @.lockfast_observe(
@@ -13,9 +13,9 @@ DECLARE
     v_changes json;
     v_ends timestamptz;
 BEGIN
-    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
-    PERFORM @.lockfast_look(p_ns, p_name, v_now);
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);
     IF EXISTS (SELECT FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns AND NOT SOUND) THEN
         RETURN json_build_object('damaged', true);
     END IF;
@@ -41,7 +41,7 @@ BEGIN
 END $$;
 
 -- {name, holders: [[holder, claim, fence, mode, acquired_at, seconds left, metadata as text]], queue: [holder]}. Metadata is
--- read by itself: what others have put there must not keep anybody from the rest.
+-- read by itself: other clients' metadata must not keep the rest from being read.
 CREATE OR REPLACE FUNCTION @.lockfast_info(p_ns text, p_name text, p_now timestamptz) RETURNS json
 LANGUAGE sql AS $$
     SELECT json_build_object(
@@ -80,7 +80,7 @@ BEGIN
         ) AS found);
 END $$;
 
--- End every hold of the name, whoever's it is, hand over, and tell what was there before.
+-- End every hold of the name, hand over, and answer what was there before.
 CREATE OR REPLACE FUNCTION @.lockfast_break(
     p_ns text, p_name text, p_patience integer DEFAULT NULL, p_now double precision DEFAULT NULL
 ) RETURNS json
@@ -90,7 +90,7 @@ DECLARE
     v_before json;
     v_over record;
 BEGIN
-    PERFORM @.lockfast_enter(p_ns, p_name, p_patience);
+    PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     v_now := coalesce(to_timestamp(p_now), clock_timestamp());
     v_before := @.lockfast_info(p_ns, p_name, v_now);
     FOR v_over IN
@@ -98,9 +98,9 @@ BEGIN
             DELETE FROM @.distributed_locks WHERE lock_name = p_name AND namespace = p_ns RETURNING fence)
         SELECT fence FROM over ORDER BY fence
     LOOP
-        PERFORM @.lockfast_tell(p_ns, p_name, v_over.fence, NULL);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL);
     END LOOP;
-    PERFORM @.lockfast_look(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
+    PERFORM @.lockfast_refresh(p_ns, p_name, v_now);  -- only now: the times of a damaged hold may not be fit to count with
     PERFORM @.lockfast_hand_over(p_ns, p_name, v_now);
     RETURN v_before;
 END $$;

@@ -1,8 +1,8 @@
--- For everybody else: locks of the default namespace from psql, or any language's driver. They exclude, and are excluded
--- by, whoever takes the same name with lockfast. Nothing renews them: whoever needs more time calls extend_lock.
+-- For other clients: locks of the default namespace from psql, or any language's driver. They exclude, and are excluded
+-- by, holders of the same name in lockfast. Nothing renews them: a caller that needs more time calls extend_lock.
 --
--- A no is an exception inside: it rolls back, and so lets go of, all that was locked to find out. Otherwise a caller who
--- was told no, and leaves its transaction open, would keep the name from those who hold it or wait for it.
+-- A no is an exception inside: it rolls back, and so unlocks, all that was locked to find out. Otherwise a caller who
+-- got false, and leaves its transaction open, would keep the name locked for its holder and its waiters.
 
 -- Of a caller that names no ttl. Callers of a function that ours replaced keep the ttl that they had.
 DO $$
@@ -35,7 +35,7 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN false;
 END $$;
 COMMENT ON FUNCTION @.acquire_lock(text, text, double precision, jsonb) IS
-    'Take a lock, or extend it if this holder has it; false if somebody else holds it, or waits for it. Never waits for a holder.';
+    'Take a lock, or extend it if this holder has it; false if another holder has it, or waits for it. Never waits for a holder.';
 
 CREATE OR REPLACE FUNCTION @.release_lock(p_lock_name text, p_holder_id text) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -56,7 +56,7 @@ BEGIN
     IF p_ttl_seconds IS NULL OR NOT p_ttl_seconds > 0 OR p_ttl_seconds > LONGEST_TTL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a ttl is a positive number of seconds, at most ten years';
     END IF;
-    PERFORM @.lockfast_enter('', p_lock_name, NULL);
+    PERFORM @.lockfast_lock_name('', p_lock_name, NULL);
     UPDATE @.distributed_locks
         SET expires_at = greatest(
                 least(expires_at, clock_timestamp() + ttl), clock_timestamp() + p_ttl_seconds * interval '1 second'),

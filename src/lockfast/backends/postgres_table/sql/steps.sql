@@ -1,7 +1,7 @@
--- What the verbs are made of. Mirrors `store`; read that one first. Whoever calls these has the name to itself.
+-- What the verbs are made of. Mirrors `store`; read that one first. Their callers have locked the name.
 --
 -- A name is one lock of the server's, held until the transaction ends: no row has to be there for it, nothing is written.
--- It gives order. That nobody is let in twice does not rest on it but on the primary key, because a transaction at a
+-- It gives order. Mutual exclusion does not rest on it but on the primary key, because a transaction at a
 -- higher isolation level sees the table as it was before it had the name to itself.
 
 CREATE OR REPLACE FUNCTION @.lockfast_hash(p_ns text, p_name text) RETURNS integer
@@ -11,9 +11,9 @@ CREATE OR REPLACE FUNCTION @.lockfast_is_name(p_name text) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN coalesce(p_name <> '' AND length(p_name) <= 255 AND p_name !~ '[\x01-\x1f\x7f]', false);
 
--- Whoever connects calls this before anything else. If numbers may have been handed out that nobody here knows of any
--- more, those that follow begin at the clock, so that none of them comes twice.
-CREATE OR REPLACE FUNCTION @.lockfast_arrive() RETURNS boolean
+-- A client calls this first on each connection. If a crash or failover may have lost numbers that were handed out, the
+-- sequence goes on at the clock, so that no number comes twice.
+CREATE OR REPLACE FUNCTION @.lockfast_check_restart() RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     v_clock bigint;
@@ -23,7 +23,7 @@ BEGIN
                    WHERE started = pg_postmaster_start_time() AND home = '@.lockfast_life'::regclass) THEN
             RETURN true;
         END IF;
-        LOCK TABLE @.lockfast_life IN EXCLUSIVE MODE;  -- those who come at the same time look again
+        LOCK TABLE @.lockfast_life IN EXCLUSIVE MODE;  -- clients that come at the same time check again
     END LOOP;
     v_clock := floor(extract(epoch FROM clock_timestamp()) * 1000000);
     IF v_clock > nextval('@.lockfast_fence') THEN
@@ -34,7 +34,7 @@ BEGIN
     RETURN true;
 END $$;
 
-CREATE OR REPLACE FUNCTION @.lockfast_tell(p_ns text, p_name text, p_fence bigint, p_holder text) RETURNS void
+CREATE OR REPLACE FUNCTION @.lockfast_record_change(p_ns text, p_name text, p_fence bigint, p_holder text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_number bigint;
@@ -52,25 +52,25 @@ BEGIN
         WHERE lock_name = p_name AND namespace = p_ns AND kind = 'o' AND address <> '';
 END $$;
 
--- A connection that listens holds a lock of the server's on its channel, so that nobody is woken who is gone: a killed
--- process must not cost those behind it a grace each.
-CREATE OR REPLACE FUNCTION @.lockfast_listens(p_address text) RETURNS void
+-- A connection that listens holds a lock of the server's on its channel, so that no waiter is woken that is gone: a killed
+-- process must not cost the waiters behind it a grace each.
+CREATE OR REPLACE FUNCTION @.lockfast_register_listener(p_address text) RETURNS void
 LANGUAGE sql AS $$ SELECT pg_advisory_lock_shared(LISTENER, hashtext(p_address)) $$;
 
-CREATE OR REPLACE FUNCTION @.lockfast_is_heard(p_address text, p_ours text) RETURNS boolean
+CREATE OR REPLACE FUNCTION @.lockfast_is_listening(p_address text, p_own_address text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    IF p_address IN ('', p_ours) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
+    IF p_address IN ('', p_own_address) OR NOT pg_try_advisory_lock(LISTENER, hashtext(p_address)) THEN
         RETURN true;
     END IF;
     PERFORM pg_advisory_unlock(LISTENER, hashtext(p_address));
     RETURN false;
 END $$;
 
--- Reserve for whoever is next and wake them, and nobody else. Those whose address is p_ours are not told by way of the
--- server: their claims are the answer, for the process that asks to wake them itself.
+-- Reserve for the next waiters, and wake only those. Waiters whose address is p_own_address get no notification: their
+-- claims are the answer, and the process that asked wakes them itself.
 CREATE OR REPLACE FUNCTION @.lockfast_hand_over(
-    p_ns text, p_name text, p_now timestamptz, p_successor text DEFAULT '', p_ours text DEFAULT ''
+    p_ns text, p_name text, p_now timestamptz, p_successor text DEFAULT '', p_own_address text DEFAULT ''
 ) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -100,7 +100,7 @@ BEGIN
     WHILE v_exclusive = 0 LOOP
         FETCH v_line INTO v_next;
         EXIT WHEN NOT FOUND;
-        IF NOT @.lockfast_is_heard(v_next.address, p_ours) THEN
+        IF NOT @.lockfast_is_listening(v_next.address, p_own_address) THEN
             UPDATE @.lockfast_queue SET lapsed = true
                 WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
             CONTINUE;
@@ -114,7 +114,7 @@ BEGIN
         END IF;
         UPDATE @.lockfast_queue SET reserved_until = p_now + GRACE
             WHERE lock_name = p_name AND namespace = p_ns AND kind = 'w' AND place = v_next.place;
-        IF v_next.address = p_ours AND p_ours <> '' THEN
+        IF v_next.address = p_own_address AND p_own_address <> '' THEN
             v_ours := v_ours || v_next.claim;
         ELSIF v_next.address <> '' THEN
             PERFORM pg_notify(v_next.address, v_next.claim);
@@ -124,8 +124,8 @@ BEGIN
     RETURN v_ours;
 END $$;
 
--- If anybody holds, somebody has slot 0.
-CREATE OR REPLACE FUNCTION @.lockfast_move_up(p_ns text, p_name text) RETURNS void
+-- If a name is held, one of its holders has slot 0.
+CREATE OR REPLACE FUNCTION @.lockfast_fill_slot_zero(p_ns text, p_name text) RETURNS void
 LANGUAGE sql AS $$
     UPDATE @.distributed_locks SET slot = 0
         WHERE lock_name = p_name AND namespace = p_ns AND slot > 0
@@ -138,8 +138,8 @@ RETURNS interval
 LANGUAGE sql IMMUTABLE PARALLEL SAFE RETURN CASE WHEN least(p_until - p_now, p_ttl) > p_asked THEN p_ttl ELSE p_asked END;
 
 -- The clock was set back: whatever was said at a moment that lies ahead is counted anew from here. So a dead holder's lock
--- does not last for as much longer, and nobody is let in before its holder stops to believe, who counts from earlier.
-CREATE OR REPLACE FUNCTION @.lockfast_count_anew(p_ns text, p_name text, p_now timestamptz) RETURNS void
+-- does not last for as much longer, and no claim is granted before its holder stops believing, since the holder counts from earlier.
+CREATE OR REPLACE FUNCTION @.lockfast_restart_ttls(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE sql AS $$
     UPDATE @.distributed_locks SET expires_at = p_now + ttl
         WHERE lock_name = p_name AND namespace = p_ns
@@ -166,10 +166,10 @@ BEGIN
         SELECT fence FROM over ORDER BY fence
     LOOP
         v_made_room := true;
-        PERFORM @.lockfast_tell(p_ns, p_name, v_over.fence, NULL);
+        PERFORM @.lockfast_record_change(p_ns, p_name, v_over.fence, NULL);
     END LOOP;
     IF v_made_room THEN
-        PERFORM @.lockfast_move_up(p_ns, p_name);
+        PERFORM @.lockfast_fill_slot_zero(p_ns, p_name);
     END IF;
     FOR v_over IN
         DELETE FROM @.lockfast_queue
@@ -193,18 +193,18 @@ LANGUAGE sql AS $$
 $$;
 
 -- The name as it is now: what has expired is gone and handed over.
-CREATE OR REPLACE FUNCTION @.lockfast_look(p_ns text, p_name text, p_now timestamptz) RETURNS void
+CREATE OR REPLACE FUNCTION @.lockfast_refresh(p_ns text, p_name text, p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_made_room boolean := @.lockfast_expire(p_ns, p_name, p_now);  -- first: its ttl may be anything
 BEGIN
-    PERFORM @.lockfast_count_anew(p_ns, p_name, p_now);
+    PERFORM @.lockfast_restart_ttls(p_ns, p_name, p_now);
     IF v_made_room THEN
         PERFORM @.lockfast_hand_over(p_ns, p_name, p_now);
     END IF;
 END $$;
 
--- Names that nobody asks for any more: a few at a time, and none that somebody is at just now.
+-- Names that are no longer asked for: a few at a time, and none that another transaction has locked.
 CREATE OR REPLACE FUNCTION @.lockfast_sweep(p_now timestamptz) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -217,7 +217,7 @@ BEGIN
             (SELECT namespace, lock_name FROM @.lockfast_queue WHERE alive_until <= p_now ORDER BY alive_until LIMIT 16)
         ) AS old
     LOOP
-        -- Nor one with a row that somebody is at without the name: to delete that would have to wait.
+        -- Nor one with a row that another transaction has locked without the name: to delete that would have to wait.
         IF pg_try_advisory_xact_lock(LOCKFAST, @.lockfast_hash(v_old.namespace, v_old.lock_name)) AND (
             SELECT count(*) FROM @.distributed_locks
                 WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace
@@ -226,7 +226,7 @@ BEGIN
                 SELECT FROM @.distributed_locks
                     WHERE lock_name = v_old.lock_name AND namespace = v_old.namespace FOR UPDATE SKIP LOCKED) AS untouched
         ) THEN
-            PERFORM @.lockfast_look(v_old.namespace, v_old.lock_name, p_now);
+            PERFORM @.lockfast_refresh(v_old.namespace, v_old.lock_name, p_now);
         END IF;
     END LOOP;
 END $$;

@@ -1,4 +1,4 @@
--- Version 1: what is kept. Whoever adds a version adds a file; statements here can be run again and change nothing then.
+-- Version 1: the tables. A new version is a new file; the statements here can be run again and change nothing then.
 --
 -- A name is kept as `lock_name`, and whatever qualifies it as `namespace`, which is empty in the default namespace: there
 -- the plain name is all that another client has to know.
@@ -12,7 +12,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE STRICT AS $$
             FROM regexp_split_to_table(regexp_replace(p_json, '[^][{}]', '', 'g'), '') WITH ORDINALITY AS each (sign, place)
     ) AS levels
 $$;
-CREATE OR REPLACE FUNCTION @.lockfast_fits(p_metadata jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION @.lockfast_metadata_fits(p_metadata jsonb) RETURNS boolean
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE STRICT AS $$
 DECLARE
     v_text text := p_metadata::text;
@@ -32,7 +32,7 @@ BEGIN
         AND @.lockfast_depth(v_bare) <= DEEPEST;
 END $$;
 -- Raises invalid_parameter_value for what is over a limit. As constraints these cost each grant a tenth of its time.
-CREATE OR REPLACE FUNCTION @.lockfast_bound(p_holder text, p_ttl double precision, p_metadata jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION @.lockfast_check_limits(p_holder text, p_ttl double precision, p_metadata jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF p_ttl IS NULL OR NOT p_ttl > 0 OR p_ttl > LONGEST_TTL THEN
@@ -41,7 +41,7 @@ BEGIN
     IF length(p_holder) > LONGEST_NAME THEN
         RAISE invalid_parameter_value USING MESSAGE = 'a holder id has at most LONGEST_NAME characters';
     END IF;
-    IF NOT @.lockfast_fits(p_metadata) THEN
+    IF NOT @.lockfast_metadata_fits(p_metadata) THEN
         RAISE invalid_parameter_value USING
             MESSAGE = 'metadata has at most LARGEST_METADATA characters, and is nested at most DEEPEST deep';
     END IF;
@@ -64,18 +64,18 @@ CREATE TABLE IF NOT EXISTS @.distributed_locks (
     PRIMARY KEY (lock_name, namespace, slot)
 );
 CREATE INDEX IF NOT EXISTS distributed_locks_expires_at ON @.distributed_locks (expires_at);
-COMMENT ON TABLE @.distributed_locks IS 'Who holds what: one row for each hold. A row whose expires_at has passed holds nothing.';
+COMMENT ON TABLE @.distributed_locks IS 'One row for each hold. A row whose expires_at has passed holds nothing.';
 COMMENT ON COLUMN @.distributed_locks.slot IS
-    'Keeps holders apart. If anybody holds, somebody has slot 0: so two who look at old snapshots cannot both get in.';
+    'Tells holders apart. One holder of a name always has slot 0, so that of two grants on old snapshots one conflicts.';
 COMMENT ON COLUMN @.distributed_locks.ttl IS
     'How long before expires_at that was said. If that moment lies ahead, the clock was set back: then it counts anew.';
-COMMENT ON COLUMN @.distributed_locks.claim IS 'The identity of the hold: one asking. holder_id is only what it is called.';
+COMMENT ON COLUMN @.distributed_locks.claim IS 'The identity of the hold: one acquire. holder_id is only a label.';
 COMMENT ON COLUMN @.distributed_locks.max_holders IS 'How many may share the name at once; null for no limit.';
-COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: whoever checks it refuses a holder that has lost its lock.';
+COMMENT ON COLUMN @.distributed_locks.fence IS 'Only grows: a store that checks it refuses a holder that has lost its lock.';
 COMMENT ON COLUMN @.distributed_locks.ended IS 'Released, but the name stays taken until expires_at.';
 
--- A crash of the server empties what is UNLOGGED, and no commit waits for it to reach the disk. Whoever waits or watches
--- asks again soon, and gets a new place.
+-- A crash of the server empties what is UNLOGGED, and no commit waits for it to reach the disk. Waiters and observers
+-- ask again soon, and get a new place.
 CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_queue (
     namespace      text COLLATE "C" NOT NULL,
     lock_name      varchar(255) COLLATE "C" NOT NULL,

@@ -1,6 +1,6 @@
 -- Limiters and cells. What is decided here is decided as in `_values`.
 
--- Take permits if they are to be had within p_patience nanoseconds. Answers [allowed, remaining, nanoseconds until it is or
+-- Take permits if they are free within p_patience nanoseconds. Answers [allowed, remaining, nanoseconds until it is or
 -- would be allowed, booked up to].
 CREATE OR REPLACE FUNCTION @.lockfast_throttle(
     p_key text, p_interval numeric, p_burst numeric, p_cost numeric, p_patience numeric,

@@ -1,4 +1,4 @@
--- Roles that could call their functions may call ours, which call each other, where PUBLIC may not by default.
+-- Roles that could call legacy functions may call ours, which call each other, where PUBLIC may not by default.
 DO $$
 DECLARE
     v_callers text := nullif(current_setting('lockfast.callers', true), '');

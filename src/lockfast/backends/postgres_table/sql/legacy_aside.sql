@@ -1,5 +1,5 @@
--- The gate is ours alone from here to the end of the transaction, and so is their table if it is still there.
--- What was committed while this waits for them has to be seen: so each statement looks anew.
+-- From here to its end this transaction alone has the gate, and the legacy table if it is still there. It has to see what
+-- was committed while it waited for them: so each statement takes a new snapshot.
 BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
@@ -9,20 +9,20 @@ DECLARE
     v_users text[];
     v_index record;
 BEGIN
-    IF coalesce(current_setting('lockfast.checked', true) NOT IN ('theirs in ' || '@', 'none in ' || '@'), true) THEN
+    IF coalesce(current_setting('lockfast.checked', true) NOT IN ('legacy in ' || '@', 'none in ' || '@'), true) THEN
         RAISE 'the transaction before this one has failed, or ran on another connection. Nothing was changed';
     END IF;
     PERFORM pg_advisory_xact_lock(LOCKFAST, MIGRATION);
-    IF THEIRS IS NOT TRUE THEN
+    IF IS_LEGACY IS NOT TRUE THEN
         RETURN;  -- there was none, or another migration was first
     END IF;
-    IF current_setting('lockfast.checked') <> 'theirs in ' || '@' THEN
+    IF current_setting('lockfast.checked') <> 'legacy in ' || '@' THEN
         RAISE '@.distributed_locks was made by another client meanwhile. Nothing was changed; another try may succeed';
     END IF;
     IF v_wait = interval '0' THEN
         v_wait := '10 seconds';
     END IF;
-    -- A transaction that began before the gate was there may be in a function of theirs, or remember it, without having
+    -- A transaction that began before the gate was there may be in a legacy function, or remember it, without having
     -- reached the table. Callers need not wait meanwhile. From the table on it is waited for below.
     v_until := clock_timestamp() + greatest(v_wait, interval '500 milliseconds');
     v_before := ARRAY(
@@ -32,15 +32,15 @@ BEGIN
     LOOP
         EXIT WHEN clock_timestamp() > v_until OR NOT EXISTS (
             SELECT virtualtransaction FROM pg_locks WHERE locktype = 'virtualxid' AND virtualtransaction = ANY (v_before)
-            EXCEPT SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE);
+            EXCEPT SELECT virtualtransaction FROM pg_locks WHERE USES_THE_TABLE);
         PERFORM pg_sleep(0.01);
     END LOOP;
-    v_until := clock_timestamp() + v_wait;  -- all of their callers wait as long
+    v_until := clock_timestamp() + v_wait;  -- all legacy callers wait as long
     BEGIN
-        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE AND granted);
+        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE USES_THE_TABLE AND granted);
         PERFORM set_config('lock_timeout', ceil(1000 * extract(epoch FROM v_wait))::text, true);
         PERFORM pg_advisory_xact_lock(LOCKFAST, GATE);
-        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE IS_AT_THE_TABLE AND granted);
+        v_users := ARRAY(SELECT virtualtransaction FROM pg_locks WHERE USES_THE_TABLE AND granted);
         v_wait := greatest(v_until - clock_timestamp(), interval '1 millisecond');
         PERFORM set_config('lock_timeout', ceil(1000 * extract(epoch FROM v_wait))::text, true);
         LOCK TABLE @.distributed_locks IN ACCESS EXCLUSIVE MODE;
@@ -48,14 +48,14 @@ BEGIN
         RAISE 'another transaction has used @.distributed_locks, and does not end (process %). The locks are as they were. '
             'pg_stat_activity shows what it does, and pg_terminate_backend ends it', coalesce((
                 SELECT string_agg(DISTINCT pid::text, ', ') FROM pg_locks
-                WHERE IS_AT_THE_TABLE AND granted AND virtualtransaction = ANY (v_users) AND pid <> pg_backend_pid()
+                WHERE USES_THE_TABLE AND granted AND virtualtransaction = ANY (v_users) AND pid <> pg_backend_pid()
             ), 'unknown');
     END;
     FOR v_index IN
         SELECT relname, row_number() OVER (ORDER BY relname) AS number
         FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid WHERE indrelid = '@.distributed_locks'::regclass
     LOOP
-        EXECUTE format('ALTER INDEX @.%I RENAME TO lockfast_theirs_%s', v_index.relname, v_index.number);
+        EXECUTE format('ALTER INDEX @.%I RENAME TO lockfast_legacy_%s', v_index.relname, v_index.number);
     END LOOP;
-    ALTER TABLE @.distributed_locks RENAME TO lockfast_theirs;
+    ALTER TABLE @.distributed_locks RENAME TO lockfast_legacy;
 END $$;

@@ -1,4 +1,5 @@
--- Their holds become ours, their roles may use the new tables, and their functions make room. The gate is ours alone.
+-- Legacy holds become holds of ours, roles keep their rights on the new tables, and legacy functions are dropped. This
+-- transaction alone has the gate.
 DO $$
 DECLARE
     v_now timestamptz := clock_timestamp();
@@ -15,34 +16,34 @@ DECLARE
     v_ttl double precision;
     v_callers text[] := '{}';
 BEGIN
-    IF to_regclass('@.lockfast_theirs') IS NULL THEN
+    IF to_regclass('@.lockfast_legacy') IS NULL THEN
         RETURN;
     END IF;
-    -- Columns that we do not know are kept for those who read them. Our grants leave them at their default.
+    -- Unknown columns are kept for their readers. Our grants leave them at their default.
     FOR v_column IN
         SELECT attname, format_type(atttypid, atttypmod) AS type, attidentity,
                CASE WHEN attgenerated = '' THEN ' DEFAULT ' || pg_get_expr(adbin, adrelid) END AS otherwise
         FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-        WHERE attrelid = '@.lockfast_theirs'::regclass AND attnum > 0 AND NOT attisdropped AND attname NOT IN (
+        WHERE attrelid = '@.lockfast_legacy'::regclass AND attnum > 0 AND NOT attisdropped AND attname NOT IN (
             SELECT attname FROM pg_attribute WHERE attrelid = '@.distributed_locks'::regclass)
         ORDER BY attnum
     LOOP
         EXECUTE format('ALTER TABLE @.distributed_locks ADD COLUMN %I %s%s',
                        v_column.attname, v_column.type, v_column.otherwise);
-        v_sequence := pg_get_serial_sequence('@.lockfast_theirs', v_column.attname);
+        v_sequence := pg_get_serial_sequence('@.lockfast_legacy', v_column.attname);
         IF v_sequence IS NOT NULL AND v_column.attidentity = '' THEN
             EXECUTE format('ALTER SEQUENCE %s OWNED BY @.distributed_locks.%I', v_sequence, v_column.attname);
         END IF;
         v_columns := v_columns || format(', %I', v_column.attname);
     END LOOP;
 
-    SELECT lock_name INTO v_name FROM @.lockfast_theirs
+    SELECT lock_name INTO v_name FROM @.lockfast_legacy
         WHERE (expires_at > v_now OR expires_at IS NULL) AND NOT @.lockfast_is_name(lock_name) LIMIT 1;
     IF FOUND THEN
         RAISE 'the lock % is held, and cannot be kept: a lock name has 1 to 255 characters, and no control characters. '
             'The locks are as they were', quote_literal(v_name);
     END IF;
-    v_there := ARRAY(SELECT attname FROM pg_attribute WHERE attrelid = '@.lockfast_theirs'::regclass);
+    v_there := ARRAY(SELECT attname FROM pg_attribute WHERE attrelid = '@.lockfast_legacy'::regclass);
     EXECUTE format(
         $rows$
         INSERT INTO @.distributed_locks
@@ -50,7 +51,7 @@ BEGIN
             SELECT lock_name, holder, %2$s, until, until - $1, %3$s, 'sql:' || holder, nextval('@.lockfast_fence')%1$s
             FROM (SELECT *, coalesce(holder_id, 'unknown') AS holder,
                          least(expires_at::timestamptz, $1 + interval '10 years') AS until
-                  FROM @.lockfast_theirs) AS held
+                  FROM @.lockfast_legacy) AS held
             WHERE until > $1
         $rows$,
         v_columns,
@@ -58,14 +59,14 @@ BEGIN
             THEN 'CASE WHEN isfinite(acquired_at) THEN acquired_at ELSE $1 END' ELSE '$1' END,
         CASE WHEN 'metadata' = ANY (v_there) THEN 'metadata::jsonb' ELSE 'NULL' END) USING v_now;
     GET DIAGNOSTICS v_kept = ROW_COUNT;
-    SELECT count(*) INTO v_all FROM @.lockfast_theirs;
+    SELECT count(*) INTO v_all FROM @.lockfast_legacy;
     RAISE INFO '% held and kept, % expired and dropped', v_kept, v_all - v_kept;
 
     FOR v_role IN
         SELECT GRANTEE AS name,
                string_agg(privilege_type, ', ') AS rights, bool_or(privilege_type = 'INSERT') AS acquires
         FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner)))
-        WHERE pg_class.oid = '@.lockfast_theirs'::regclass GROUP BY grantee
+        WHERE pg_class.oid = '@.lockfast_legacy'::regclass GROUP BY grantee
     LOOP
         EXECUTE format('GRANT %s ON @.distributed_locks TO %s', v_role.rights, v_role.name);
         IF v_role.acquires THEN
@@ -85,13 +86,14 @@ BEGIN
     FOR v_right IN
         SELECT format('GRANT %s (%I) ON @.distributed_locks TO %s', privilege_type, attname, GRANTEE)
         FROM pg_attribute, aclexplode(attacl)
-        WHERE attrelid = '@.lockfast_theirs'::regclass AND attnum > 0 AND NOT attisdropped
+        WHERE attrelid = '@.lockfast_legacy'::regclass AND attnum > 0 AND NOT attisdropped
     LOOP
         EXECUTE v_right;
     END LOOP;
 
-    -- One function of ours takes the calls of all of theirs. A second one of that name is there only if parameters had
-    -- other names, for callers that use those, or took json, which is no jsonb. Calls by position go to ours: PostgreSQL prefers text to varchar.
+    -- One function of ours takes the calls of all legacy ones. A second one of that name is there only if parameters had
+    -- other names, for callers that use those, or took json, which is no jsonb. Calls by position go to ours: PostgreSQL
+    -- prefers text to varchar.
     FOR v_function IN
         SELECT oid::regprocedure AS signature, proname, header, casted,
                proname IN OUR_FUNCTIONS AND (
@@ -108,7 +110,7 @@ BEGIN
             FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number)
         ) AS arguments (header, casted)
         WHERE pronamespace = to_regnamespace('@')
-          AND (proname IN OUR_FUNCTIONS OR starts_with(proname, 'lockfast_theirs_'))
+          AND (proname IN OUR_FUNCTIONS OR starts_with(proname, 'lockfast_legacy_'))
     LOOP
         IF v_function.usual_ttl IS NOT NULL THEN
             EXECUTE format('SELECT greatest(%L, (%s)::double precision)', v_ttl, v_function.usual_ttl) INTO v_ttl;
@@ -131,10 +133,10 @@ BEGIN
             'CREATE OR REPLACE FUNCTION @.lockfast_usual_ttl() RETURNS double precision LANGUAGE sql IMMUTABLE RETURN %s',
             v_ttl);
     END IF;
-    DROP TABLE @.lockfast_theirs;
+    DROP TABLE @.lockfast_legacy;
     PERFORM set_config('lockfast.callers', array_to_string(v_callers, ', '), true);
 
-    -- Their callers may give a hold more time by an UPDATE of expires_at. Its ttl has to follow, or it would look as if
+    -- Legacy callers may give a hold more time by an UPDATE of expires_at. Its ttl has to follow, or it would look as if
     -- the clock had been set back.
     CREATE OR REPLACE FUNCTION @.lockfast_heartbeat() RETURNS trigger LANGUAGE plpgsql AS $heartbeat$
     BEGIN

@@ -1,24 +1,24 @@
 -- A lock table of the user's own: distributed_locks with a row for each lock, and functions acquire_lock and release_lock.
--- This first transaction says what will be done, or refuses. Then it puts a gate before those functions: their callers
--- share it, and the second transaction has it alone. So none of their functions is at its table while that is replaced,
--- and a call that waits at the gate is answered by ours.
+-- This first transaction says what will be done, or refuses. Then it puts a gate before the legacy functions: callers
+-- share it, and the second transaction has it alone. So no legacy function uses the table while that is replaced, and
+-- our functions answer a call that waits at the gate.
 -- psql goes on after an error: the second transaction demands the mark that the first one leaves, or takes back.
 SET lockfast.checked = '';
 BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
-    v_theirs boolean;
+    v_is_legacy boolean;
     v_found text;
     v_function record;
     v_replaced text;
 BEGIN
     PERFORM pg_advisory_xact_lock(LOCKFAST, MIGRATION);
-    v_theirs := coalesce(THEIRS, false);
-    PERFORM set_config('lockfast.checked', CASE WHEN v_theirs THEN 'theirs in ' ELSE 'none in ' END || '@', false);
-    IF NOT v_theirs AND to_regclass('@.distributed_locks') IS NOT NULL THEN
+    v_is_legacy := coalesce(IS_LEGACY, false);
+    PERFORM set_config('lockfast.checked', CASE WHEN v_is_legacy THEN 'legacy in ' ELSE 'none in ' END || '@', false);
+    IF NOT v_is_legacy AND to_regclass('@.distributed_locks') IS NOT NULL THEN
         RETURN;  -- it is ours
     END IF;
-    IF v_theirs THEN
+    IF v_is_legacy THEN
         SELECT string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum)
             INTO v_found FROM pg_attribute
             WHERE attrelid = '@.distributed_locks'::regclass AND attnum > 0 AND NOT attisdropped
@@ -50,9 +50,9 @@ BEGIN
                 'as --schema locks', v_found;
         END IF;
         -- Constraints, indexes and sequences of the table itself go with it, and its functions are replaced.
-        WITH theirs (class, object) AS (
+        WITH legacy (class, object) AS (
             SELECT 'pg_proc'::regclass, oid FROM pg_proc WHERE pronamespace = to_regnamespace('@')
-                AND (proname IN OUR_FUNCTIONS OR starts_with(proname, 'lockfast_theirs_'))
+                AND (proname IN OUR_FUNCTIONS OR starts_with(proname, 'lockfast_legacy_'))
             UNION ALL SELECT 'pg_class'::regclass, '@.distributed_locks'::regclass
             UNION ALL SELECT 'pg_type'::regclass, unnest(ARRAY[oid, typarray]) FROM pg_type
                 WHERE typrelid = '@.distributed_locks'::regclass
@@ -60,7 +60,7 @@ BEGIN
         SELECT string_agg(DISTINCT coalesce(pg_describe_object('pg_class'::regclass, view.oid, 0),
                                             pg_describe_object(classid, objid, objsubid)), ', ')
             INTO v_found
-            FROM pg_depend JOIN theirs ON refclassid = class AND refobjid = object
+            FROM pg_depend JOIN legacy ON refclassid = class AND refobjid = object
                 LEFT JOIN pg_rewrite ON classid = 'pg_rewrite'::regclass AND pg_rewrite.oid = objid
                 LEFT JOIN pg_class AS view ON view.oid = ev_class AND view.relkind <> 'r'
                 LEFT JOIN pg_class AS part ON classid = 'pg_class'::regclass AND part.oid = objid
@@ -69,7 +69,7 @@ BEGIN
             WHERE deptype IN ('n', 'a') AND classid <> 'pg_statistic_ext'::regclass
               AND coalesce(part.relkind NOT IN ('i', 'S'), true)
               AND coalesce(conrelid, adrelid, 0) <> '@.distributed_locks'::regclass
-              AND NOT (class = 'pg_class'::regclass AND (classid, objid) IN (SELECT * FROM theirs));
+              AND NOT (class = 'pg_class'::regclass AND (classid, objid) IN (SELECT * FROM legacy));
         v_found := concat_ws(', ', v_found, (
             SELECT 'row-level security' FROM pg_class WHERE oid = '@.distributed_locks'::regclass AND relrowsecurity));
         IF v_found <> '' THEN
@@ -94,10 +94,10 @@ BEGIN
             FROM unnest(proargtypes) WITH ORDINALITY AS argument (type, number) JOIN pg_type ON pg_type.oid = type
         ) AS arguments (kinds)
         WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS 
-          AND (v_theirs OR (kinds ~ '^SS' AND NOT IS_OURS))
+          AND (v_is_legacy OR (kinds ~ '^SS' AND NOT IS_OURS))
         ORDER BY proname, pg_proc.oid
     LOOP
-        IF NOT v_theirs THEN
+        IF NOT v_is_legacy THEN
             RAISE 'the function % is there and not ours, and there is no @.distributed_locks for it. It stays as it is; '
                 'choose the schema where its table is, or another one, such as --schema locks', v_function.signature;
         ELSIF NOT v_function.is_known THEN
@@ -112,7 +112,7 @@ BEGIN
         END IF;
         v_replaced := concat_ws(', ', v_replaced, v_function.signature);
     END LOOP;
-    IF NOT v_theirs THEN
+    IF NOT v_is_legacy THEN
         RETURN;
     END IF;
     RAISE INFO '@.distributed_locks is a lock table of your own: rows that have not expired become holds of ours%',
@@ -130,8 +130,8 @@ BEGIN
         ) AS arguments (types, passed, casted)
         WHERE pronamespace = to_regnamespace('@') AND proname IN OUR_FUNCTIONS AND NOT IS_GATE
     LOOP
-        EXECUTE format('DROP FUNCTION IF EXISTS @.%I(%s)', 'lockfast_theirs_' || v_function.proname, v_function.types);
-        EXECUTE format('ALTER FUNCTION %s RENAME TO %I', v_function.signature, 'lockfast_theirs_' || v_function.proname);
+        EXECUTE format('DROP FUNCTION IF EXISTS @.%I(%s)', 'lockfast_legacy_' || v_function.proname, v_function.types);
+        EXECUTE format('ALTER FUNCTION %s RENAME TO %I', v_function.signature, 'lockfast_legacy_' || v_function.proname);
         EXECUTE format(
             $function$
             CREATE FUNCTION @.%1$I(%2$s) RETURNS %3$s LANGUAGE plpgsql AS $gate$
@@ -145,9 +145,9 @@ BEGIN
                 ) THEN
                     PERFORM pg_advisory_xact_lock_shared(LOCKFAST, GATE);
                 END IF;
-                PERFORM FROM pg_proc WHERE oid = 0;  -- a look at any table shows what was replaced while this waited
-                IF to_regprocedure('@.lockfast_theirs_%1$s(%4$s)') IS NOT NULL THEN
-                    EXECUTE 'SELECT @.lockfast_theirs_%1$s(%5$s)' INTO v_answer USING %5$s;
+                PERFORM FROM pg_proc WHERE oid = 0;  -- reading any table shows what was replaced while this waited
+                IF to_regprocedure('@.lockfast_legacy_%1$s(%4$s)') IS NOT NULL THEN
+                    EXECUTE 'SELECT @.lockfast_legacy_%1$s(%5$s)' INTO v_answer USING %5$s;
                 ELSE
                     EXECUTE 'SELECT @.%1$s(%6$s)' INTO v_answer USING %5$s;
                 END IF;
