@@ -60,7 +60,7 @@ class Many(NamedTuple):
     kinds: tuple[tuple[str, int], ...]
 
 
-class Retry:
+class Retry(Exception):
     """In place of a reply: send this request once more, in another way."""
 
     def prepare(self, request: TableRequest) -> None:
