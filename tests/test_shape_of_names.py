@@ -191,14 +191,9 @@ def _old(name: str) -> tuple[tuple[str, str], ...]:
 
 REBUILT = "this package is being rebuilt"
 KNOWN_PRIVATE_IMPORTS: dict[str, str] = {}
-KNOWN_CLASSES_TWICE = {
-    "Line": REBUILT,
-}
+KNOWN_CLASSES_TWICE: dict[str, str] = {}
 KNOWN_LONG_CLASSES: dict[str, str] = {}
-_OLD_WORDS_BY_PACKAGE = {
-    "backends.postgres": "tell_deaf tell_deaf_for_now told",
-    "backends.postgres_table": "AGAIN Job LANES Line MEETS Ticket WakeLine _Ticket _hear _look _say deaf met",
-}
+_OLD_WORDS_BY_PACKAGE: dict[str, str] = {}
 KNOWN_OLD_WORDS = {
     f"{package}: {name}": REBUILT for package, names in _OLD_WORDS_BY_PACKAGE.items() for name in names.split()
 }

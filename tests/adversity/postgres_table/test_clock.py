@@ -105,7 +105,7 @@ def test_fences_grow_whatever_the_clock_does(server: Jumpy, locks: lockfast.Lock
     assert fences == sorted(set(fences))
 
 
-def test_after_a_jump_backwards_nobody_is_let_in_before_the_holder_stops_believing_and_soon_afterwards_somebody_is(
+def test_after_a_jump_backwards_a_waiter_is_granted_soon_after_the_holder_stops_believing_and_not_before(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lease = take(locks, ttl=TTL, renew=False)
@@ -178,7 +178,7 @@ def test_an_extension_after_a_jump_backwards_counts_from_the_new_time(server: Ju
     assert server.ask("SELECT extract(epoch FROM ttl) FROM distributed_locks") == 900
 
 
-def test_nobody_is_shown_an_end_that_will_not_be(server: Jumpy, locks: lockfast.Locks) -> None:
+def test_inspection_shows_no_end_that_will_not_be(server: Jumpy, locks: lockfast.Locks) -> None:
     lease = take(locks, ttl=60, renew=False)
     server.jump_to(-HOUR)
     (holder,) = locks.inspect("x").holders
@@ -195,7 +195,7 @@ def test_a_name_that_stays_taken_for_a_while_stays_so_no_longer_for_a_jump_backw
     assert take(locks, wait=LIMIT).held
 
 
-def test_a_jump_forwards_ends_leases_early_and_their_holder_hears_of_it(
+def test_a_jump_forwards_ends_leases_early_and_their_holder_is_notified(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     lost: list[object] = []

@@ -36,7 +36,7 @@ class TestServersThatCrash(OnTable):
         assert lease.held
         assert await stage.fences("x") == [lease.fence]
 
-    async def test_a_lease_whose_server_is_down_for_longer_than_its_ttl_is_lost_and_in_nobodys_way(
+    async def test_a_lease_whose_server_is_down_for_longer_than_its_ttl_is_lost_and_its_name_is_free(
         self, stage: Stage
     ) -> None:
         lease = await (await self.ready(stage)).lock("x", ttl=0.5).take()

@@ -88,7 +88,7 @@ class TestFailover(OnPostgres):
         second = await stage.locks().lock("x", ttl=600).take()
         return first, second
 
-    async def test_a_lock_that_was_not_passed_on_is_granted_again_and_the_fence_tells_who_is_late(
+    async def test_a_lock_that_was_not_replicated_is_granted_again_and_the_fence_shows_the_late_holder(
         self, stage: Stage
     ) -> None:
         first, second = await self._two_holders(stage)

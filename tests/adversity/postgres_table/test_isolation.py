@@ -50,7 +50,9 @@ def taken(connection: Connection, name: str) -> bool:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_old_snapshot_lets_nobody_in_beside_a_reader_that_came_since(url: str, level: str) -> None:
+def test_a_transaction_with_an_old_snapshot_is_not_granted_a_name_that_a_reader_took_since(
+    url: str, level: str
+) -> None:
     with lockfast.connect(url) as locks:
         early = locks.rwlock("x", ttl=0.5, renew=False).read().acquire()
         with old_transaction(url, level) as old:
@@ -75,7 +77,7 @@ def test_an_old_snapshot_lets_no_more_in_than_the_limit(url: str, level: str) ->
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
-def test_a_waiter_keeps_its_place_if_somebody_goes_past_on_an_old_snapshot(url: str, level: str) -> None:
+def test_a_waiter_keeps_its_place_if_a_transaction_with_an_old_snapshot_goes_past(url: str, level: str) -> None:
     """That cannot be kept from happening: nothing is there that such a transaction could see, or run into."""
     enqueued = "SELECT lockfast_acquire('', 'x', %s, 'waits', 30, 'exclusive', NULL, NULL, '') ->> %s"
     with psycopg.connect(url, autocommit=True) as waiter, old_transaction(url, level) as old:
@@ -107,7 +109,7 @@ def _take_in_a_transaction(connection: psycopg.Connection[Any], level: str, hold
 
 
 @pytest.mark.slow
-def test_nobody_is_let_in_twice_at_any_mixture_of_isolation_levels(url: str) -> None:
+def test_a_lock_is_not_granted_twice_at_any_mixture_of_isolation_levels(url: str) -> None:
     holds: list[Hold] = []
     enough = threading.Event()
 

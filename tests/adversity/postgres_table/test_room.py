@@ -29,7 +29,7 @@ class TestNoRoom(OnTable):
         finally:
             self.where = before
 
-    async def test_those_who_cannot_be_woken_look_for_themselves_and_are_served_in_turn(
+    async def test_waiters_that_cannot_be_woken_poll_and_are_served_in_turn(
         self, stage: Stage, caplog: pytest.LogCaptureFixture
     ) -> None:
         self._room_for(1)
@@ -48,8 +48,7 @@ class TestNoRoom(OnTable):
         assert "too many connections" in told[0].getMessage()
 
     async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("blocking", "asyncio_"):
-            monkeypatch.setattr(f"lockfast.backends.postgres_table.io.{module}.LISTENS_AGAIN", 0.2)
+        monkeypatch.setattr("lockfast.backends.postgres_table.io.dispatcher.LISTEN_AGAIN_AFTER_S", 0.2)
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x", ttl=HOUR).take()
         waiter = stage.start((await self._lone(stage)).lock("x", wait=LIMIT).take())

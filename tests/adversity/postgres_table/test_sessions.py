@@ -181,7 +181,7 @@ async def _take_and_give_back(locks: AwaitedLocks, name: str) -> int:
 
 @pytest.mark.slow
 class TestUnderFire(OnTable):
-    def test_nobody_is_let_in_twice_while_connections_are_terminated_all_the_time(self) -> None:
+    def test_a_lock_is_not_granted_twice_while_connections_are_terminated_all_the_time(self) -> None:
         holds: list[Hold] = []
         ends, terminated = threading.Event(), 0
 

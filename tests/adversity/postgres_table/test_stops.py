@@ -47,7 +47,7 @@ class TestStandsStill(OnTable):
         for number in range(3):
             await stage.until(self.free(stage, f"x{number}"), "the late grant to be taken back")
 
-    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_nobody_is_let_in_twice(
+    async def test_a_holder_on_a_server_that_stood_still_past_the_ttl_has_lost_and_no_lock_is_granted_twice(
         self, stage: Stage
     ) -> None:
         lease = await (await self.ready(stage)).lock("x", ttl=0.5).take()
@@ -82,7 +82,7 @@ class TestFull(OnTable):
         )
         self.where = self.where.replace("lockfast@", "guest@")
 
-    async def test_a_full_server_is_told_and_asked_again_and_costs_no_lease(self, stage: Stage) -> None:
+    async def test_a_full_server_is_reported_and_asked_again_and_costs_no_lease(self, stage: Stage) -> None:
         self._as_guest()
         filling = [await self.ready(stage) for _ in range(3)]
         lease = await filling[0].lock("kept").take()

@@ -110,7 +110,7 @@ def test_what_has_expired_since_an_old_transaction_began_is_to_be_had_in_it(psql
 # Transactions that stay open
 
 
-def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(psql: Psql, url: str) -> None:
+def test_a_lock_taken_in_an_open_transaction_excludes_others_and_is_rolled_back_with_it(psql: Psql, url: str) -> None:
     psql.say("BEGIN")
     assert psql.say("SELECT acquire_lock('x', 'psql', 3600)") == "t"
     with lockfast.connect(url) as locks:
@@ -120,7 +120,7 @@ def test_what_is_taken_in_an_open_transaction_is_nobody_elses_and_goes_with_it(p
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
-def test_a_try_does_not_wait_for_somebodys_open_transaction(
+def test_a_try_does_not_wait_for_an_open_transaction(
     psql: Psql, url: str, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)
@@ -142,7 +142,7 @@ async def _try_once_in_a_task(url: str) -> None:
         await locks.lock("x", wait=0).__aenter__()
 
 
-def test_however_many_wait_for_an_open_transaction_they_hold_up_nobody_else(
+def test_waiters_for_an_open_transaction_delay_no_other_name_however_many_they_are(
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)  # so long would each of them keep a connection
@@ -187,7 +187,7 @@ def _take_and_note(locks: lockfast.Locks, fences: list[int]) -> None:
         fences.append(lease.fence)
 
 
-def test_a_no_in_an_open_transaction_keeps_the_name_from_nobody(psql: Psql, url: str) -> None:
+def test_a_refused_acquire_in_an_open_transaction_leaves_the_name_unlocked(psql: Psql, url: str) -> None:
     with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
@@ -259,7 +259,7 @@ def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Ps
         assert locks.lock("x", wait=0).acquire() is None
 
 
-def test_a_sweep_waits_for_nobody(psql: Psql, url: str) -> None:
+def test_a_sweep_waits_for_no_lock(psql: Psql, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         other.execute(EXPIRED, (40,))
         psql.say("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
@@ -273,7 +273,7 @@ def test_a_sweep_waits_for_nobody(psql: Psql, url: str) -> None:
         psql.say("ROLLBACK")
 
 
-def test_a_sweep_in_somebodys_long_transaction_keeps_no_name_from_anybody(psql: Psql, url: str) -> None:
+def test_a_sweep_in_a_long_transaction_locks_no_other_name(psql: Psql, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other:
         other.execute(EXPIRED, (20,))
     psql.say("BEGIN")
@@ -286,7 +286,7 @@ def test_a_sweep_in_somebodys_long_transaction_keeps_no_name_from_anybody(psql: 
     psql.say("ROLLBACK")
 
 
-def test_nobody_who_speaks_only_sql_has_to_sweep_by_hand(psql: Psql) -> None:
+def test_clients_that_use_only_sql_need_not_sweep_by_hand(psql: Psql) -> None:
     psql.say(EXPIRED.replace("%s", "16"))
     for _ in range(2 * SWEEP_EVERY):
         psql.say("SELECT acquire_lock('x', 'psql'), release_lock('x', 'psql')")

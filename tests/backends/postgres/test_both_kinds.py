@@ -64,7 +64,7 @@ def role(psql: psycopg.Connection) -> Iterator[str]:
         (None, "does not exist", False),
     ],
 )
-def test_a_refusal_that_may_pass_is_told_from_one_that_lasts(
+def test_a_transient_refusal_is_distinguished_from_a_permanent_one(
     url: str, psql: psycopg.Connection, role: str, scheme: str, rights: str | None, says: str, passes: bool
 ) -> None:
     if rights is not None:
@@ -111,7 +111,7 @@ def test_tasks_go_on_while_the_name_of_a_host_is_looked_up(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_connection_that_cannot_even_be_begun_is_told_as_any_other(scheme: str, tmp_path: Path) -> None:
+def test_a_connection_that_cannot_even_be_begun_is_reported_as_any_other(scheme: str, tmp_path: Path) -> None:
     where = f"{scheme}:///a?host={tmp_path / 'nothing-there'}"
     with lockfast.connect(where, patience=0.1) as locks:
         with pytest.raises(BackendUnavailable, match="cannot reach"):

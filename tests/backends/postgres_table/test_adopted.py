@@ -87,7 +87,7 @@ def test_a_transaction_that_began_before_may_still_call(theirs: Theirs) -> None:
     assert theirs.ask(HOUR, "a", "other") is False
 
 
-def test_nobody_is_let_in_twice_while_it_happens(theirs: Theirs) -> None:
+def test_a_lock_is_not_granted_twice_while_its_table_is_adopted(theirs: Theirs) -> None:
     inside: list[str] = []
     wrong: list[str] = []
     entered = dict.fromkeys(("a", "b", "c", "ours"), 0)
@@ -359,7 +359,7 @@ def test_it_is_done_once_however_many_migrate(theirs: Theirs) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [TABLE, ACQUIRE, RELEASE]])
-def test_one_that_looks_around_is_not_surprised_by_another(empty: Theirs, parts: list[str]) -> None:
+def test_a_migration_in_the_middle_of_its_checks_is_not_overtaken_by_another(empty: Theirs, parts: list[str]) -> None:
     empty.make(*parts, "SELECT pg_advisory_lock(7)")
     looks = "IF v_is_legacy THEN"
     slow = script("public").replace(looks, f"PERFORM pg_advisory_xact_lock(7);\n{looks}", 1)
@@ -481,7 +481,7 @@ def test_columns_that_ours_has_with_another_meaning_are_refused(
     assert f"mean something else: {', '.join(ours)}. Rename them" in capsys.readouterr().err
 
 
-def test_a_role_that_does_not_own_it_is_told_whose_it_is(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_role_that_does_not_own_the_table_reads_who_does(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
     worker = theirs.role("worker")
     assert main(["migrate", theirs.url.replace("//lockfast@", f"//{worker}@")]) == 69
     assert "belongs to lockfast: run it as that role" in capsys.readouterr().err

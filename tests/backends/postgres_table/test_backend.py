@@ -213,7 +213,7 @@ def test_metadata_comes_back_as_it_was(database: Database, metadata: Any) -> Non
 # The schema
 
 
-def test_the_columns_are_those_that_others_rely_on(database: Database) -> None:
+def test_the_columns_are_the_ones_that_other_clients_rely_on(database: Database) -> None:
     rows = database.connection.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute"
         " WHERE attrelid = 'distributed_locks'::regclass AND attnum > 0"
@@ -299,7 +299,7 @@ def test_missing_rights_give_an_error_that_says_what_to_run(
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_who_may_not_migrate_is_told_the_grant_that_is_missing(
+def test_a_role_that_may_not_migrate_reads_which_grant_is_missing(
     database: Database, capsys: pytest.CaptureFixture[str], there: bool
 ) -> None:
     hired = database.role("new-hire")
@@ -319,7 +319,7 @@ def test_who_may_not_migrate_is_told_the_grant_that_is_missing(
     database.connection.execute(f'DROP OWNED BY "{hired}"'.encode())
 
 
-def test_who_may_not_replace_what_is_there_is_told_whose_it_is(
+def test_a_role_that_may_not_replace_the_functions_reads_who_owns_them(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hired = database.role("new-hire")
@@ -375,7 +375,7 @@ def test_migrate_needs_to_know_where(monkeypatch: pytest.MonkeyPatch, capsys: py
 # Durability
 
 
-def test_a_grant_is_as_durable_as_the_server_has_it_unless_told_otherwise(database: Database) -> None:
+def test_a_grant_is_as_durable_as_the_server_has_it_unless_the_url_says_otherwise(database: Database) -> None:
     database.connection.execute("CREATE TABLE IF NOT EXISTS seen (level text)")
     database.connection.execute(
         "CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockfast.backends.postgres.io.refusals import NameInUse, Refused
+from lockfast.backends.postgres.io.refusals import NameInUse, StatementRefused
 from lockfast.backends.postgres_table.io.batching import (
     RETRY_ALONE,
     RETRY_BLOCKED,
@@ -35,7 +35,7 @@ def test_a_request_whose_name_is_locked_is_sent_again_with_others_of_that_name()
     assert replies_of([first, second], [[], [None, {}]], MANY) == [RETRY_BLOCKED, {}]
     RETRY_BLOCKED.prepare(first)
     assert (first.blocked, first.alone) == (True, False)
-    in_use, fault = NameInUse("in use"), Refused("bad")
+    in_use, fault = NameInUse("in use"), StatementRefused("bad")
     both = [_asked_for("a", blocked=True)] * 2
     assert failures_of(both, in_use) == [in_use] * 2, "it is in use for all of them"
     assert failures_of(both, fault) == [RETRY_ALONE] * 2, "it may be the fault of one"

@@ -83,7 +83,9 @@ async def turns(number: int) -> None:
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
+def test_every_waiting_thread_gets_an_error_when_its_locks_is_closed_and_nothing_is_left(
+    tmp_path: Path, moment: int
+) -> None:
     with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         told = in_threads(table().url(tmp_path), lambda _: pause(moment * 0.004))
     assert told == [LockError] * WAITERS
@@ -91,7 +93,9 @@ def test_every_thread_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_pat
 
 
 @pytest.mark.parametrize("moment", range(0, 48, 4))
-def test_every_task_hears_that_its_locks_is_closed_and_nothing_is_left(tmp_path: Path, moment: int) -> None:
+def test_every_waiting_task_gets_an_error_when_its_locks_is_closed_and_nothing_is_left(
+    tmp_path: Path, moment: int
+) -> None:
     with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
         told = in_tasks(table().url(tmp_path), lambda _: turns(moment))
     assert told == [LockError] * WAITERS
@@ -113,7 +117,7 @@ def test_tasks_that_wait_for_the_connection_that_listens_are_not_cancelled(tmp_p
         assert in_tasks(table().url(tmp_path), begins_to_listen) == [LockError] * WAITERS
 
 
-def test_one_whose_backend_was_let_go_of_hears_that_its_locks_is_closed() -> None:
+def test_a_caller_whose_backend_was_closed_reads_that_its_locks_is_closed() -> None:
     with lockfast.connect("memory://let-go") as locks:
         engine = locks._logic.engine
 

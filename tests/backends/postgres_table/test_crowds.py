@@ -174,7 +174,7 @@ def looked_at(connection: psycopg.Connection[Any], claim: str) -> int:
     return int(after - before)
 
 
-def test_what_an_ask_looks_at_does_not_grow_with_the_line(url: str) -> None:
+def test_what_an_acquire_reads_does_not_grow_with_the_queue(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         for number in range(10):  # so that each statement has a plan, made for a table with nobody in it
             connection.execute(ASK, (f"early-{number}",))

@@ -137,9 +137,7 @@ def older(peer: psycopg.Connection[Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("what", [*sorted(METADATA.keys() - NO_JSONB), *TIMES, "a holder"])
-def test_what_is_there_all_the_same_keeps_nobody_from_the_rest(
-    url: str, peer: psycopg.Connection[Any], older: str, what: str
-) -> None:
+def test_damaged_rows_do_not_hide_the_rest(url: str, peer: psycopg.Connection[Any], older: str, what: str) -> None:
     column, value = {**TIMES, "a holder": ("holder_id", "h" * HUGE)}.get(what) or ("metadata", METADATA[what])
     with lockfast.connect(url, schema=older) as locks, lockfast.connect(url, schema=older) as others:
         with others.lock("y", ttl=60), locks.lock("w", ttl=60) as sound:
@@ -168,7 +166,7 @@ UNREADABLE = ("fence = -1", "fence = 1::bigint << 60", "acquired_at = '-infinity
 
 
 @pytest.mark.parametrize("change", UNREADABLE)
-def test_beside_a_hold_that_cannot_be_read_each_claim_is_told_what_frees_it(
+def test_beside_a_hold_that_cannot_be_read_each_claim_gets_an_error_that_says_what_frees_it(
     url: str, peer: psycopg.Connection[Any], change: str
 ) -> None:
     with lockfast.connect(url) as locks, lockfast.connect(url) as others:
@@ -232,7 +230,7 @@ def test_a_hold_with_a_slot_or_a_ttl_that_none_has_lets_no_second_claim_in(
 
 
 @pytest.mark.parametrize("ttl", ["100000000 years", "-100000000 years"])
-def test_a_hold_that_is_over_keeps_nobody_from_the_rest_whatever_its_ttl(
+def test_an_expired_hold_does_not_hide_the_rest_whatever_its_ttl(
     url: str, peer: psycopg.Connection[Any], older: str, ttl: str
 ) -> None:
     with lockfast.connect(url, schema=older) as locks:

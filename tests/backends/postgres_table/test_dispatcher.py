@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from lockfast.backends.postgres.io.endpoint import endpoint_of_url
-from lockfast.backends.postgres.io.refusals import Broken, Refused, RolledBack
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, StatementRefused
 from lockfast.backends.postgres_table.io.batching import (
     LISTEN_AGAIN_AFTER_S,
     MAX_BATCH,
@@ -22,7 +22,7 @@ from lockfast.backends.postgres_table.io.batching import (
     Many,
     TableRequest,
 )
-from lockfast.backends.postgres_table.io.dispatcher import SILENT_AFTER_S, Dispatcher, PendingRequest, Step
+from lockfast.backends.postgres_table.io.dispatcher import SILENT_AFTER_S, Dispatcher, DispatchStep, PendingRequest
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 from lockfast.errors import BackendUnavailable
 
@@ -62,10 +62,10 @@ class World:
             self.dispatcher.submit(asked[-1])
         return asked
 
-    def next(self) -> Step | None:
+    def next(self) -> DispatchStep | None:
         return self.dispatcher.next(self.now)
 
-    def sent(self, step: Step | None) -> list[str | None]:
+    def sent(self, step: DispatchStep | None) -> list[str | None]:
         """The names in the batch that is sent by that step."""
         assert step is not None
         assert step.connection is not None, "it is to connect"
@@ -272,12 +272,12 @@ def test_one_bad_request_in_a_batch_harms_no_other(world: World) -> None:
     connection = world.idle()
     asked = world.ask("a", "b")
     world.sent(world.next())
-    assert world.finish(connection, Refused("bad")) == [RETRY_ALONE] * 2
+    assert world.finish(connection, StatementRefused("bad")) == [RETRY_ALONE] * 2
     for one in asked:
         world.dispatcher.retry(one.request, RETRY_ALONE, 0.0, 1.0)
         world.dispatcher.submit(one)
     assert world.sent(world.next()) == ["a"]
-    refused = Refused("bad")
+    refused = StatementRefused("bad")
     assert world.finish(connection, refused) == [refused]
 
 
@@ -352,7 +352,7 @@ def test_a_silent_connection_is_closed_once_all_of_its_callers_have_given_up(tas
     assert tasks.finish(connection, {}) == []
 
 
-def test_who_gets_no_answer_hears_whether_there_was_a_connection(world: World) -> None:
+def test_an_error_for_a_late_reply_says_whether_there_was_a_connection(world: World) -> None:
     error = world.dispatcher.late_error()
     assert "cannot reach" in str(error)
     assert not error.sent

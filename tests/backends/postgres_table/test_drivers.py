@@ -173,7 +173,7 @@ def test_one_bad_request_in_a_batch_harms_no_other(database: Database) -> None:
     assert not bad.transient
 
 
-def test_a_wait_too_short_to_be_woken_in_still_tells_who_is_in_the_way(
+def test_a_wait_too_short_to_be_woken_in_still_names_the_holder(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was asked, and answered; only the connection for wake-ups could not be made any more."""
@@ -313,7 +313,9 @@ def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: D
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_an_old_snapshot_lets_nobody_in_twice(database: Database, level: str, mode: str) -> None:
+def test_a_transaction_with_an_old_snapshot_is_granted_nothing_that_is_held(
+    database: Database, level: str, mode: str
+) -> None:
     """Whoever looks at the table as it was must fail, not be granted what somebody else has got meanwhile."""
     ask = "SELECT lockfast_acquire('', 'a', %s, %s, 60, %s, %s)"
     limit = 1 if mode == "shared" else None
@@ -343,7 +345,7 @@ def test_an_old_snapshot_lets_no_reader_in_beside_a_new_writer(
             late.execute(ask, ("late reader", "r", "shared", address))
 
 
-def test_whoever_holds_is_always_in_the_first_slot_or_somebody_else_is(database: Database) -> None:
+def test_one_holder_of_a_name_always_has_the_first_slot(database: Database) -> None:
     ask = "SELECT lockfast_acquire('', 'a', %s, 'h', 60, 'shared')"
     for number in range(4):
         assert "fence" in database.ask(ask, str(number))

@@ -53,7 +53,7 @@ def test_whatever_is_said_in_json_comes_back(connection: psycopg.Connection[Any]
     assert repr(given_back).count(".") == repr(meant).count("."), "1.0 is not 1"
 
 
-def test_what_needs_no_care_is_there_for_everybody_to_read() -> None:
+def test_plain_metadata_is_readable_by_every_client() -> None:
     for text in ('{"job": 7}', '"\\ud83d\\ude00"', '["\\u00e9", 1.5]', '"3e5"', '["\\"1e5\\\\", "1e5"]'):
         assert keepable(text) == text
 
@@ -61,7 +61,7 @@ def test_what_needs_no_care_is_there_for_everybody_to_read() -> None:
 @pytest.mark.parametrize(
     "metadata", ['{"lockfast:json": "no JSON"}', '{"lockfast:json": 7}', '{"lockfast:json": null}', '[1e5000, "a"]']
 )
-def test_what_others_have_put_there_keeps_nobody_from_looking(tmp_path: Any, metadata: str) -> None:
+def test_metadata_of_other_clients_does_not_break_inspection(tmp_path: Any, metadata: str) -> None:
     url = table().url(tmp_path)
     with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         other.execute("SELECT acquire_lock('a', 'other', 60, %s)", (metadata,))

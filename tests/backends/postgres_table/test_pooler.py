@@ -104,7 +104,7 @@ def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
 
 
 @transaction_mode
-def test_a_waiter_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_once(
+def test_a_waiter_that_cannot_be_woken_polls_and_the_log_says_so_once(
     pooled: Pooled, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "lockfast"), lockfast.connect(pooled.url) as locks:
@@ -114,7 +114,7 @@ def test_a_waiter_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so
 
 
 @transaction_mode
-def test_a_task_that_cannot_be_woken_looks_for_itself_soon_and_the_log_says_so_once(
+def test_a_task_that_cannot_be_woken_polls_and_the_log_says_so_once(
     pooled: Pooled, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def story() -> None:

@@ -63,7 +63,7 @@ def take(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> It
         ("127.0.0.1:1/app?service=bogus", 'definition of service "bogus" not found', False),
     ],
 )
-def test_a_host_that_fails_at_once_is_told_why(
+def test_a_host_that_fails_at_once_is_reported_with_its_reason(
     take: Take, tmp_path: Path, where: str, reason: str, passes: bool
 ) -> None:
     url = f"postgresql://{where.format(folder=quote(str(tmp_path)))}"
@@ -145,7 +145,7 @@ def test_a_name_that_is_not_found_is_looked_up_again(
     assert not failures
 
 
-def test_a_role_that_may_not_log_in_is_told_at_once(take: Take, tmp_path: Path) -> None:
+def test_a_role_that_may_not_log_in_is_refused_at_once(take: Take, tmp_path: Path) -> None:
     url = table().url(tmp_path)
     role = own_name("no_guest")
     table().server.psql(ADD_ROLE.format(role))
@@ -154,14 +154,14 @@ def test_a_role_that_may_not_log_in_is_told_at_once(take: Take, tmp_path: Path) 
     assert not caught.value.transient
 
 
-def test_a_database_or_role_that_is_to_be_read_only_is_told_at_once(take: Take, tmp_path: Path) -> None:
+def test_a_database_or_role_that_is_read_only_is_refused_at_once(take: Take, tmp_path: Path) -> None:
     url = f"{table().url(tmp_path)}?options=-cdefault_transaction_read_only%3Don"
     with pytest.raises(BackendUnavailable, match="default_transaction_read_only is on") as caught:
         take(url, PATIENT)
     assert not caught.value.transient
 
 
-def test_a_connection_that_became_read_only_is_replaced_and_told_for_what_it_is(tmp_path: Path) -> None:
+def test_a_connection_that_became_read_only_is_replaced_and_reported_as_such(tmp_path: Path) -> None:
     """As when whoever was written to is a replica now, and a proxy has kept the connection."""
     with lockfast.connect(table().url(tmp_path)) as locks:
         with locks.lock("a"):

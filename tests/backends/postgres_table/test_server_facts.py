@@ -84,7 +84,7 @@ def test_a_row_that_is_gone_since_the_snapshot_cannot_be_locked(two: Two, level:
             one.execute("SELECT FROM t WHERE id = 1 FOR KEY SHARE")
 
 
-def test_an_update_looks_again_at_a_row_that_it_had_to_wait_for(two: Two) -> None:
+def test_an_update_checks_a_row_again_that_it_had_to_wait_for(two: Two) -> None:
     one, other = two
     one.execute("INSERT INTO t VALUES (1, 5)")
     with other.transaction():
@@ -126,7 +126,7 @@ def test_a_notification_comes_with_the_commit_and_to_its_channel_alone(two: Two)
     assert [note.payload for note in one.notifies(timeout=LIMIT, stop_after=1)] == ["a"]
 
 
-def test_a_server_process_tells_its_own_number_at_the_start(two: Two) -> None:
+def test_a_server_process_sends_its_own_number_at_the_start(two: Two) -> None:
     one, _ = two
     assert one.pgconn.backend_pid == ask(one, "SELECT pg_backend_pid()"), "else something stands between"
 

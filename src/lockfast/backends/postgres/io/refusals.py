@@ -33,15 +33,15 @@ _PERMANENT: Final = re.compile(
 _QUESTION: Final = re.compile(r" Is the server running .*\?$")  # libpq adds it to its reason
 
 
-class Refused(BackendUnavailable):
+class StatementRefused(BackendUnavailable):
     """The server understood the statement and did nothing."""
 
 
-class NameInUse(Refused):
+class NameInUse(StatementRefused):
     """An open transaction of another client has locked that name."""
 
 
-class NoRights(Refused):
+class NoRights(StatementRefused):
     """The role lacks a right."""
 
 
@@ -90,17 +90,17 @@ def connection_error(code: str, text: str, *, ended: bool) -> RolledBack | Broke
     return Broken(text) if ended or code.startswith(_SHUTDOWN) or not code else None
 
 
-def refusal(endpoint: PostgresEndpoint, code: str, text: str) -> Refused:
+def refusal(endpoint: PostgresEndpoint, code: str, text: str) -> StatementRefused:
     at = f"PostgreSQL at {endpoint.name}"
     if code == _LOCK_TIMEOUT:
         return NameInUse(f"{at}: an open transaction of another client has locked that name")
     if code in _NO_SCHEMA:
-        return Refused(
+        return StatementRefused(
             f"{at} has no lock table, or an old one: {text}; {how_to_migrate(endpoint.url)}", transient=False
         )
     if code == NO_RIGHTS:
         return NoRights(f"{at} refuses: {text}; {how_to_grant(endpoint)}", transient=False)
-    return Refused(f"{at} refuses: {text} ({code})", transient=is_transient(code))
+    return StatementRefused(f"{at} refuses: {text} ({code})", transient=is_transient(code))
 
 
 def is_transient(code: str) -> bool:

@@ -34,7 +34,7 @@ from lockfast.backends.postgres_table.io.connections_asyncio import (
     arrives,
     open_session,
 )
-from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, PendingRequest, Step
+from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, DispatchStep, PendingRequest
 from lockfast.backends.postgres_table.io.session import ECHO_WITHIN_S, TableSession, echo, listen, register
 from lockfast.errors import BackendUnavailable
 
@@ -144,7 +144,7 @@ class AsyncioPostgres:
             if not pending.answer.done():
                 pending.answer.set_result(value)
 
-    async def _dial(self, step: Step) -> None:
+    async def _dial(self, step: DispatchStep) -> None:
         loop = asyncio.get_running_loop()
         within = max(step.until - loop.time(), _MIN_DIAL_S)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from lockfast.backends.postgres.io.refusals import NameInUse, Refused
+from lockfast.backends.postgres.io.refusals import NameInUse, StatementRefused
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 
 MAX_BATCH: Final = 500  # requests in one statement: the server does nothing else on that connection meanwhile
@@ -115,7 +115,7 @@ def replies_of(batch: Sequence[TableRequest], reply: Any, many: Many) -> list[An
 def failures_of(batch: Sequence[TableRequest], error: Exception) -> list[Any]:
     """What becomes of each. If the server refused a batch, one request may be the reason: then each goes alone."""
     of_all = len(batch) == 1 or (batch[0].blocked and isinstance(error, NameInUse))
-    return [RETRY_ALONE if isinstance(error, Refused) and not of_all else error] * len(batch)
+    return [RETRY_ALONE if isinstance(error, StatementRefused) and not of_all else error] * len(batch)
 
 
 def array(values: Sequence[str | None]) -> str:

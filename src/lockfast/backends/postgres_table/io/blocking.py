@@ -35,7 +35,7 @@ from lockfast.backends.postgres_table.io.connections import (
     open_session,
     seconds_until,
 )
-from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, PendingRequest, Step
+from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, DispatchStep, PendingRequest
 from lockfast.backends.postgres_table.io.session import ECHO_WITHIN_S, TableSession, echo, listen, register
 from lockfast.backends.wakeups import Wakeups
 from lockfast.backends.wakeups.turns import in_turn
@@ -150,7 +150,7 @@ class BlockingPostgres:
             if gate is not None and gate.locked():
                 gate.release()
 
-    def _send(self, caller: PendingRequest, step: Step) -> None:
+    def _send(self, caller: PendingRequest, step: DispatchStep) -> None:
         answer, usable = None, False
         try:
             with self._mutex:
@@ -166,7 +166,7 @@ class BlockingPostgres:
         finally:
             self._end(caller, step, answer, usable=usable)
 
-    def _dial(self, caller: PendingRequest, step: Step) -> None:
+    def _dial(self, caller: PendingRequest, step: DispatchStep) -> None:
         error = connection = None
         try:
             session = open_session(self.endpoint, self._names, caller.until, self._unchecked)
@@ -182,7 +182,7 @@ class BlockingPostgres:
                     connection.close()
                 self._end(caller, step, error)
 
-    def _end(self, caller: PendingRequest, step: Step, answer: Any, *, usable: bool = False) -> None:
+    def _end(self, caller: PendingRequest, step: DispatchStep, answer: Any, *, usable: bool = False) -> None:
         if answer is None and not usable:
             answer = unavailable(self.endpoint.name, "was asked by a thread that was interrupted")
         if step.connection is not None:

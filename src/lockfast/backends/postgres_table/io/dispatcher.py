@@ -11,7 +11,7 @@ waits for the reply. In asyncio the loop does so, and a connection that is made 
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
@@ -44,11 +44,11 @@ class PendingRequest:
         self.request = request
         self.until = until
         self.answer = answer  # where the driver puts the result: a future, or a list that is empty until then
-        self.step: Step | None = None  # that its thread has to carry out
+        self.step: DispatchStep | None = None  # that its thread has to carry out
         self.gate: Any = None  # where its thread sleeps
 
 
-class Step:
+class DispatchStep:
     """Send a batch on a connection; or make a connection, if there is none yet."""
 
     __slots__ = ("batch", "connection", "leader", "since", "until")
@@ -59,6 +59,9 @@ class Step:
         self.since = since
         self.until = until  # of the leader
         self.batch = [] if leader is None else [leader]
+
+
+Results: TypeAlias = list[tuple[PendingRequest, Any]]  # for each a reply, an error, or Retry
 
 
 class TableConnection(Protocol):
@@ -75,8 +78,8 @@ class Dispatcher:
         self._many = many
         self._blocking = blocking
         self._idle: list[TableConnection] = []  # the one that was used last is at the end
-        self._busy: dict[TableConnection, Step] = {}
-        self._dials: list[Step] = []
+        self._busy: dict[TableConnection, DispatchStep] = {}
+        self._dials: list[DispatchStep] = []
         self._unblocked_first = False  # alternates: each request that is blocked may keep its connection for a while
         self._large = False  # the last batch was worth dividing between two connections
         self._listen_at = 0.0  # not before; waiters poll until then. Never, behind a pooler
@@ -95,7 +98,7 @@ class Dispatcher:
         if pending in self.waiting:
             self.waiting.remove(pending)
 
-    def next(self, now: float) -> Step | None:
+    def next(self, now: float) -> DispatchStep | None:
         """What to do next; to be called again until there is nothing.
 
         An interrupt comes after a call: so nothing is called between the first and the last change.
@@ -108,7 +111,7 @@ class Dispatcher:
                 continue
             leader = self._leader()
             place = self.waiting.index(leader)
-            step = Step(leader, connection, now, leader.until)
+            step = DispatchStep(leader, connection, now, leader.until)
             if self._blocking:
                 leader.step = step
             self._busy[connection] = step
@@ -118,15 +121,15 @@ class Dispatcher:
             return self._dial(now)
         return None
 
-    def _dial(self, now: float) -> Step:
+    def _dial(self, now: float) -> DispatchStep:
         self._large = False
         if not self._blocking:
             until = max((one.until for one in self.waiting), default=now)
-            self._dials.append(step := Step(None, None, now, until))
+            self._dials.append(step := DispatchStep(None, None, now, until))
             return step
         leader = max(self.waiting, key=lambda one: one.until)
         place = self.waiting.index(leader)
-        leader.step = step = Step(leader, None, now, leader.until)
+        leader.step = step = DispatchStep(leader, None, now, leader.until)
         self._dials = [*self._dials, step]
         del self.waiting[place]  # until it is connected: its thread cannot lead another batch meanwhile
         return step
@@ -153,7 +156,7 @@ class Dispatcher:
                 room += 1
         return there < room
 
-    def batch(self, step: Step) -> list[TableRequest]:
+    def batch(self, step: DispatchStep) -> list[TableRequest]:
         """What to send: the leader, and all that may join it now; or a share, if more connections are idle."""
         leader, batch = step.batch[0].request, step.batch
         if self.waiting and not leader.alone:
@@ -168,7 +171,7 @@ class Dispatcher:
 
     # What became of it
 
-    def connected(self, step: Step, connection: TableConnection, now: float) -> None:
+    def connected(self, step: DispatchStep, connection: TableConnection, now: float) -> None:
         """Its leader goes on to send, if it has one; else the connection is there for all."""
         place = self._dials.index(step)
         if step.leader is not None:
@@ -181,7 +184,7 @@ class Dispatcher:
             connection.close()
         del self._dials[place]
 
-    def not_connected(self, step: Step, error: BackendUnavailable, now: float) -> list[tuple[PendingRequest, Any]]:
+    def not_connected(self, step: DispatchStep, error: BackendUnavailable, now: float) -> Results:
         """Requests fail unless there are other connections; if only the leader's time was up, others may try."""
         if step not in self._dials:
             return []
@@ -195,7 +198,7 @@ class Dispatcher:
             self.waiting = []
         return [(one, error) for one in failed]
 
-    def results(self, connection: TableConnection, answer: Any) -> list[tuple[PendingRequest, Any]]:
+    def results(self, connection: TableConnection, answer: Any) -> Results:
         """What to deliver to each request of its batch, if it has one. `answer` is a reply or an error."""
         step = self._busy.get(connection)
         if step is None:

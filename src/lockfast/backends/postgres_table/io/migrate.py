@@ -21,8 +21,8 @@ from lockfast.backends.postgres.io.refusals import (
     NO_RIGHTS,
     Broken,
     NoRights,
-    Refused,
     RolledBack,
+    StatementRefused,
     is_transient,
     no_connection,
     unavailable,
@@ -50,11 +50,11 @@ class _Script(TableSession):
         if int(pid) == self.pg.backend_pid:
             yield from self._set_with_check([])
 
-    def _refusal(self, code: str, text: str) -> Refused:
+    def _refusal(self, code: str, text: str) -> StatementRefused:
         at = f"PostgreSQL at {self._endpoint.name} refuses: {text}"
         if code == NO_RIGHTS:
             return NoRights(at, transient=False)
-        return Refused(f"{at} ({code})", transient=is_transient(code))
+        return StatementRefused(f"{at} ({code})", transient=is_transient(code))
 
     def report_to(self, report: Report) -> None:
         """Pass on the messages of the script while it runs."""

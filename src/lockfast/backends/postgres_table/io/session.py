@@ -17,7 +17,7 @@ from psycopg import pq
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import (
     Broken,
-    Refused,
+    StatementRefused,
     connection_error,
     error_of,
     how_to_migrate,
@@ -93,7 +93,7 @@ class TableSession:
         """A request that we gave up must not wait for a lock there; but not every system lets the server notice."""
         try:
             yield from self._set([*settings, f"client_connection_check_interval = {_CHECK_INTERVAL_MS}"])
-        except Refused:
+        except StatementRefused:
             yield from self._set(settings)
 
     def _set(self, settings: list[str]) -> Steps:
@@ -155,14 +155,14 @@ class TableSession:
             return _parse(text.decode())
         except (ValueError, RecursionError) as error:
             what = f"gives an answer that cannot be read: {error}"
-            raise Refused(f"PostgreSQL at {self._endpoint.name} {what}", transient=False) from error
+            raise StatementRefused(f"PostgreSQL at {self._endpoint.name} {what}", transient=False) from error
 
     def _raise(self, result: Any) -> None:
         code, text = error_of(result)
         ended = self.pg.status == pq.ConnStatus.BAD
         raise connection_error(code, text or message_of(self.pg), ended=ended) or self._refusal(code, text)
 
-    def _refusal(self, code: str, text: str) -> Refused:
+    def _refusal(self, code: str, text: str) -> StatementRefused:
         return refusal(self._endpoint, code, text)
 
     def close(self) -> None:
