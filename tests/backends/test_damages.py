@@ -359,7 +359,9 @@ def test_a_file_whose_own_row_is_damaged_gives_out_no_fence(tmp_path: Path, chan
         assert lease is not None
         store.execute(f"UPDATE claims SET {change} WHERE key = ''")
         for use in (locks.lock("x").acquire, locks.lock("y").acquire, lambda: locks.inspect("x"), lease.extend):
-            with pytest.raises(BackendUnavailable, match="corrupt: its own row, with the counter, is missing or damaged"):
+            with pytest.raises(
+                BackendUnavailable, match="corrupt: its own row, with the counter, is missing or damaged"
+            ):
                 use()
 
 
