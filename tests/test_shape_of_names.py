@@ -2,9 +2,6 @@
 
 Decides: the old words and what each is called now. Each rule is a function from parsed modules to its offences by
 name, and each is tried on planted offences below.
-
-An offence that cannot be mended yet stands in a table of KNOWN ones, with the reason. An entry that is no longer an
-offence fails its rule, so a table can only shrink.
 """
 
 from __future__ import annotations
