@@ -48,7 +48,8 @@ class TestNoRoom(OnTable):
         assert "too many connections" in told[0].getMessage()
 
     async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("lockfast.backends.postgres_table.io.dispatcher.LISTEN_AGAIN_AFTER_S", 0.2)
+        for module in ("blocking", "asyncio_"):
+            monkeypatch.setattr(f"lockfast.backends.postgres_table.io.{module}.LISTEN_AGAIN_AFTER_S", 0.2)
         self._room_for(1)
         holder = await (await self.ready(stage)).lock("x", ttl=HOUR).take()
         waiter = stage.start((await self._lone(stage)).lock("x", wait=LIMIT).take())

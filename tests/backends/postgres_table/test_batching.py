@@ -1,8 +1,14 @@
-"""How requests for the lock table become one statement, and what becomes of each."""
+"""Which requests for the lock table travel together, and which go first, when somebody is at a name."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from lockfast.backends.postgres.io.endpoint import endpoint_of_url
 from lockfast.backends.postgres.io.refusals import NameInUse, StatementRefused
+from lockfast.backends.postgres_table.io.asyncio_ import AsyncioPostgres
 from lockfast.backends.postgres_table.io.batching import (
     RETRY_ALONE,
     RETRY_BLOCKED,
@@ -12,9 +18,12 @@ from lockfast.backends.postgres_table.io.batching import (
     replies_of,
     statement_for,
 )
+from lockfast.backends.postgres_table.io.blocking import BlockingPostgres, _PendingRequest
+from lockfast.backends.postgres_table.io.connections_asyncio import PendingTableRequest
 from lockfast.backends.postgres_table.io.session import PreparedStatement
 
 MANY = Many(PreparedStatement(b"many", b""), (("release", 6), ("acquire", 3)))
+PLACE = endpoint_of_url(urlsplit("postgresql://localhost/db"))
 
 
 def _asked_for(name: str, *, blocked: bool = False) -> TableRequest:
@@ -23,14 +32,48 @@ def _asked_for(name: str, *, blocked: bool = False) -> TableRequest:
     return request
 
 
-def test_only_a_batch_for_one_name_waits_for_it_and_as_long_as_its_least_patient_request() -> None:
+def _names(batch: Iterable[TableRequest]) -> list[str | None]:
+    return [request.columns[1] for request in batch]
+
+
+def test_those_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
+    driver = BlockingPostgres(PLACE, None, MANY, 0)
+    stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
+    driver._waiting = [_PendingRequest(request, 0.0) for request in (*stuck, _asked_for("free"), _asked_for("other"))]
+    sent = []
+    while driver._waiting:
+        first = driver._first_to_lead()
+        driver._waiting.remove(first)
+        sent.append(_names([first.request, *(one.request for one in driver._taken_along(first))]))
+    assert sent == [["a", "a"], ["free", "other"], ["b"], ["c"]]
+
+
+def test_tasks_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
+    async def story() -> list[list[str | None]]:
+        driver = AsyncioPostgres(PLACE, None, MANY, 0)
+        stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
+        futures = [asyncio.get_running_loop().create_future() for _ in range(7)]
+        batch = (*stuck, _asked_for("gone"), _asked_for("free"), _asked_for("other"))
+        driver._waiting.extend(
+            PendingTableRequest(request, future, 0.0) for request, future in zip(batch, futures, strict=True)
+        )
+        futures[4].cancel()
+        sent = []
+        while driver._waiting:
+            sent.append(_names(ticket.request for ticket in driver._next_batch(1)))
+        return sent
+
+    assert asyncio.run(story()) == [["a", "a"], ["free", "other"], ["b"], ["c"]]
+
+
+def test_only_those_of_one_name_wait_for_it_and_only_as_long_as_the_least_patient() -> None:
     patient, hasty = _asked_for("a", blocked=True), _asked_for("a", blocked=True)
     hasty.tail = ("50", None)
     assert statement_for([patient, hasty], MANY)[1][-2:] == [b"50", None]
     assert statement_for([_asked_for("a"), _asked_for("b")], MANY)[1][-2:] == [None, None]
 
 
-def test_a_request_whose_name_is_locked_is_sent_again_with_others_of_that_name() -> None:
+def test_what_becomes_of_those_that_met_somebody() -> None:
     first, second = _asked_for("a"), _asked_for("b")
     assert replies_of([first, second], [[], [None, {}]], MANY) == [RETRY_BLOCKED, {}]
     RETRY_BLOCKED.prepare(first)

@@ -89,7 +89,7 @@ def test_statements_are_prepared_on_the_server_itself(tmp_path: Path) -> None:
     with psycopg.connect(table().url(tmp_path), autocommit=True) as connection:
         with lockfast.connect(connection) as locks, locks.lock("a"):
             driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
-            (line,) = driver._dispatcher._idle
+            (line,) = [line for line in driver._free if line is not None]
             assert b"lockfast_acquire" in line.session._prepared
 
 
@@ -97,7 +97,7 @@ def test_statements_are_prepared_on_the_server_itself(tmp_path: Path) -> None:
 def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
     with lockfast.connect(f"{pooled.url}?synchronous_commit=off") as locks, locks.lock("a"):
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
-        (line,) = driver._dispatcher._idle
+        (line,) = [line for line in driver._free if line is not None]
         line.session.pg.nonblocking = 0
         told = line.session.pg.exec_(b"SHOW synchronous_commit").get_value(0, 0)
         assert told == b"on", "it is set for our transactions only"

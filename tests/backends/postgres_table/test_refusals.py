@@ -168,7 +168,7 @@ def test_a_connection_that_became_read_only_is_replaced_and_reported_as_such(tmp
             pass
         backend: Any = locks._logic.engine.backend
         driver = backend._driver
-        (line,) = driver._dispatcher._idle
+        (line,) = [line for line in driver._free if line is not None]
         run(line.session.simple_query(b"SET default_transaction_read_only = on"), boot_now() + LIMIT)
         request = backend._catalogue.request("throttle", "a", "1", "1", "1", "0", None)
         with pytest.raises(BackendUnavailable, match=r"is read-only: cannot execute \w+") as caught:

@@ -1,44 +1,60 @@
 """PostgreSQL for asyncio: a few connections for all requests of an `AsyncLocks`, and one for its wake-ups.
 
-Decides: how the loop carries out the steps of the dispatcher. Requests of one turn of the loop, and those that come
-while a statement is under way, become one statement, so that two hundred tasks cost little more than one.
-Leaves to `dispatcher`: which step is next. Leaves to `batching`: how requests become one statement.
+Decides: how requests share a connection. What is asked for in one turn of the loop, or while a statement is under way,
+becomes one statement, so that two hundred tasks cost little more than one.
+Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres.io.refusals import Broken, copy_of, no_connection, unavailable
-from lockfast.backends.postgres.io.resolver import Names
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
+from lockfast.backends.postgres.io.resolver import Names, not_found, shares
 from lockfast.backends.postgres.io.stepping_asyncio import run
+from lockfast.backends.postgres.io.wire import Steps, connect
 from lockfast.backends.postgres_table.io.batching import (
     CLEAN_UP_WITHIN_S,
+    LISTEN_AGAIN_AFTER_S,
     LISTEN_WITHIN_S,
+    MAX_BATCH,
+    MAX_CONNECTIONS,
+    MAX_SPARE,
     MAX_TRIES,
+    MIN_TO_SPLIT,
     STUCK_AFTER_S,
     Many,
+    Retry,
     TableRequest,
-    statement_for,
+    failures_of,
+    may_join,
+    replies_of,
 )
 from lockfast.backends.postgres_table.io.connections_asyncio import (
     AsyncioPostgresTableWakeups,
     AsyncioTableConnection,
-    arrives,
-    open_session,
+    PendingTableRequest,
 )
-from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, DispatchStep, PendingRequest
-from lockfast.backends.postgres_table.io.session import ECHO_WITHIN_S, TableSession, echo, listen, register
+from lockfast.backends.postgres_table.io.session import (
+    ECHO_WITHIN_S,
+    TableSession,
+    echo,
+    register,
+    warn_cannot_listen,
+    warn_polling_for_now,
+)
 from lockfast.errors import BackendUnavailable
 
-_MIN_DIAL_S = 1.0  # however soon the first caller that needs a connection gives up
+_NEVER = float("inf")
+_SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if nobody waits
+_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
 class AsyncioPostgres:
@@ -54,115 +70,229 @@ class AsyncioPostgres:
 
     def _reset(self) -> None:
         self._names = Names()
-        self._unchecked = self._version  # of the schema; 0 once it was seen to be there
-        self._dispatcher = Dispatcher(self.endpoint, self._many, blocking=False)
-        self._goes_on = False  # the next turn of the loop carries out what is next
-        self._goes_on_later: asyncio.TimerHandle | None = None  # a connection may be stuck then
-        self._expiry: asyncio.TimerHandle | None = None
-        self._expires_at = math.inf  # the first request that is not answered
+        self._idle: list[AsyncioTableConnection] = []
+        self._busy: list[AsyncioTableConnection] = []
         self._dialling: set[asyncio.Task[None]] = set()
+        self._waiting: deque[PendingTableRequest] = deque()
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._pumps = False  # the next turn of the loop sends what waits
+        self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
+        self._timer: asyncio.TimerHandle | None = None
+        self._late_at = _NEVER  # when the first of the unanswered may be late
         self._listening: asyncio.Task[None] | None = None
+        self._checked = False  # that the schema is there
+        self._closed = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
-    def _begin(self) -> asyncio.AbstractEventLoop:
+    def _begin(self, *, is_cleanup: bool = False) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
         if self.wakeups.is_new(loop):
-            closed = self._dispatcher.closed
-            self._dispatcher.close_all()
+            for connection in (*self._idle, *self._busy):
+                connection.close()
+            closed = self._closed
             self._reset()
-            self._dispatcher.closed = closed
+            self._closed = closed
             self.wakeups.begin_again()
+        if self._closed and not is_cleanup:
+            raise self._let_go()
         return loop
 
+    def _let_go(self) -> BackendUnavailable:
+        return BackendUnavailable.closed(self.endpoint.name, transient=False)
+
     async def ask(self, request: TableRequest, within: float) -> Any:
-        loop = self._begin()
-        dispatcher = self._dispatcher
-        until = loop.time() + (min(within, CLEAN_UP_WITHIN_S) if dispatcher.closed else within)
+        loop = self._begin(is_cleanup=request.is_cleanup)
+        until = loop.time() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
         for _ in range(MAX_TRIES):
-            pending = PendingRequest(request, until, loop.create_future())
-            dispatcher.submit(pending)
-            if not self._goes_on:
-                self._goes_on = True
-                loop.call_soon(self._go_on)  # requests of this turn of the loop become one statement
-            if until < self._expires_at:
-                self._expire_at(loop, until)
-            try:
-                answer = await pending.answer
-            except asyncio.CancelledError:
-                dispatcher.withdraw(pending)
-                raise
-            if not isinstance(answer, Exception):
+            answer = await self._carried(loop, request, until)
+            if isinstance(answer, Retry):
+                answer.prepare(request)
+            elif not isinstance(answer, RolledBack):
+                if isinstance(answer, BackendUnavailable):
+                    raise copy_of(answer, last=self._closed)
                 return answer
-            dispatcher.retry(request, answer, loop.time(), until)
-        raise dispatcher.rolled_back_error()
+            if loop.time() >= until:
+                break
+        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
 
-    def _expire_at(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+    def _carried(self, loop: asyncio.AbstractEventLoop, request: TableRequest, until: float) -> asyncio.Future[Any]:
+        """What becomes of it, later: an answer, or an error."""
+        answer = loop.create_future()
+        self._waiting.append(PendingTableRequest(request, answer, until))
+        if not self._pumps:
+            self._pumps = True
+            loop.call_soon(self._pump)
+        if until < self._late_at:
+            self._watch(loop, until)
+        return answer
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._late_at = moment
+        self._timer = loop.call_at(moment, self._poll)
+
+    def _late(self) -> BackendUnavailable:
+        if self._busy or self._idle:
+            return unavailable(self.endpoint.name, "did not answer in time")
+        return no_connection(self.endpoint, sent=False)
+
+    def _poll(self) -> None:
         """One timer for all requests: few of them ever wait for long."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expires_at = moment
-        self._expiry = loop.call_at(moment, self._expire) if moment < math.inf else None
-
-    def _expire(self) -> None:
         loop = asyncio.get_running_loop()
-        late, soonest = self._dispatcher.overdue(loop.time())
-        error = self._dispatcher.late_error()
-        self._deliver((pending, error) for pending in late)
-        self._expire_at(loop, soonest)
-
-    # Steps
-
-    def _go_on(self) -> None:
-        self._goes_on = False
-        loop = asyncio.get_running_loop()
-        dispatcher = self._dispatcher
-        dispatcher.close_silent(loop.time())
-        while (step := dispatcher.next(loop.time())) is not None:
-            if step.connection is None:
-                task = background_task(loop, self._dial(step), "lockfast-dial")
-                self._dialling.add(task)
-                task.add_done_callback(self._dialling.discard)
+        now = loop.time()
+        self._timer, self._late_at = None, _NEVER
+        soonest = _NEVER
+        for ticket in (*self._waiting, *(ticket for connection in self._busy for ticket in connection.tickets)):
+            if ticket.answer.done():
+                continue
+            if ticket.until <= now:
+                ticket.answer.set_result(self._late())
             else:
-                batch = dispatcher.batch(step)
-                step.connection.start(step.connection.session.execute(*statement_for(batch, self._many)))
-        if dispatcher.waiting and self._goes_on_later is None:
-            self._goes_on_later = loop.call_later(STUCK_AFTER_S, self._go_on_now)
+                soonest = min(soonest, ticket.until)
+        if soonest < _NEVER:
+            self._watch(loop, soonest)
 
-    def _go_on_now(self) -> None:
-        self._goes_on_later = None
-        self._go_on()
+    # Who uses which connection
 
-    def _finished(self, connection: AsyncioTableConnection, answer: Any) -> None:
-        """A statement has ended, or the connection has."""
-        self._deliver(self._dispatcher.results(connection, answer))
-        self._dispatcher.finished(connection, usable=connection.alive)
-        if self._dispatcher.waiting and not self._goes_on:
-            self._goes_on = True  # in a turn of its own: the callers that have their answers may ask for more
-            asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _deliver(self, results: Iterable[tuple[PendingRequest, Any]]) -> None:
-        for pending, value in results:
-            if not pending.answer.done():
-                pending.answer.set_result(value)
-
-    async def _dial(self, step: DispatchStep) -> None:
+    def _pump(self) -> None:
+        """Give what waits to whichever connection is free; or see to it that there is one soon."""
+        self._pumps = False
+        self._give_up_the_silent()
+        while self._waiting and self._waiting[0].answer.done():
+            self._waiting.popleft()  # cancelled, or too late
+        several = len(self._waiting) > MIN_TO_SPLIT
+        while self._waiting and self._idle:
+            connection = self._idle.pop()
+            self._busy.append(connection)
+            connection.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
+        if not (self._waiting or several):
+            self._let_go_of_idle()
+            return
         loop = asyncio.get_running_loop()
-        within = max(step.until - loop.time(), _MIN_DIAL_S)
-        try:
-            async with asyncio.timeout(within):
-                session = await self._connect(within, self._unchecked)
-        except (TimeoutError, BackendUnavailable, asyncio.CancelledError) as reason:
-            error = reason if isinstance(reason, BackendUnavailable) else no_connection(self.endpoint, sent=False)
-            self._deliver(self._dispatcher.not_connected(step, error, loop.time()))
-            if isinstance(reason, asyncio.CancelledError):
-                raise
+        stuck = sum(connection.since + STUCK_AFTER_S <= loop.time() for connection in self._busy)
+        if len(self._busy) + len(self._idle) + len(self._dialling) < MAX_CONNECTIONS + min(MAX_SPARE, stuck):
+            until = self._waiting[-1].until if self._waiting else 0.0
+            task = background_task(loop, self._dial(until - loop.time()), "lockfast-dial")
+            self._dialling.add(task)
+            task.add_done_callback(self._dialling.discard)
+        if self._looks is None and self._busy:
+            self._looks = loop.call_later(STUCK_AFTER_S, self._look_again)
+
+    def _give_up_the_silent(self) -> None:
+        """A connection that leads nowhere is never answered; requests that still have time may wait there."""
+        now = asyncio.get_running_loop().time() if self._busy else 0.0
+        for connection in list(self._busy):
+            if connection.since + _SILENT <= now and all(ticket.answer.done() for ticket in connection.tickets):
+                self._busy.remove(connection)
+                connection.close()
+
+    def _look_again(self) -> None:
+        self._looks = None
+        self._pump()
+
+    def _next_batch(self, connections: int) -> list[PendingTableRequest]:
+        """What to send next, if so many connections are free: while the server is at one part, we are at the other."""
+        most = min(MAX_BATCH, -(-len(self._waiting) // connections))
+        first = self._waiting[0]
+        if self._others_first and first.request.blocked:
+            first = next((one for one in self._waiting if not one.request.blocked and not one.answer.done()), first)
+        self._waiting.remove(first)
+        self._others_first = first.request.blocked
+        if first.request.alone:
+            return [first]
+        batch, left = [first], deque[PendingTableRequest]()
+        for ticket in self._waiting:
+            if ticket.answer.done():
+                continue
+            if len(batch) >= most or not may_join(ticket.request, first.request):
+                left.append(ticket)
+            else:
+                batch.append(ticket)
+        self._waiting = left
+        return batch
+
+    def _done(self, connection: AsyncioTableConnection, answer: Any) -> None:
+        """A statement has ended, or the connection has."""
+        tickets, connection.tickets = connection.tickets, []
+        if connection in self._busy:
+            self._busy.remove(connection)
+        elif connection in self._idle:
+            self._idle.remove(connection)
+        if connection.alive and (self._waiting or not self._closed):
+            self._idle.append(connection)
         else:
-            self._unchecked = 0
-            connection = AsyncioTableConnection(session, loop, self._finished)
-            self._dispatcher.connected(step, connection, loop.time())
-        self._go_on()
+            connection.close()
+        batch = [ticket.request for ticket in tickets]
+        if isinstance(answer, Broken):
+            answers = [unavailable(self.endpoint.name, answer.message)] * len(batch)
+        elif isinstance(answer, RolledBack | BackendUnavailable):
+            answers = failures_of(batch, answer)
+        else:
+            answers = replies_of(batch, answer, self._many)
+        for ticket, one in zip(tickets, answers, strict=True):
+            if not ticket.answer.done():
+                ticket.answer.set_result(one)
+        if self._waiting and not self._pumps:
+            self._pumps = True  # in a turn of its own: those who were answered may ask for more
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    # Connecting
+
+    async def _dial(self, within: float) -> None:
+        try:
+            async with asyncio.timeout(max(within, _DIAL)):
+                session = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
+        except TimeoutError:
+            self._fail(no_connection(self.endpoint, sent=False))
+        except BackendUnavailable as error:
+            self._fail(error)
+        else:
+            self._checked = True
+            self._idle.append(AsyncioTableConnection(session, asyncio.get_running_loop(), self._done))
+            self._pump()
+
+    def _fail(self, error: BackendUnavailable) -> None:
+        """Those who wait for a connection are told why there is none, unless there still are others."""
+        if self._busy or self._idle:
+            return
+        waiting, self._waiting = self._waiting, deque()
+        self._answer(waiting, error)
+
+    def _answer(self, tickets: Iterable[PendingTableRequest], error: BackendUnavailable) -> None:
+        for ticket in tickets:
+            if not ticket.answer.done():
+                ticket.answer.set_result(error)
 
     async def _connect(self, within: float, version: int) -> TableSession:
-        return await open_session(self.endpoint, self._names, within, version)
+        now = asyncio.get_running_loop().time
+        reasons: list[Exception] = []
+        for params, last in shares(self.endpoint.hosts, now() + within, now):
+            try:
+                async with asyncio.timeout_at(last):
+                    found = await asyncio.wrap_future(self._names.addresses(params))
+            except TimeoutError:
+                reasons.append(TimeoutError(not_found(params)))
+                continue
+            except Broken as reason:
+                reasons.append(reason)
+                continue
+            for one, end in shares(found, last, now):
+                try:
+                    async with asyncio.timeout_at(end):
+                        return await self._connect_to(conninfo(one), version)
+                except (TimeoutError, Broken, RolledBack) as reason:
+                    reasons.append(reason)
+        raise no_connection(self.endpoint, reasons, sent=False)
+
+    async def _connect_to(self, where: bytes, version: int) -> TableSession:
+        session = TableSession(await run(connect(where)), self.endpoint)
+        try:
+            await run(session.set_up(version))
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     # Wake-ups
 
@@ -172,16 +302,16 @@ class AsyncioPostgres:
 
     async def expect(self, claim: Claim, within: float) -> str:
         loop = self._begin()
-        if self._dispatcher.closed:
-            raise self._dispatcher.closed_error()
-        if self.cannot_listen and self._dispatcher.should_listen(loop.time()):
+        if not self.wakeups.address and loop.time() >= self._listens_at:
             if self._listening is None or self._listening.done():
-                self._listening = background_task(loop, self._listen(max(within, _MIN_DIAL_S)), "lockfast-listen")
+                self._listening = background_task(loop, self._listen(max(within, _DIAL)), "lockfast-listen")
                 self._listening.add_done_callback(seen)
             try:
                 await self._listens(self._listening, min(LISTEN_WITHIN_S, within / 2))
             except BackendUnavailable as error:
-                self._dispatcher.cannot_listen_for_now(error, loop.time())
+                if not error.transient or not (self._busy or self._idle):
+                    raise
+                self._look_for_ourselves(error)
         return self.wakeups.expect(claim)
 
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
@@ -189,19 +319,26 @@ class AsyncioPostgres:
         if not listening.done():
             raise no_connection(self.endpoint, sent=False)
         if listening.cancelled():
-            raise self._dispatcher.closed_error()
+            raise self._let_go()
         error = listening.exception()
         if error is not None:
             raise copy_of(error) if isinstance(error, BackendUnavailable) else error
 
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTEN_AGAIN_AFTER_S
+        if first:
+            warn_polling_for_now(reason)
+
     async def _listen(self, within: float) -> None:
+        hears = True
         try:
             async with asyncio.timeout(within):
                 session = await self._connect(within, 0)
                 try:
-                    await run(session.simple_query(listen(self.wakeups.channel)))
-                    receives = not session.pooled or await self._receives_echo(session, within)
-                    if receives:
+                    await run(session.simple_query(f"LISTEN {self.wakeups.channel}".encode()))
+                    if session.pooled and not await self._receives_echo(session, within):
+                        hears = False
+                    else:
                         await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
                 except BaseException:
                     session.close()
@@ -210,30 +347,53 @@ class AsyncioPostgres:
             raise unavailable(self.endpoint.name, "did not answer in time") from error
         except Broken as broken:
             raise unavailable(self.endpoint.name, broken.message) from broken
-        if receives and not self._dispatcher.closed:
+        if hears and not self._closed:
             self.wakeups.attach(session)
-        else:
-            session.close()
-        self._dispatcher.listens(receives=receives)
+            self._listens_at = 0.0
+            return
+        session.close()
+        if not hears:
+            self._listens_at = _NEVER
+            warn_cannot_listen(self.endpoint)
 
     async def _receives_echo(self, session: TableSession, within: float) -> bool:
-        """A notification sent by another connection arrives, unless a pooler gives each statement to another one."""
+        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         await self.ask(TableRequest(*echo(self.wakeups.channel)), within)
-        return await arrives(session, min(ECHO_WITHIN_S, within / 2))
+        try:
+            async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):
+                await run(_readable(session.pg.socket))
+        except TimeoutError:
+            return False
+        return bool(session.notifications())
 
     # The end
 
     async def close(self) -> None:
-        error = self._dispatcher.closed_error()
-        self._deliver((pending, error) for pending in self._dispatcher.close(drop=True))
+        self._closed = True
         self.wakeups.close()
-        for timer in (self._goes_on_later, self._expiry):
+        for timer in (self._looks, self._timer):
             if timer is not None:
                 timer.cancel()
-        self._goes_on_later = None
-        await end_tasks([*self._dialling, self._listening])
-        self._go_on()
-        self._expire()  # until all is cleaned up
+        dialling, self._dialling = self._dialling, set()
+        await end_tasks([*dialling, self._listening])
+        busy, self._busy = (
+            self._busy,
+            [connection for connection in self._busy if any(one.request.is_cleanup for one in connection.tickets)],
+        )
+        for connection in busy:
+            if connection not in self._busy:
+                connection.close()
+                self._answer(connection.tickets, self._let_go())
+        self._answer([ticket for ticket in self._waiting if not ticket.request.is_cleanup], self._let_go())
+        self._pump()
+        if self._waiting or self._busy:
+            self._poll()  # until all is cleaned up
+
+    def _let_go_of_idle(self) -> None:
+        if self._closed:
+            for connection in self._idle:
+                connection.close()
+            self._idle = []
 
     def after_fork(self) -> None:
         """The connections are the parent's; `wire` has closed our copies of them."""
@@ -242,3 +402,7 @@ class AsyncioPostgres:
 
     def __repr__(self) -> str:
         return self.endpoint.name
+
+
+def _readable(number: int) -> Steps:
+    yield number, "r"

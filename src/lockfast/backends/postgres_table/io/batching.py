@@ -1,7 +1,7 @@
 """What is asked of PostgreSQL, and how many requests of one process become one statement.
 
 Decides: which requests may share a statement, and what becomes of each when the statement fails.
-Leaves to the dispatcher: when a statement is sent, with which requests, on which connection.
+Leaves to `blocking` and `asyncio_`: when a statement is sent, with which requests, on which connection.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Many(NamedTuple):
     kinds: tuple[tuple[str, int], ...]
 
 
-class Retry(Exception):
+class Retry:
     """In place of a reply: send this request once more, in another way."""
 
     def prepare(self, request: TableRequest) -> None:

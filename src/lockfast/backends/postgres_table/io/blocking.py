@@ -1,11 +1,13 @@
-"""PostgreSQL, blocking: threads share a few connections, and one sends for all that came meanwhile.
+"""PostgreSQL, blocking: threads share a few connections, and one asks for those that came meanwhile.
 
-Decides: how threads carry out the steps of the dispatcher, and wake each other.
-Leaves to `dispatcher`: which step is next. Leaves to `batching`: how requests become one statement.
+Decides: which thread uses which connection, whom it takes along, and when a connection is thrown away.
+Leaves to `wire`: what is said on a connection. Leaves to `batching`: how requests become one statement.
 """
 
 from __future__ import annotations
 
+import math
+import select
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,29 +16,41 @@ from uuid import uuid4
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres.io.refusals import Broken, RolledBack, no_connection, unavailable
-from lockfast.backends.postgres.io.resolver import Names
+from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
+from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
+from lockfast.backends.postgres.io.wire import connect
 from lockfast.backends.postgres_table.io.batching import (
     CLEAN_UP_WITHIN_S,
+    LISTEN_AGAIN_AFTER_S,
     LISTEN_WITHIN_S,
+    MAX_BATCH,
+    MAX_CONNECTIONS,
+    MAX_SPARE,
     MAX_TRIES,
     STUCK_AFTER_S,
     Many,
+    Retry,
     TableRequest,
+    failures_of,
+    may_join,
+    replies_of,
     statement_for,
 )
 from lockfast.backends.postgres_table.io.connections import (
     BlockingTableConnection,
     PostgresTableWakeups,
     TableSubscription,
-    arrives,
-    open_session,
-    seconds_until,
 )
-from lockfast.backends.postgres_table.io.dispatcher import Dispatcher, DispatchStep, PendingRequest
-from lockfast.backends.postgres_table.io.session import ECHO_WITHIN_S, TableSession, echo, listen, register
+from lockfast.backends.postgres_table.io.session import (
+    ECHO_WITHIN_S,
+    TableSession,
+    echo,
+    register,
+    warn_cannot_listen,
+    warn_polling_for_now,
+)
 from lockfast.backends.wakeups import Wakeups
 from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
@@ -46,18 +60,18 @@ class PostgresDriver(Protocol):
     """What the backend asks of either world's driver."""
 
     endpoint: PostgresEndpoint
-    now: Callable[[], float] | None  # a test's clock, passed to the server
+    now: Callable[[], float] | None  # a test's clock, which the server is told
 
     @property
     def wakeups(self) -> Wakeups: ...
 
     @property
     def cannot_listen(self) -> bool:
-        """No wake-up arrives here, so waiters poll."""
+        """No wake-up arrives here, so whoever waits has to look for itself."""
         ...
 
     async def ask(self, request: TableRequest, within: float) -> Any:
-        """The reply, from JSON. Raises BackendUnavailable."""
+        """The answer, from JSON. Raises BackendUnavailable."""
         ...
 
     async def expect(self, claim: Claim, within: float) -> str:
@@ -69,6 +83,21 @@ class PostgresDriver(Protocol):
 
     async def close(self) -> None: ...
     def after_fork(self) -> None: ...
+
+
+class _PendingRequest:
+    """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
+
+    __slots__ = ("answer", "connection", "gate", "home", "request", "until")
+
+    def __init__(self, request: TableRequest, until: float) -> None:
+        self.request = request
+        self.until = until
+        # Where its connection comes from: then it is up to this thread to ask.
+        self.home: list[BlockingTableConnection | None] | None = None
+        self.connection: BlockingTableConnection | None = None  # that connection, once it is made
+        self.answer: Any = None  # a list of one, once it is known
+        self.gate: threading.Lock | None = None  # closed while it waits
 
 
 class BlockingPostgres:
@@ -87,8 +116,14 @@ class BlockingPostgres:
         self._opening = threading.RLock()
         self._names = Names()
         self._channel = f"lockfast_{uuid4().hex}"
-        self._unchecked = self._version  # of the schema; 0 once it was seen to be there
-        self._dispatcher = Dispatcher(self.endpoint, self._many, blocking=True)
+        # A connection, or None for one that may be made; the used ones are at the end.
+        self._free: list[BlockingTableConnection | None] = [None] * MAX_CONNECTIONS
+        self._spare: list[BlockingTableConnection | None] = [None] * MAX_SPARE
+        self._waiting: list[_PendingRequest] = []  # non-empty only while no connection is free
+        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._checked = False  # that the schema is there
+        self._closed = False
+        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
 
     @property
     def wakeups(self) -> PostgresTableWakeups:
@@ -98,115 +133,161 @@ class BlockingPostgres:
         return self._ask(request, within)
 
     def _ask(self, request: TableRequest, within: float) -> Any:
-        until = boot_now() + (min(within, CLEAN_UP_WITHIN_S) if self._dispatcher.closed else within)
+        until = boot_now() + (min(within, CLEAN_UP_WITHIN_S) if self._closed else within)
         for _ in range(MAX_TRIES):
-            answer = self._answer(PendingRequest(request, until, []))
-            if not isinstance(answer, Exception):
+            answer = self._carry(_PendingRequest(request, until))
+            if isinstance(answer, Retry):
+                answer.prepare(request)
+            elif not isinstance(answer, RolledBack):
+                if isinstance(answer, BackendUnavailable):
+                    raise copy_of(answer, last=self._closed)
                 return answer
-            self._dispatcher.retry(request, answer, boot_now(), until)
-        raise self._dispatcher.rolled_back_error()
+            if boot_now() >= until:
+                break
+        raise unavailable(self.endpoint.name, "rolled it back again and again, because of others at the same rows")
 
-    def _answer(self, caller: PendingRequest) -> Any:
-        """A reply, or an error."""
+    # Who uses which connection
+
+    def _carry(self, pending: _PendingRequest) -> Any:
+        """What became of it: an answer, or an error."""
         try:
-            with self._mutex:
-                if self._dispatcher.submit(caller):
-                    self._go_on()
-                self._close_gate(caller)
-            while not caller.answer:
-                if caller.step is None:
-                    self._sleep(caller)
-                elif caller.step.connection is None:
-                    self._dial(caller, caller.step)
-                else:
-                    self._send(caller, caller.step)
-            return caller.answer[0]
+            self._queue_up(pending)
+            while pending.home is None and pending.answer is None:
+                self._sleep(pending)
+            if pending.answer is None:
+                self._lead(pending)
+            return pending.answer[0]
         finally:
-            if caller.step is not None or not caller.answer:
-                self._give_up(caller)
+            self._leave(pending)
 
-    # Sleeping
+    def _queue_up(self, pending: _PendingRequest) -> None:
+        with self._mutex:
+            if self._closed and not pending.request.is_cleanup:
+                raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+            if self._free:
+                pending.connection, pending.home = self._free[-1], self._free
+                del self._free[-1]
+            else:
+                pending.gate = threading.Lock()
+                pending.gate.acquire()
+                self._waiting.append(pending)
 
-    def _close_gate(self, caller: PendingRequest) -> None:
-        if caller.gate is None and caller.step is None and not caller.answer:
-            caller.gate = threading.Lock()
-            caller.gate.acquire()
-
-    def _sleep(self, caller: PendingRequest) -> None:
-        left = seconds_until(caller.until)
-        if caller.gate.acquire(timeout=min(left, STUCK_AFTER_S)):
+    def _sleep(self, pending: _PendingRequest) -> None:
+        assert pending.gate is not None
+        left = pending.until - boot_now()
+        if pending.gate.acquire(timeout=max(0.0, min(left, STUCK_AFTER_S))):
             return
         with self._mutex:
-            self._go_on()  # a connection may be stuck
-            if left <= STUCK_AFTER_S and caller.step is None and not caller.answer:
-                raise self._dispatcher.late_error()
+            if pending in self._waiting and self._spare:
+                self._waiting.remove(pending)
+                pending.connection, pending.home = self._spare[-1], self._spare
+                del self._spare[-1]
+        if left <= STUCK_AFTER_S and pending.home is None and pending.answer is None:
+            raise unavailable(self.endpoint.name, "did not answer in time")
 
-    # Steps. A caller has its step until the dispatcher knows how it ended, so that an interrupt loses no connection.
-
-    def _go_on(self) -> None:
-        """Each step is carried out by the thread of its leader."""
-        while self._dispatcher.waiting and (step := self._dispatcher.next(boot_now())) is not None:
-            gate = step.batch[0].gate
-            if gate is not None and gate.locked():
-                gate.release()
-
-    def _send(self, caller: PendingRequest, step: DispatchStep) -> None:
-        answer, usable = None, False
-        try:
-            with self._mutex:
-                batch = self._dispatcher.batch(step)
-            steps = step.connection.session.execute(*statement_for(batch, self._many))
-            answer, usable = step.connection.run(steps, caller.until), True
-        except (RolledBack, BackendUnavailable) as error:
-            answer, usable = error, True
-        except Late:
-            answer = unavailable(self.endpoint.name, "did not answer in time")
-        except Broken as broken:
-            answer = broken
-        finally:
-            self._end(caller, step, answer, usable=usable)
-
-    def _dial(self, caller: PendingRequest, step: DispatchStep) -> None:
-        error = connection = None
-        try:
-            session = open_session(self.endpoint, self._names, caller.until, self._unchecked)
-            connection = BlockingTableConnection(session)
-            self._unchecked = 0
-            with self._mutex:
-                self._dispatcher.connected(step, connection, boot_now())
-        except BackendUnavailable as reason:
-            error = reason
-        finally:
-            if step.connection is None:
-                if connection is not None:
-                    connection.close()
-                self._end(caller, step, error)
-
-    def _end(self, caller: PendingRequest, step: DispatchStep, answer: Any, *, usable: bool = False) -> None:
-        if answer is None and not usable:
-            answer = unavailable(self.endpoint.name, "was asked by a thread that was interrupted")
-        if step.connection is not None:
-            self._deliver(self._dispatcher.results(step.connection, answer))
+    def _leave(self, pending: _PendingRequest) -> None:
         with self._mutex:
-            if step.connection is None:
-                self._deliver(self._dispatcher.not_connected(step, answer, boot_now()))
+            if pending in self._waiting:
+                self._waiting.remove(pending)
+            home, pending.home = pending.home, None
+            if home is None:
+                return
+            needed = not self._closed or (self._waiting and home is self._free)
+            if pending.connection is not None and needed:
+                home.append(pending.connection)
             else:
-                self._dispatcher.finished(step.connection, usable=usable)
-            caller.step = None
-            self._go_on()
-            self._close_gate(caller)
+                home.insert(0, None)
+                if pending.connection is not None:
+                    pending.connection.session.close()
+            if self._waiting and home is self._free:
+                self._hand_on(self._first_to_lead())
 
-    def _deliver(self, results: list[tuple[PendingRequest, Any]]) -> None:
-        for one, value in results:
-            one.answer.append(value)
-            if one.gate is not None and one.gate.locked():
-                one.gate.release()
+    def _first_to_lead(self) -> _PendingRequest:
+        """The first in line; or whoever has most time among those that can travel with it: it waits for them all."""
+        first = self._waiting[0]
+        if self._others_first and first.request.blocked:
+            first = next((one for one in self._waiting if not one.request.blocked), first)
+        self._others_first = first.request.blocked
+        if first.request.alone:
+            return first
+        return max((one for one in self._waiting if may_join(one.request, first.request)), key=lambda one: one.until)
 
-    def _give_up(self, caller: PendingRequest) -> None:
+    def _hand_on(self, pending: _PendingRequest) -> None:
+        pending.connection, pending.home = self._free[-1], self._free
+        del self._free[-1]
+        self._waiting.remove(pending)
+        if pending.gate is not None:
+            pending.gate.release()
+
+    def _taken_along(self, pending: _PendingRequest) -> list[_PendingRequest]:
+        if pending.request.alone or not self._waiting:
+            return []
         with self._mutex:
-            self._dispatcher.withdraw(caller)  # it is given no step from now on
-        if caller.step is not None:
-            self._end(caller, caller.step, None)
+            others = [one for one in self._waiting if may_join(one.request, pending.request)][: MAX_BATCH - 1]
+            self._waiting = [one for one in self._waiting if one not in others]
+            return others
+
+    # How it is asked
+
+    def _lead(self, pending: _PendingRequest) -> None:
+        together = [pending, *self._taken_along(pending)]
+        batch = [one.request for one in together]
+        answers: list[Any] | None = None
+        try:
+            answers = self._converse(pending, batch)
+        finally:
+            if answers is None:
+                answers = [unavailable(self.endpoint.name, "was asked by a thread that was interrupted")] * len(batch)
+            for one, answer in zip(together, answers, strict=True):
+                one.answer = [answer]
+                if one is not pending and one.gate is not None:
+                    one.gate.release()
+
+    def _converse(self, pending: _PendingRequest, batch: list[TableRequest]) -> list[Any]:
+        connection, pending.connection = pending.connection, None  # thrown away, unless it turns out well
+        try:
+            if connection is not None and connection.stale:
+                connection.session.close()
+                connection = None
+            connection = connection or self._dial(pending.until)
+            statement, params = statement_for(batch, self._many)
+            answer = connection.run(connection.session.execute(statement, params), pending.until)
+            pending.connection = connection
+            return replies_of(batch, answer, self._many)
+        except (RolledBack, BackendUnavailable) as error:
+            pending.connection = connection
+            return failures_of(batch, error)
+        except Late:
+            return [unavailable(self.endpoint.name, "did not answer in time")] * len(batch)
+        except Broken as broken:
+            return [unavailable(self.endpoint.name, broken.message)] * len(batch)
+        finally:
+            if pending.connection is None and connection is not None:
+                connection.session.close()
+
+    def _dial(self, until: float) -> BlockingTableConnection:
+        """Raises BackendUnavailable."""
+        connection = BlockingTableConnection(self._connect(until, 0 if self._checked else self._version))
+        self._checked = True
+        return connection
+
+    def _connect(self, until: float, version: int) -> TableSession:
+        reasons: list[Exception] = []
+        for params, end in each_address(self._names, self.endpoint.hosts, until, reasons):
+            try:
+                return self._connect_to(conninfo(params), end, version)
+            except (Late, Broken, RolledBack) as reason:
+                reasons.append(reason)
+        raise no_connection(self.endpoint, reasons, sent=False)
+
+    def _connect_to(self, where: bytes, until: float, version: int) -> TableSession:
+        session = TableSession(run(connect(where), until), self.endpoint)
+        try:
+            run(session.set_up(version), until)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     # Wake-ups
 
@@ -214,41 +295,59 @@ class BlockingPostgres:
     def cannot_listen(self) -> bool:
         return not self._wakeups.address
 
-    def _should_listen(self) -> bool:
-        return self.cannot_listen and self._dispatcher.should_listen(boot_now())
-
     async def expect(self, claim: Claim, within: float) -> str:
-        if self._should_listen():
+        if self._shall_listen():
+            until = boot_now() + min(LISTEN_WITHIN_S, within / 2)
             try:
-                self._listen_in_turn(boot_now() + min(LISTEN_WITHIN_S, within / 2))
+                self._see_to_listening(until)
             except BackendUnavailable as error:
-                with self._mutex:
-                    self._dispatcher.cannot_listen_for_now(error, boot_now())
+                if not error.transient or not self._works():
+                    raise
+                self._look_for_ourselves(error)
         return self._wakeups.expect(claim)
 
-    def _listen_in_turn(self, until: float) -> None:
-        """One thread connects, and the others wait for that."""
+    def _shall_listen(self) -> bool:
+        return not self._wakeups.address and boot_now() >= self._listens_at
+
+    def _see_to_listening(self, until: float) -> None:
+        """One thread does it, and the others wait for that."""
 
         def listen() -> bool:
-            if self._should_listen():
+            if self._shall_listen():
                 self._listen(until)
             return True
 
-        if not in_turn(self._opening, seconds_until(until), listen):
+        if not in_turn(self._opening, max(0.0, until - boot_now()), listen):
             raise no_connection(self.endpoint, sent=False)
 
+    def _works(self) -> bool:
+        """Whether there is a connection to ask on."""
+        with self._mutex:
+            idle = [connection for connection in (*self._free, *self._spare) if connection is not None]
+            used = MAX_CONNECTIONS + MAX_SPARE - len(self._free) - len(self._spare)
+            return used > 0 or any(not connection.stale for connection in idle)
+
+    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+        first, self._listens_at = not self._listens_at, boot_now() + LISTEN_AGAIN_AFTER_S
+        if first:
+            warn_polling_for_now(reason)
+
     def _listen(self, until: float) -> None:
-        if self._dispatcher.closed:
-            raise self._dispatcher.closed_error()
-        session = open_session(self.endpoint, self._names, until, 0)
+        if self._closed:
+            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+        session = self._connect(until, 0)
         try:
-            run(session.simple_query(listen(self._channel)), until)
-            receives = not session.pooled or self._receives_echo(session, until)
-            if receives:
+            run(session.simple_query(f"LISTEN {self._channel}".encode()), until)
+            if session.pooled and not self._receives_echo(session, until):
+                session.close()
+                self._listens_at = math.inf
+                warn_cannot_listen(self.endpoint)
+            else:
                 run(session.simple_query(register(self.endpoint, self._channel)), until)
                 self._wakeups.attach(TableSubscription(session, self._channel))
-            else:
-                session.close()
+                self._listens_at = 0.0
+                if self._closed:  # meanwhile
+                    self._wakeups.close()
         except Late:
             session.close()
             raise unavailable(self.endpoint.name, "did not answer in time") from None
@@ -258,20 +357,25 @@ class BlockingPostgres:
         except BaseException:
             session.close()
             raise
-        self._dispatcher.listens(receives=receives)
-        if self._dispatcher.closed:  # meanwhile
-            self._wakeups.close()
 
     def _receives_echo(self, session: TableSession, until: float) -> bool:
-        """A notification sent by another connection arrives, unless a pooler gives each statement to another one."""
+        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
         self._ask(TableRequest(*echo(self._channel)), until - boot_now())
-        return arrives(session, min(ECHO_WITHIN_S, seconds_until(until) / 2))
+        poll = select.poll()
+        poll.register(session.pg.socket, select.POLLIN)
+        seconds = min(ECHO_WITHIN_S, max(0.0, (until - boot_now()) / 2))
+        return bool(poll.poll(math.ceil(seconds * 1000))) and bool(session.notifications())
 
     # The end
 
     async def close(self) -> None:
         with self._mutex:
-            self._dispatcher.close()
+            self._closed = True
+            connections = [connection for connection in (*self._free, *self._spare) if connection is not None]
+            self._free[:] = [None] * len(self._free)
+            self._spare[:] = [None] * len(self._spare)
+        for connection in connections:
+            connection.session.close()
         self._wakeups.close()
 
     def after_fork(self) -> None:

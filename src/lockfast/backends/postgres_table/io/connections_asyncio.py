@@ -1,7 +1,7 @@
-"""PostgreSQL for asyncio: how a task connects, a connection with its statement, and the one that receives wake-ups.
+"""PostgreSQL for asyncio: one connection with the statement that is under way on it, and one that hears wake-ups.
 
-Decides: how the loop goes through the steps of `wire`.
-Leaves to `dispatcher`: which request goes where.
+Decides: how the loop drives the steps of `wire`.
+Leaves to `asyncio_`: which request goes where.
 """
 
 from __future__ import annotations
@@ -13,87 +13,65 @@ from uuid import uuid4
 
 from lockfast._model import Claim
 from lockfast._worlds import Clock
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
-from lockfast.backends.postgres.io.refusals import Broken, RolledBack, no_connection
-from lockfast.backends.postgres.io.resolver import Names, not_found, shares
-from lockfast.backends.postgres.io.stepping_asyncio import run
-from lockfast.backends.postgres.io.wire import Steps, connect
+from lockfast.backends.postgres.io.refusals import Broken, RolledBack
+from lockfast.backends.postgres.io.wire import Steps
+from lockfast.backends.postgres_table.io.batching import Many, TableRequest, statement_for
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
 from lockfast.errors import BackendUnavailable
 
 
-async def open_session(endpoint: PostgresEndpoint, names: Names, within: float, version: int) -> TableSession:
-    """Raises BackendUnavailable."""
-    now = asyncio.get_running_loop().time
-    reasons: list[Exception] = []
-    for params, last in shares(endpoint.hosts, now() + within, now):
-        try:
-            async with asyncio.timeout_at(last):
-                found = await asyncio.wrap_future(names.addresses(params))
-        except TimeoutError:
-            reasons.append(TimeoutError(not_found(params)))
-            continue
-        except Broken as reason:
-            reasons.append(reason)
-            continue
-        for one, end in shares(found, last, now):
-            try:
-                async with asyncio.timeout_at(end):
-                    return await _open_session_at(conninfo(one), endpoint, version)
-            except (TimeoutError, Broken, RolledBack) as reason:
-                reasons.append(reason)
-    raise no_connection(endpoint, reasons, sent=False)
+class PendingTableRequest:
+    """A task's request on its way."""
 
+    __slots__ = ("answer", "request", "until")
 
-async def _open_session_at(where: bytes, endpoint: PostgresEndpoint, version: int) -> TableSession:
-    session = TableSession(await run(connect(where)), endpoint)
-    try:
-        await run(session.set_up(version))
-    except BaseException:
-        session.close()
-        raise
-    return session
+    def __init__(self, request: TableRequest, answer: asyncio.Future[Any], until: float) -> None:
+        self.request = request
+        self.answer = answer
+        self.until = until
 
 
 class AsyncioTableConnection:
     """One connection, and the statement that is under way on it."""
 
-    stale = False  # the loop notices at once when it ends
-
     def __init__(
         self,
         session: TableSession,
         loop: asyncio.AbstractEventLoop,
-        finished: Callable[[AsyncioTableConnection, Any], None],
+        done: Callable[[AsyncioTableConnection, Any], None],
     ) -> None:
         self.session = session
+        self.tickets: list[PendingTableRequest] = []  # those that wait for the statement that is under way
+        self.since = 0.0  # when it was sent
         self.alive = True
         self._loop = loop
-        self._finished = finished  # called with a reply or an error
+        self._done = done
         self._steps: Steps | None = None
         self._writing = False
         self._number = session.pg.socket
         loop.add_reader(self._number, self._go_on)
 
-    def start(self, steps: Steps) -> None:
-        self._steps = steps
+    def start(self, tickets: list[PendingTableRequest], many: Many) -> None:
+        self.tickets = tickets
+        self.since = self._loop.time()
+        self._steps = self.session.execute(*statement_for([ticket.request for ticket in tickets], many))
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._steps is None:  # the server sends nothing on an idle connection, unless it has ended
-            self._end(Broken("it ended while it was idle"))
+        if self._steps is None:
+            self._end(Broken("it ended while nobody used it"))  # nothing else is to be heard on one
             return
         try:
             _, what = next(self._steps)
             self._write(what == "w")
         except StopIteration as end:
-            self._reply(end.value)
+            self._finish(end.value)
         except Broken as broken:
             self._end(broken)
         except (RolledBack, BackendUnavailable) as error:
-            self._reply(error)
+            self._finish(error)
 
     def _write(self, wanted: bool) -> None:
         if wanted and not self._writing:
@@ -102,13 +80,13 @@ class AsyncioTableConnection:
             self._loop.remove_writer(self._number)
         self._writing = wanted
 
-    def _reply(self, answer: Any) -> None:
+    def _finish(self, answer: Any) -> None:
         self._steps = None
-        self._finished(self, answer)
+        self._done(self, answer)
 
     def _end(self, broken: Broken) -> None:
         self.close()
-        self._finished(self, broken)
+        self._done(self, broken)
 
     def close(self) -> None:
         if self.alive and not self._loop.is_closed():
@@ -118,29 +96,15 @@ class AsyncioTableConnection:
         self.session.close()
 
 
-async def arrives(session: TableSession, seconds: float) -> bool:
-    """Whether a notification arrives within that time. Raises Broken."""
-
-    def readable() -> Steps:
-        yield session.pg.socket, "r"
-
-    try:
-        async with asyncio.timeout(seconds):
-            await run(readable())
-    except TimeoutError:
-        return False
-    return bool(session.notifications())
-
-
 class AsyncioPostgresTableWakeups(AsyncioWaiters):
-    """The loop itself reads the notifications."""
+    """The loop itself hears what is notified."""
 
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
         self.channel = f"lockfast_{uuid4().hex}"
         self._session: TableSession | None = None
-        self._number = -1  # of its socket: libpq no longer knows it once it has closed it
-        self._reader: asyncio.AbstractEventLoop | None = None
+        self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
+        self._ears: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
@@ -153,22 +117,22 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def attach(self, session: TableSession) -> None:
         self._session = session
         self._number = session.pg.socket
-        self._reader = asyncio.get_running_loop()
-        self._reader.add_reader(self._number, self._read)
+        self._ears = asyncio.get_running_loop()
+        self._ears.add_reader(self._number, self._received)
 
-    def _read(self) -> None:
+    def _received(self) -> None:
         assert self._session is not None
         try:
             for claim in self._session.notifications():
                 self.wake(claim)
         except Broken:
-            self._detach()
-            self.wake(WAKE_ALL)  # notifications since then are lost
+            self._move_out()
+            self.wake(WAKE_ALL)  # what was told meanwhile is lost
 
-    def _detach(self) -> None:
+    def _move_out(self) -> None:
         session, self._session = self._session, None
-        if session is not None and self._reader is not None and not self._reader.is_closed():
-            self._reader.remove_reader(self._number)
+        if session is not None and self._ears is not None and not self._ears.is_closed():
+            self._ears.remove_reader(self._number)
             session.close()
 
     def begin_again(self) -> None:
@@ -178,7 +142,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
             session.close()
 
     def close(self) -> None:
-        self._detach()
+        self._move_out()
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
