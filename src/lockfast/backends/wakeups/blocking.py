@@ -69,10 +69,19 @@ class BlockingWakeups:
     def address(self) -> str:
         return self._inbox.address if self._inbox is not None else ""
 
+    def inbox(self) -> Inbox | None:
+        """Where wake-ups arrive; made when it is first needed. None once all is closed."""
+        with self._mutex:
+            return self._open_once() if not self._closed else None
+
+    def _open_once(self) -> Inbox | None:
+        if self._inbox is None and self._open is not None:
+            self._inbox = self._open()
+        return self._inbox
+
     def expect(self, claim: Claim) -> str:
         with self._mutex:
-            if self._inbox is None and self._open is not None:
-                self._inbox = self._open()
+            self._open_once()
             if claim.id not in self._waiters:
                 self._waiters[claim.id] = _Waiter()
             return self.address

@@ -45,8 +45,6 @@ class BlockingFanout:
     def _reset(self) -> None:
         self._idle: list[ConnectionSet] = []
         self._late: dict[str, ConnectionSet] = {}  # by claim: where a vote of it is still under way
-        self._inbox: QuorumInbox | None = None
-        self._opening = threading.Lock()
         self._subscribing = [threading.Lock() for _ in self.members]
         self._closed = False
         self._stragglers = Stragglers(self.members, max(1.0, self.node_timeout), self._new_set, self._idle)
@@ -172,16 +170,16 @@ class BlockingFanout:
     # Wake-ups
 
     def _open_inbox(self) -> QuorumInbox:
-        with self._opening:
-            if self._inbox is None:
-                self._inbox = QuorumInbox(self._channel, self._unsubscribed)
-            return self._inbox
+        return QuorumInbox(self._channel, self._unsubscribed)
 
     def _unsubscribed(self, node: int) -> None:
         self.node_connections[node].node_wakeups.subscribed = False
 
     def _subscribe(self, nodes: Sequence[int], within: float) -> list[BackendUnavailable | None]:
-        inbox, limit = self._open_inbox(), max(0.01, min(self.node_timeout, within / 2))  # votes follow in the rest
+        inbox, limit = self.wakeups.inbox(), max(0.01, min(self.node_timeout, within / 2))  # votes follow in the rest
+        if inbox is None:
+            return [BackendUnavailable.closed(self.members[node].name, transient=False) for node in nodes]
+        assert isinstance(inbox, QuorumInbox)
         return at_once([partial(self._subscribe_to, node, inbox, limit) for node in nodes])
 
     def _subscribe_to(self, node: int, inbox: QuorumInbox, within: float) -> BackendUnavailable | None:

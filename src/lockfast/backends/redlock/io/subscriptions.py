@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
+from lockfast.errors import BackendUnavailable
 
 
 class QuorumInbox:
@@ -26,6 +28,8 @@ class QuorumInbox:
         self.address = channel
         self._ended = ended  # called with the server whose subscription has ended
         self._connections: dict[int, tuple[int, BlockingConnection]] = {}  # by file number: which server's
+        self._mutex = threading.Lock()  # held while a connection is added, or all are closed
+        self._closed = False
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -45,8 +49,13 @@ class QuorumInbox:
         keep_alive(connection.socket)  # it is only ever read: a cut that no packet reports would go unnoticed
         connection.socket.setblocking(False)
         number = connection.socket.fileno()
-        self._connections[number] = node, connection
-        self.poll.register(number, select.POLLIN)
+        with self._mutex:
+            if not self._closed:
+                self._connections[number] = node, connection
+                self.poll.register(number, select.POLLIN)
+        if self._closed:
+            connection.close()
+            raise BackendUnavailable.closed(connection.name, transient=False)
         self.notify()  # the thread that sleeps here does not poll it yet
 
     def notify(self) -> None:
@@ -83,9 +92,12 @@ class QuorumInbox:
         self._writer.close()
 
     def close(self) -> None:
-        for node, connection in self._connections.values():
+        with self._mutex:
+            self._closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for node, connection in connections:
             connection.close()
             self._ended(node)
-        self._connections.clear()
         self._reader.close()
         self._writer.close()
