@@ -31,7 +31,7 @@ pytest: $(VENV)/.test  ## every test, without lint and types
 
 check: $(VENV)/.test  ## the quick loop: lint, types, and the tests that take no real time
 	@LOCKFAST_TESTS=quick $(BIN)/python -m tests.side_by_side "$(RUFF)" "$(MYPY)" \
-	    "$(BIN)/python -m pytest -n 3 --dist worksteal -m 'not slow' $(QUICK)"
+	    "$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(QUICK)"
 
 types: $(VENV)/.test  ## mypy --strict alone
 	@$(MYPY)

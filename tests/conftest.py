@@ -28,9 +28,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """The first worker compiles what all of them import; the others need not do the same at the same time."""
+    """In a fresh clone the first worker compiles what all of them import: the others need not do the same meanwhile."""
     collects = hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None)
-    with run.first_alone("collection") if collects else nullcontext():
+    compiled = any((Path(__file__).parent / "contract" / "__pycache__").glob("*-pytest-*"))
+    with run.first_alone("collection") if collects and not compiled else nullcontext():
         return (yield)
 
 

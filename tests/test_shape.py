@@ -162,6 +162,7 @@ def read_all() -> dict[str, Module]:
         parts = file.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules[name] = Module(name, file.read_text())
+        assert modules[name].nodes  # parsed before the tests begin, see `pytest_collection_finish`
     return modules
 
 

@@ -75,6 +75,12 @@ class KeeperLoop:
                 self._call_off(started)
             raise
 
+    def end_if_done(self) -> None:
+        """After `close`: it watches over requests that are not answered, and ends with the last of them."""
+        signal = self.signal
+        if self.closed and signal is not None and not self._engine.outage.unanswered:
+            signal.set()
+
     def _call_off(self, signal: Signal) -> None:
         """The loop with that signal does not begin, unless it has begun; the next lease starts another."""
         with self._engine.mutex:

@@ -71,12 +71,14 @@ class Outage:
 
     def answered(self, request: object) -> None:
         sent = self.unanswered.pop(request, None)
+        self._engine.keeper.loop.end_if_done()
         if sent is not None and (sent.overdue or (self._given_up and sent.asked_at >= self._failed_at)):
             self.over()
 
     def ended(self, request: object) -> None:
         """It failed, or was given up."""
         self.unanswered.pop(request, None)
+        self._engine.keeper.loop.end_if_done()
 
     def poll(self, now: float) -> float:
         """Report requests that were sent a second ago and are not answered; when to poll again.
