@@ -53,7 +53,7 @@ from lockfast.backends.postgres_table.io.session import (
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
-_SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if nobody waits
+_SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if no task waits
 _DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
 
 
@@ -74,7 +74,7 @@ class AsyncioPostgres:
         self._busy: list[AsyncioTableConnection] = []
         self._dialling: set[asyncio.Task[None]] = set()
         self._waiting: deque[PendingTableRequest] = deque()
-        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._others_first = False  # before requests that were blocked: each may keep its connection for a while
         self._pumps = False  # the next turn of the loop sends what waits
         self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
         self._timer: asyncio.TimerHandle | None = None
@@ -82,7 +82,7 @@ class AsyncioPostgres:
         self._listening: asyncio.Task[None] | None = None
         self._checked = False  # that the schema is there
         self._closed = False
-        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
+        self._listens_at = 0.0  # not before; waiters poll until then. Never again behind a pooler
 
     def _begin(self, *, is_cleanup: bool = False) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ class AsyncioPostgres:
             self._pump()
 
     def _fail(self, error: BackendUnavailable) -> None:
-        """Those who wait for a connection are told why there is none, unless there still are others."""
+        """Fail the requests that wait for a connection, unless other connections are left."""
         if self._busy or self._idle:
             return
         waiting, self._waiting = self._waiting, deque()

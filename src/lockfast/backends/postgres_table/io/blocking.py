@@ -60,14 +60,14 @@ class PostgresDriver(Protocol):
     """What the backend asks of either world's driver."""
 
     endpoint: PostgresEndpoint
-    now: Callable[[], float] | None  # a test's clock, which the server is told
+    now: Callable[[], float] | None  # a test's clock, which is passed to the server
 
     @property
     def wakeups(self) -> Wakeups: ...
 
     @property
     def cannot_listen(self) -> bool:
-        """No wake-up arrives here, so whoever waits has to look for itself."""
+        """No wake-up arrives here, so waiters have to poll."""
         ...
 
     async def ask(self, request: TableRequest, within: float) -> Any:
@@ -86,7 +86,7 @@ class PostgresDriver(Protocol):
 
 
 class _PendingRequest:
-    """A thread's request on its way: it waits for a connection, or for whoever has taken it along."""
+    """A thread's request on its way: it waits for a connection, or for the thread that sends it along with its own."""
 
     __slots__ = ("answer", "connection", "gate", "home", "request", "until")
 
@@ -120,10 +120,10 @@ class BlockingPostgres:
         self._free: list[BlockingTableConnection | None] = [None] * MAX_CONNECTIONS
         self._spare: list[BlockingTableConnection | None] = [None] * MAX_SPARE
         self._waiting: list[_PendingRequest] = []  # non-empty only while no connection is free
-        self._others_first = False  # before those that have met somebody: each may keep its connection for a while
+        self._others_first = False  # before requests that were blocked: each may keep its connection for a while
         self._checked = False  # that the schema is there
         self._closed = False
-        self._listens_at = 0.0  # not before; waiters look for themselves until then. Never again behind a pooler
+        self._listens_at = 0.0  # not before; waiters poll until then. Never again behind a pooler
 
     @property
     def wakeups(self) -> PostgresTableWakeups:
@@ -203,7 +203,7 @@ class BlockingPostgres:
                 self._hand_on(self._first_to_lead())
 
     def _first_to_lead(self) -> _PendingRequest:
-        """The first in line; or whoever has most time among those that can travel with it: it waits for them all."""
+        """The first in the queue, or the one with most time among those that share its statement: it waits for all."""
         first = self._waiting[0]
         if self._others_first and first.request.blocked:
             first = next((one for one in self._waiting if not one.request.blocked), first)
@@ -359,7 +359,7 @@ class BlockingPostgres:
             raise
 
     def _receives_echo(self, session: TableSession, until: float) -> bool:
-        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
+        """Whether notifications of other connections arrive here: not where a pooler shares our session."""
         self._ask(TableRequest(*echo(self._channel)), until - boot_now())
         poll = select.poll()
         poll.register(session.pg.socket, select.POLLIN)

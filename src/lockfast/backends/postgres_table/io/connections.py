@@ -1,7 +1,7 @@
 """PostgreSQL, blocking: one connection that a thread asks on, and one that hears wake-ups.
 
 Decides: how a thread goes through the steps of `wire`.
-Leaves to `postgres`: which thread uses which connection.
+Leaves to `blocking`: which thread uses which connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockingTableConnection:
 
     @property
     def stale(self) -> bool:
-        """Nothing is to be heard on a connection that nobody uses, unless it has ended."""
+        """An idle connection receives nothing, unless it has ended."""
         return bool(self._poll.poll(0))
 
 
@@ -52,7 +52,7 @@ class TableSubscription:
             return self._session.notifications()
         except Broken:
             self.broken = True
-            return [WAKE_ALL]  # what was told meanwhile is lost
+            return [WAKE_ALL]  # wake-ups that came meanwhile are lost
 
     def abandon(self) -> None:
         """It is the parent's. `wire` has closed our copy of the connection."""

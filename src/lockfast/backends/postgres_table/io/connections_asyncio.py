@@ -61,7 +61,7 @@ class AsyncioTableConnection:
 
     def _go_on(self) -> None:
         if self._steps is None:
-            self._end(Broken("it ended while nobody used it"))  # nothing else is to be heard on one
+            self._end(Broken("it ended while it was idle"))  # an idle connection receives nothing else
             return
         try:
             _, what = next(self._steps)
@@ -127,7 +127,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
                 self.wake(claim)
         except Broken:
             self._move_out()
-            self.wake(WAKE_ALL)  # what was told meanwhile is lost
+            self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
 
     def _move_out(self) -> None:
         session, self._session = self._session, None
