@@ -25,7 +25,8 @@ backend does not have.
 
 **What some can do besides.** A backend has the methods of `ReportsLosses` (with its `LossListener`) if it notices by
 itself that a hold ended, of `OfOneServer` or `OfSeveralServers` if `lockfast doctor` can learn more of its servers, of
-`HasUrl` if a URL leads to its store, and of `LocksInTransactions` if it locks inside a transaction of the caller.
+`HasUrl` if a URL leads to its store, of `LocksInTransactions` if it locks inside a transaction of the caller, and of
+`TakesIntegers` if its locks have numbers of their own.
 
 **Where it runs.** `World` is what the backend waits and starts work with, in threads or in asyncio; `Signal` wakes one
 waiter. `Clock` is a clock that a test moves: a store follows the one that it is given, and `boot_now` if that is None.
@@ -77,6 +78,7 @@ from lockfast.backends.optional import (
     OfOneServer,
     OfSeveralServers,
     ReportsLosses,
+    TakesIntegers,
     WithoutChanges,
     WithoutValues,
 )
@@ -122,6 +124,7 @@ __all__ = [
     "ReportsLosses",
     "Signal",
     "Stored",
+    "TakesIntegers",
     "Terms",
     "Unsupported",
     "UrlOpener",

@@ -46,6 +46,7 @@ from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
     TableSession,
     echo,
+    listen,
     register,
     warn_cannot_listen,
     warn_polling_for_now,
@@ -76,7 +77,7 @@ class AsyncioPostgres:
         self._waiting: deque[PendingTableRequest] = deque()
         self._others_first = False  # before requests that were blocked: each may keep its connection for a while
         self._pumps = False  # the next turn of the loop sends what waits
-        self._looks: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
+        self._stuck_timer: asyncio.TimerHandle | None = None  # to see whether all connections are stuck
         self._timer: asyncio.TimerHandle | None = None
         self._late_at = _NEVER  # when the first of the unanswered may be late
         self._listening: asyncio.Task[None] | None = None
@@ -94,10 +95,10 @@ class AsyncioPostgres:
             self._closed = closed
             self.wakeups.begin_again()
         if self._closed and not is_cleanup:
-            raise self._let_go()
+            raise self._closed_error()
         return loop
 
-    def _let_go(self) -> BackendUnavailable:
+    def _closed_error(self) -> BackendUnavailable:
         return BackendUnavailable.closed(self.endpoint.name, transient=False)
 
     async def ask(self, request: TableRequest, within: float) -> Any:
@@ -143,13 +144,13 @@ class AsyncioPostgres:
         now = loop.time()
         self._timer, self._late_at = None, _NEVER
         soonest = _NEVER
-        for ticket in (*self._waiting, *(ticket for connection in self._busy for ticket in connection.tickets)):
-            if ticket.answer.done():
+        for pending in (*self._waiting, *(pending for connection in self._busy for pending in connection.batch)):
+            if pending.answer.done():
                 continue
-            if ticket.until <= now:
-                ticket.answer.set_result(self._late())
+            if pending.until <= now:
+                pending.answer.set_result(self._late())
             else:
-                soonest = min(soonest, ticket.until)
+                soonest = min(soonest, pending.until)
         if soonest < _NEVER:
             self._watch(loop, soonest)
 
@@ -167,7 +168,7 @@ class AsyncioPostgres:
             self._busy.append(connection)
             connection.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
         if not (self._waiting or several):
-            self._let_go_of_idle()
+            self._close_idle_connections()
             return
         loop = asyncio.get_running_loop()
         stuck = sum(connection.since + STUCK_AFTER_S <= loop.time() for connection in self._busy)
@@ -176,19 +177,19 @@ class AsyncioPostgres:
             task = background_task(loop, self._dial(until - loop.time()), "lockfast-dial")
             self._dialling.add(task)
             task.add_done_callback(self._dialling.discard)
-        if self._looks is None and self._busy:
-            self._looks = loop.call_later(STUCK_AFTER_S, self._look_again)
+        if self._stuck_timer is None and self._busy:
+            self._stuck_timer = loop.call_later(STUCK_AFTER_S, self._pump_again)
 
     def _give_up_the_silent(self) -> None:
         """A connection that leads nowhere is never answered; requests that still have time may wait there."""
         now = asyncio.get_running_loop().time() if self._busy else 0.0
         for connection in list(self._busy):
-            if connection.since + _SILENT <= now and all(ticket.answer.done() for ticket in connection.tickets):
+            if connection.since + _SILENT <= now and all(pending.answer.done() for pending in connection.batch):
                 self._busy.remove(connection)
                 connection.close()
 
-    def _look_again(self) -> None:
-        self._looks = None
+    def _pump_again(self) -> None:
+        self._stuck_timer = None
         self._pump()
 
     def _next_batch(self, connections: int) -> list[PendingTableRequest]:
@@ -202,19 +203,19 @@ class AsyncioPostgres:
         if first.request.alone:
             return [first]
         batch, left = [first], deque[PendingTableRequest]()
-        for ticket in self._waiting:
-            if ticket.answer.done():
+        for pending in self._waiting:
+            if pending.answer.done():
                 continue
-            if len(batch) >= most or not may_join(ticket.request, first.request):
-                left.append(ticket)
+            if len(batch) >= most or not may_join(pending.request, first.request):
+                left.append(pending)
             else:
-                batch.append(ticket)
+                batch.append(pending)
         self._waiting = left
         return batch
 
     def _done(self, connection: AsyncioTableConnection, answer: Any) -> None:
         """A statement has ended, or the connection has."""
-        tickets, connection.tickets = connection.tickets, []
+        sent, connection.batch = connection.batch, []
         if connection in self._busy:
             self._busy.remove(connection)
         elif connection in self._idle:
@@ -223,16 +224,16 @@ class AsyncioPostgres:
             self._idle.append(connection)
         else:
             connection.close()
-        batch = [ticket.request for ticket in tickets]
+        batch = [pending.request for pending in sent]
         if isinstance(answer, Broken):
             answers = [unavailable(self.endpoint.name, answer.message)] * len(batch)
         elif isinstance(answer, RolledBack | BackendUnavailable):
             answers = failures_of(batch, answer)
         else:
             answers = replies_of(batch, answer, self._many)
-        for ticket, one in zip(tickets, answers, strict=True):
-            if not ticket.answer.done():
-                ticket.answer.set_result(one)
+        for pending, one in zip(sent, answers, strict=True):
+            if not pending.answer.done():
+                pending.answer.set_result(one)
         if self._waiting and not self._pumps:
             self._pumps = True  # in a turn of its own: those who were answered may ask for more
             asyncio.get_running_loop().call_soon(self._pump)
@@ -259,10 +260,10 @@ class AsyncioPostgres:
         waiting, self._waiting = self._waiting, deque()
         self._answer(waiting, error)
 
-    def _answer(self, tickets: Iterable[PendingTableRequest], error: BackendUnavailable) -> None:
-        for ticket in tickets:
-            if not ticket.answer.done():
-                ticket.answer.set_result(error)
+    def _answer(self, batch: Iterable[PendingTableRequest], error: BackendUnavailable) -> None:
+        for pending in batch:
+            if not pending.answer.done():
+                pending.answer.set_result(error)
 
     async def _connect(self, within: float, version: int) -> TableSession:
         now = asyncio.get_running_loop().time
@@ -311,7 +312,7 @@ class AsyncioPostgres:
             except BackendUnavailable as error:
                 if not error.transient or not (self._busy or self._idle):
                     raise
-                self._look_for_ourselves(error)
+                self._poll_from_now_on(error)
         return self.wakeups.expect(claim)
 
     async def _listens(self, listening: asyncio.Task[None], within: float) -> None:
@@ -319,25 +320,25 @@ class AsyncioPostgres:
         if not listening.done():
             raise no_connection(self.endpoint, sent=False)
         if listening.cancelled():
-            raise self._let_go()
+            raise self._closed_error()
         error = listening.exception()
         if error is not None:
             raise copy_of(error) if isinstance(error, BackendUnavailable) else error
 
-    def _look_for_ourselves(self, reason: BackendUnavailable) -> None:
+    def _poll_from_now_on(self, reason: BackendUnavailable) -> None:
         first, self._listens_at = not self._listens_at, asyncio.get_running_loop().time() + LISTEN_AGAIN_AFTER_S
         if first:
             warn_polling_for_now(reason)
 
     async def _listen(self, within: float) -> None:
-        hears = True
+        receives = True
         try:
             async with asyncio.timeout(within):
                 session = await self._connect(within, 0)
                 try:
-                    await run(session.simple_query(f"LISTEN {self.wakeups.channel}".encode()))
+                    await run(session.simple_query(listen(self.wakeups.channel)))
                     if session.pooled and not await self._receives_echo(session, within):
-                        hears = False
+                        receives = False
                     else:
                         await run(session.simple_query(register(self.endpoint, self.wakeups.channel)))
                 except BaseException:
@@ -347,12 +348,12 @@ class AsyncioPostgres:
             raise unavailable(self.endpoint.name, "did not answer in time") from error
         except Broken as broken:
             raise unavailable(self.endpoint.name, broken.message) from broken
-        if hears and not self._closed:
+        if receives and not self._closed:
             self.wakeups.attach(session)
             self._listens_at = 0.0
             return
         session.close()
-        if not hears:
+        if not receives:
             self._listens_at = _NEVER
             warn_cannot_listen(self.endpoint)
 
@@ -371,25 +372,25 @@ class AsyncioPostgres:
     async def close(self) -> None:
         self._closed = True
         self.wakeups.close()
-        for timer in (self._looks, self._timer):
+        for timer in (self._stuck_timer, self._timer):
             if timer is not None:
                 timer.cancel()
         dialling, self._dialling = self._dialling, set()
         await end_tasks([*dialling, self._listening])
         busy, self._busy = (
             self._busy,
-            [connection for connection in self._busy if any(one.request.is_cleanup for one in connection.tickets)],
+            [connection for connection in self._busy if any(one.request.is_cleanup for one in connection.batch)],
         )
         for connection in busy:
             if connection not in self._busy:
                 connection.close()
-                self._answer(connection.tickets, self._let_go())
-        self._answer([ticket for ticket in self._waiting if not ticket.request.is_cleanup], self._let_go())
+                self._answer(connection.batch, self._closed_error())
+        self._answer([pending for pending in self._waiting if not pending.request.is_cleanup], self._closed_error())
         self._pump()
         if self._waiting or self._busy:
             self._poll()  # until all is cleaned up
 
-    def _let_go_of_idle(self) -> None:
+    def _close_idle_connections(self) -> None:
         if self._closed:
             for connection in self._idle:
                 connection.close()

@@ -47,6 +47,7 @@ from lockfast.backends.postgres_table.io.session import (
     ECHO_WITHIN_S,
     TableSession,
     echo,
+    listen,
     register,
     warn_cannot_listen,
     warn_polling_for_now,
@@ -337,7 +338,7 @@ class BlockingPostgres:
             raise BackendUnavailable.closed(self.endpoint.name, transient=False)
         session = self._connect(until, 0)
         try:
-            run(session.simple_query(f"LISTEN {self._channel}".encode()), until)
+            run(session.simple_query(listen(self._channel)), until)
             if session.pooled and not self._receives_echo(session, until):
                 session.close()
                 self._listens_at = math.inf

@@ -35,7 +35,7 @@ class BlockingTableConnection:
 
 
 class TableSubscription:
-    """The mailbox of the waiters: a connection that listens, and a pair of sockets to ring our own bell with."""
+    """The inbox of the waiters: a connection that listens, and a self-pipe to wake the thread that polls it."""
 
     def __init__(self, session: TableSession, channel: str) -> None:
         self.address = channel
@@ -65,7 +65,7 @@ class TableSubscription:
 
 class PostgresTableWakeups(BlockingWakeups):
     def wake(self, claim: str) -> None:
-        """Most are woken by our own releases, and are not the one who sleeps at the mailbox."""
+        """Most waiters are woken by our own releases, and are not the leader, which polls the inbox."""
         with self._mutex:
             self._mark(claim)
             if self._leader == claim:

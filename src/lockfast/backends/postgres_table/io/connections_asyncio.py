@@ -43,7 +43,7 @@ class AsyncioTableConnection:
         done: Callable[[AsyncioTableConnection, Any], None],
     ) -> None:
         self.session = session
-        self.tickets: list[PendingTableRequest] = []  # those that wait for the statement that is under way
+        self.batch: list[PendingTableRequest] = []  # those that wait for the statement that is under way
         self.since = 0.0  # when it was sent
         self.alive = True
         self._loop = loop
@@ -53,10 +53,10 @@ class AsyncioTableConnection:
         self._number = session.pg.socket
         loop.add_reader(self._number, self._go_on)
 
-    def start(self, tickets: list[PendingTableRequest], many: Many) -> None:
-        self.tickets = tickets
+    def start(self, batch: list[PendingTableRequest], many: Many) -> None:
+        self.batch = batch
         self.since = self._loop.time()
-        self._steps = self.session.execute(*statement_for([ticket.request for ticket in tickets], many))
+        self._steps = self.session.execute(*statement_for([pending.request for pending in batch], many))
         self._go_on()
 
     def _go_on(self) -> None:
@@ -97,14 +97,14 @@ class AsyncioTableConnection:
 
 
 class AsyncioPostgresTableWakeups(AsyncioWaiters):
-    """The loop itself hears what is notified."""
+    """The loop itself reads the notifications."""
 
     def __init__(self, clock: Clock | None) -> None:
         super().__init__(clock)
         self.channel = f"lockfast_{uuid4().hex}"
         self._session: TableSession | None = None
-        self._number = -1  # of its socket: libpq does not tell it any more once it has closed it
-        self._ears: asyncio.AbstractEventLoop | None = None
+        self._number = -1  # of its socket: libpq does not report it any more once it has closed it
+        self._reading_loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
@@ -117,8 +117,8 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
     def attach(self, session: TableSession) -> None:
         self._session = session
         self._number = session.pg.socket
-        self._ears = asyncio.get_running_loop()
-        self._ears.add_reader(self._number, self._received)
+        self._reading_loop = asyncio.get_running_loop()
+        self._reading_loop.add_reader(self._number, self._received)
 
     def _received(self) -> None:
         assert self._session is not None
@@ -126,13 +126,13 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
             for claim in self._session.notifications():
                 self.wake(claim)
         except Broken:
-            self._move_out()
+            self._detach()
             self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
 
-    def _move_out(self) -> None:
+    def _detach(self) -> None:
         session, self._session = self._session, None
-        if session is not None and self._ears is not None and not self._ears.is_closed():
-            self._ears.remove_reader(self._number)
+        if session is not None and self._reading_loop is not None and not self._reading_loop.is_closed():
+            self._reading_loop.remove_reader(self._number)
             session.close()
 
     def begin_again(self) -> None:
@@ -142,7 +142,7 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
             session.close()
 
     def close(self) -> None:
-        self._move_out()
+        self._detach()
         self.wake(WAKE_ALL)
 
     def after_fork(self) -> None:
