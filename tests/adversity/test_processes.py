@@ -71,7 +71,7 @@ def test_killed_waiters_hold_up_nobody(start: Start, waiting: Waiting, url: str)
     assert next_one.expect()["fence"], "it was woken, past all of them"
 
 
-def test_a_lock_that_only_the_dead_wait_for_is_to_be_had(
+def test_a_lock_that_only_dead_waiters_wait_for_is_granted(
     start: Start, waiting: Waiting, locks: lockfast.Locks, url: str
 ) -> None:
     holder, *dead = (start() for _ in range(4))

@@ -36,7 +36,7 @@ def test_a_quorum_whose_majority_is_gone_is_shown_row_by_row(shell: Shell) -> No
     assert rows == [["127.0.0.1:1", "gone"], ["127.0.0.1:2", "gone"], ["127.0.0.1:3", "gone"]]
 
 
-def test_new_servers_of_a_quorum_are_kept_out_and_it_says_for_how_long_and_what_to_do(shell: Shell) -> None:
+def test_new_servers_of_a_quorum_are_excluded_and_it_says_for_how_long_and_what_to_do(shell: Shell) -> None:
     with Quorum(3) as quorum:
         done = shell("doctor", quorum.url("rejoin=600"))
         assert done.returncode == 69

@@ -293,7 +293,7 @@ def test_a_close_that_was_cut_short_can_be_finished(url: str) -> None:
         assert after.list() == []
 
 
-def test_cancelled_acquires_leave_no_seat_behind(tmp_path: Path) -> None:
+def test_cancelled_acquires_leave_no_waiter_behind(tmp_path: Path) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
             await locks.lock("x").acquire()

@@ -129,7 +129,7 @@ def test_what_is_given_back_may_be_given_again_once() -> None:
     assert over(first, second, booked(5, wait=1, client="another"), back, again), "what is another's stays"
 
 
-def test_whoever_is_allowed_something_has_a_booking_that_is_due() -> None:
+def test_a_caller_that_is_allowed_something_has_a_booking_that_is_due() -> None:
     log = bookings([booked(5), booked(5, wait=1)])
     assert list(uses_without_permit([Use(5, "us", 1), Use(6, "us", 1)], log)) == []
     assert list(uses_without_permit([Use(5, "us", 1), Use(5.5, "us", 1)], log)), "before it was due"

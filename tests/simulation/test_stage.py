@@ -72,7 +72,7 @@ def test_what_happens_takes_no_time_of_the_story() -> None:
     assert simulated_time > 1.0
 
 
-def test_whoever_is_cancelled_has_sent_nothing_or_sent_it_for_good() -> None:
+def test_a_cancelled_caller_has_sent_nothing_or_sent_it_for_good() -> None:
     """The verbs themselves: nobody cleans up here, so what was sent stays."""
 
     async def story(stage: SimulatedStage) -> str:
@@ -103,7 +103,7 @@ def test_what_one_client_sends_arrives_in_that_order() -> None:
     assert all(_tell(seed, story) for seed in SEEDS)
 
 
-def test_waiting_for_somebody_who_never_ends_fails_at_once_and_tells_where() -> None:
+def test_waiting_for_an_actor_that_never_ends_fails_at_once_and_says_where() -> None:
     async def story(stage: SimulatedStage) -> None:
         await stage.locks().lock("door", renew=False).take()
         await stage.start(stage.locks().lock("door").take()).result()  # and nobody moves the clock

@@ -146,7 +146,7 @@ class TestNotificationsThatAreLost(OnTable):
             lease = await waiter.result()
             await lease.release()
 
-    async def test_a_lost_notification_costs_no_more_than_a_patrol(self, stage: Stage) -> None:
+    async def test_a_lost_notification_costs_no_more_than_one_poll(self, stage: Stage) -> None:
         with self.wire() as wire:
             holder, waiter, locks = await self._held_and_waited_for(stage)
             lost = wire.swallow(b"lockfast_")  # the channel's name is in nothing else that the server says now

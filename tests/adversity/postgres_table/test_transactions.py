@@ -89,7 +89,7 @@ def test_a_lock_taken_in_an_old_transaction_lasts_from_now_on(psql: Psql, url: s
         assert locks.lock("x", wait=0).acquire() is None
 
 
-def test_who_asks_in_an_old_transaction_is_kept_out_by_what_was_taken_since(psql: Psql, url: str) -> None:
+def test_a_caller_in_an_old_transaction_is_excluded_by_what_was_taken_since(psql: Psql, url: str) -> None:
     psql.say("BEGIN; SELECT now()")
     with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
@@ -99,7 +99,7 @@ def test_who_asks_in_an_old_transaction_is_kept_out_by_what_was_taken_since(psql
         assert lease.release()
 
 
-def test_what_has_expired_since_an_old_transaction_began_is_to_be_had_in_it(psql: Psql, url: str) -> None:
+def test_what_has_expired_since_an_old_transaction_began_is_free_in_it(psql: Psql, url: str) -> None:
     with opened(url) as other:
         assert other.say("SELECT acquire_lock('x', 'other', 0.3)") == "t"
     psql.say("BEGIN; SELECT now()")
@@ -234,7 +234,7 @@ def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, 
         assert locks.inspect("x").waiters == 0
 
 
-def test_one_that_stands_in_the_queue_leaves_it_once_the_name_is_to_be_had(psql: Psql, url: str) -> None:
+def test_a_waiter_leaves_the_queue_once_the_name_is_free(psql: Psql, url: str) -> None:
     with lockfast.connect(url) as locks, locks.lock("x", ttl=3600):
         waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
         waiter.start()

@@ -36,7 +36,7 @@ def _names(batch: Iterable[TableRequest]) -> list[str | None]:
     return [request.columns[1] for request in batch]
 
 
-def test_those_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
+def test_blocked_requests_go_together_and_let_others_first_every_second_time() -> None:
     driver = BlockingPostgres(PLACE, None, MANY, 0)
     stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
     driver._waiting = [_PendingRequest(request, 0.0) for request in (*stuck, _asked_for("free"), _asked_for("other"))]
@@ -48,7 +48,7 @@ def test_those_that_met_somebody_at_their_name_go_together_and_let_others_first_
     assert sent == [["a", "a"], ["free", "other"], ["b"], ["c"]]
 
 
-def test_tasks_that_met_somebody_at_their_name_go_together_and_let_others_first_every_second_time() -> None:
+def test_blocked_requests_of_tasks_go_together_and_let_others_first_every_second_time() -> None:
     async def story() -> list[list[str | None]]:
         driver = AsyncioPostgres(PLACE, None, MANY, 0)
         stuck = [_asked_for(name, blocked=True) for name in ("a", "b", "a", "c")]
@@ -73,7 +73,7 @@ def test_only_those_of_one_name_wait_for_it_and_only_as_long_as_the_least_patien
     assert statement_for([_asked_for("a"), _asked_for("b")], MANY)[1][-2:] == [None, None]
 
 
-def test_what_becomes_of_those_that_met_somebody() -> None:
+def test_what_becomes_of_blocked_requests() -> None:
     first, second = _asked_for("a"), _asked_for("b")
     assert replies_of([first, second], [[], [None, {}]], MANY) == [RETRY_BLOCKED, {}]
     RETRY_BLOCKED.prepare(first)

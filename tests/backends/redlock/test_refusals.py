@@ -157,7 +157,7 @@ def test_the_error_says_why_servers_cannot_be_connected_to(quorum: Quorum) -> No
         assert not error.transient, "it stays so, however often it is tried"
 
 
-def test_a_server_that_restarted_is_kept_out_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with lockfast.connect(quorum.url("")) as locks:
@@ -206,7 +206,7 @@ def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_opt
         assert locks.doctor().works, "half a second is the longest ttl that this client asked for"
 
 
-def test_a_server_that_syncs_every_write_is_not_kept_out(quorum: Quorum) -> None:
+def test_a_server_that_syncs_every_write_is_not_excluded(quorum: Quorum) -> None:
     for server in quorum.servers:
         server.keep_all()
     with lockfast.connect(quorum.url("")) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:

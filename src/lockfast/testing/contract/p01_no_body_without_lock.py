@@ -15,7 +15,7 @@ from lockfast.testing.stage import Actor, Stage
 
 
 class NoBodyWithoutLock(Promise, about="engine"):
-    async def test_a_body_whose_lock_is_not_to_be_had_in_time_never_runs(self, stage: Stage) -> None:
+    async def test_a_body_whose_lock_is_not_acquired_in_time_never_runs(self, stage: Stage) -> None:
         await stage.locks().lock("door", ttl=60).take()
         ran: list[str] = []
         visitor = stage.start(_body(stage.locks().lock("door", wait=5), ran))
@@ -46,7 +46,7 @@ class NoBodyWithoutLock(Promise, about="engine"):
         twin = pickle.loads(pickle.dumps(error))
         assert (type(twin), str(twin), vars(twin)) == (AcquireTimeout, str(error), vars(error))
 
-    async def test_acquire_returns_none_when_the_lock_is_not_to_be_had_in_time(self, stage: Stage) -> None:
+    async def test_acquire_returns_none_when_the_lock_is_not_acquired_in_time(self, stage: Stage) -> None:
         await stage.locks().lock("door", ttl=60).take()
         visitor = stage.start(stage.locks().lock("door").acquire(timeout=5))
         await stage.queue("door", 1)

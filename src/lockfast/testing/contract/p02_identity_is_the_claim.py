@@ -197,14 +197,14 @@ class IdentityIsTheClaim(Promise, about="store"):
         assert await stage.fences("safe") == [following.fence]
 
     @about("engine")
-    async def test_a_lock_object_keeps_nothing_of_leases_that_were_let_go_of(self, stage: Stage) -> None:
+    async def test_a_lock_object_keeps_nothing_of_released_leases(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
         for _ in range(50):
             lease = await lock.take()
             await lease.release()
         assert not lock.raw._logic._current
 
-    async def test_breaking_ends_it_whoever_holds(self, stage: Stage) -> None:
+    async def test_breaking_ends_every_hold(self, stage: Stage) -> None:
         await stage.locks(holder="stuck").lock("safe").take()
         broken = await stage.locks().break_lock("safe")
         assert [holder.holder for holder in broken.holders] == ["stuck"]

@@ -179,7 +179,7 @@ class WaitersAreWoken(Promise, about="store"):
         assert await stage.sleep_through(waiter) <= 2 * GRACE_S
 
     @needs("expires")
-    async def test_every_waiter_looks_soon_after_the_holder_s_time_is_up_because_those_before_it_may_be_dead(
+    async def test_every_waiter_polls_soon_after_the_holder_s_time_is_up_because_earlier_waiters_may_be_dead(
         self, stage: Stage
     ) -> None:
         await stage.locks().lock("gate", ttl=2, renew=False).take()
@@ -189,7 +189,7 @@ class WaitersAreWoken(Promise, about="store"):
             assert answer.retry_after <= 2.5
 
     @needs("expires", "shared")
-    async def test_an_exclusive_waiter_looks_when_the_last_of_those_who_share_is_over_and_not_at_each_end(
+    async def test_an_exclusive_waiter_polls_when_the_last_shared_hold_is_over_and_not_at_each_end(
         self, stage: Stage
     ) -> None:
         for ttl in (1, 2, 60):

@@ -94,7 +94,7 @@ class ProcessManners(Promise, about="store"):
         assert _in_a_child(lambda: stage.alone(use()))
 
     @needs("fork", "processes")
-    async def test_a_child_is_kept_out_by_what_its_parent_holds(self, stage: Stage) -> None:
+    async def test_a_child_is_excluded_by_what_its_parent_holds(self, stage: Stage) -> None:
         locks = stage.locks()
         lock = locks.lock("hall")
         await lock.take()

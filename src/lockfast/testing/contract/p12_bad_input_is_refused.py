@@ -159,7 +159,7 @@ class BadInputIsRefused(Promise, about="input"):
             await locks.list(prefix)
         _assert_nothing_sent(locks)
 
-    async def test_a_url_that_nobody_answers_to(self, stage: Stage) -> None:
+    async def test_a_url_that_no_backend_answers_to(self, stage: Stage) -> None:
         connect: Any = lockfast.connect if stage.world == "threads" else aio.connect
         with pytest.raises(ValueError, match=r"nosuch.*memory://.*sqlite://") as refused:
             connect("nosuch://user:secret@host/1")

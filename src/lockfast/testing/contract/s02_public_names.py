@@ -53,7 +53,7 @@ class PublicNames(Promise, about="engine"):
         with pytest.raises(RuntimeError):  # as threading.Lock and asyncio.Lock raise it
             await lock.release()
 
-    async def test_a_body_may_let_go_of_its_lease_early(self, stage: Stage) -> None:
+    async def test_a_body_may_release_its_lease_early(self, stage: Stage) -> None:
         lock = stage.locks().lock("shop")
         async with lock as lease:
             assert await lease.release()
@@ -354,7 +354,7 @@ class PublicNames(Promise, about="engine"):
         assert [event.waited for event in reported] == pytest.approx([5, 0.25, 0.25])
         assert "worker-7" in next(event.detail for event in heard if event.kind == "waited")
 
-    async def test_a_listener_that_fails_harms_nobody(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_listener_that_fails_harms_no_caller(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         locks = stage.locks()
         locks.raw.events.listen(_fail)
         heard = stage.record(locks)

@@ -85,7 +85,7 @@ class Elections(Promise, about="engine", needs=("observe",)):
         with pytest.raises(AcquireTimeout):
             await _lead(stage.locks().election("lead", wait=0), [])
 
-    async def test_whoever_leads_goes_on_leading_when_it_campaigns_again(self, stage: Stage) -> None:
+    async def test_a_leader_that_campaigns_again_goes_on_leading(self, stage: Stage) -> None:
         locks = stage.locks()
         election = locks.election("lead")
         lease = await election.win()

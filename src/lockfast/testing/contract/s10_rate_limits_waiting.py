@@ -23,7 +23,7 @@ from lockfast.testing.stage import Actor, Stage
 
 
 class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
-    async def test_whoever_waits_is_allowed_at_the_very_moment(self, stage: Stage) -> None:
+    async def test_a_waiting_caller_is_allowed_at_the_very_moment(self, stage: Stage) -> None:
         limiter = api(stage.locks())
         await limiter.try_acquire()
         waiter = stage.start(limiter.acquire())
@@ -31,7 +31,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert await stage.sleep_through(waiter) == pytest.approx(7)
         assert await waiter.result() == (True, 0, 0.0)
 
-    async def test_whoever_need_not_wait_asks_once(self, stage: Stage) -> None:
+    async def test_a_caller_that_need_not_wait_asks_once(self, stage: Stage) -> None:
         locks = stage.locks()
         assert await api(locks).acquire() == (True, 0, 0.0)
         assert locks.faults.calls == {"throttle": 1}
@@ -63,7 +63,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert await stage.sleep_through(waiter) == pytest.approx(per)
         assert await waiter.result()
 
-    async def test_whoever_stands_too_far_back_learns_so_on_its_turn_and_takes_nothing(self, stage: Stage) -> None:
+    async def test_a_caller_too_far_back_learns_so_on_its_turn_and_takes_nothing(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
         before = await _waiters(stage, 2, [])
@@ -75,7 +75,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         stage.clock.advance_to(start + 21)
         assert await api(stage.locks()).try_acquire()
 
-    async def test_whoever_does_not_even_get_its_turn_gives_up_in_time(self, stage: Stage) -> None:
+    async def test_a_caller_that_does_not_get_its_turn_gives_up_in_time(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
         before = await _waiters(stage, 3, [])
@@ -90,7 +90,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
 
     @about("store")
     @needs("cancellation")
-    async def test_whoever_is_cancelled_while_it_waits_gives_back_what_it_booked(self, stage: Stage) -> None:
+    async def test_a_caller_that_is_cancelled_while_it_waits_gives_back_what_it_booked(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
         first, second = await _waiters(stage, 2, [])
@@ -102,7 +102,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert await second.result()
 
     @needs("cancellation")
-    async def test_a_cancellation_is_what_is_heard_of_even_if_nothing_can_be_given_back(self, stage: Stage) -> None:
+    async def test_a_cancellation_is_raised_even_if_nothing_can_be_given_back(self, stage: Stage) -> None:
         locks = stage.locks()
         await api(locks).try_acquire()
         locks.faults.lose_request("unthrottle", ALWAYS)
@@ -113,7 +113,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
             await waiter.result()
 
     @needs("cancellation")
-    async def test_whoever_is_cancelled_in_the_queue_leaves_nothing(self, stage: Stage) -> None:
+    async def test_a_caller_that_is_cancelled_in_the_queue_leaves_nothing(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
         waiters = await _waiters(stage, 3, [])
@@ -137,7 +137,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert await waiter.result()
 
     @pytest.mark.parametrize("cause", ["paused", "broken"])
-    async def test_whoever_lost_its_turn_still_has_what_it_booked(self, stage: Stage, cause: str) -> None:
+    async def test_a_caller_that_lost_its_turn_still_has_what_it_booked(self, stage: Stage, cause: str) -> None:
         start = stage.clock.now()
         locks = stage.locks()
         await api(locks, per=60).try_acquire()
