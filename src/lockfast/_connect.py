@@ -70,7 +70,7 @@ def factory_of(url: object, options: ConnectOptions) -> BackendFactory:
         url = default_url()
     if isinstance(url, str):
         return _of_url(url, options)
-    if isinstance(url, type) and _libraries_of(url) & _OF_REDIS:
+    if isinstance(url, type) and _libraries_of(url) & (_OF_REDIS | _OF_POSTGRES):
         raise ValueError(f"connect() takes a client, not its class {url.__name__}: write {url.__name__}(…)")
     if callable(url):  # a backend of the caller's own
         options.refuse_all_but(where="a backend of your own")

@@ -37,7 +37,7 @@ def test_every_primitive_takes_the_policy_of_its_renewals(connect: Callable[...,
 @pytest.mark.parametrize("maker", MAKERS)
 def test_renewals_too_rare_for_the_ttl_are_refused(connect: Callable[..., Any], url: str, maker: str) -> None:
     make, _ = MAKERS[maker]
-    with pytest.raises(ValueError, match="renew_every must be less than the ttl of 30 seconds, not 30"):
+    with pytest.raises(ValueError, match="renew_every must be at most 90% of the ttl of 30 seconds, not 30"):
         make(connect(url), ttl=30, renew_every=30)
 
 

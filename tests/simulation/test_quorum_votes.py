@@ -240,43 +240,7 @@ def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_r
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0
 
 
-# What is kept
-
-
-def renewed(client: QuorumBackend, id: str, fence: int) -> bool | None:
-    (kept,) = run_to_end(client.renew([Renewal(claim(id), 30.0, fence)], within=WITHIN))
-    return kept
-
-
-def test_a_vote_that_was_missing_takes_the_place_of_one_that_cannot_be_reached() -> None:
-    stage = Stage()
-    client, other = stage.client(100), stage.client(200)
-    stage.down(2)
-    fence = granted(client, "a")
-    stage.down(1)
-    assert renewed(client, "a", fence)
-    stage.down(0)
-    assert isinstance(ask(other, "b"), Busy)
-
-
-def test_a_vote_of_a_server_that_has_known_a_higher_fence_takes_the_place_of_none() -> None:
-    stage = Stage()
-    client, other = stage.client(100), stage.client(200)
-    stage.down(2)
-    fence = granted(client, "a")
-    stage.down(1)
-    assert isinstance(ask(other, "b"), Busy)  # the vote of one server, which it gives back
-    assert renewed(client, "a", fence) is None
-
-
-def test_a_vote_of_a_server_that_restarted_takes_the_place_of_none() -> None:
-    stage = Stage()
-    client = stage.client(100, rejoin=30.0)
-    stage.down(2)
-    fence = granted(client, "a")
-    stage.down(1)
-    stage.servers[2].years = 29.9
-    assert renewed(client, "a", fence) is None
+# Time
 
 
 def test_the_rounds_of_one_try_share_its_time() -> None:

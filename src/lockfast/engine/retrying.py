@@ -53,6 +53,7 @@ async def watched(engine: Engine, ask: Callable[[], Awaitable[T]], asked_at: flo
     finally:
         if request in engine.outage.unanswered:  # no call: an interrupt could fall into it
             del engine.outage.unanswered[request]
+            engine.keeper.loop.end_if_done()
 
 
 async def once(engine: Engine, ask: Callable[..., Awaitable[T]]) -> T:

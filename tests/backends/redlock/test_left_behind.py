@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 import lockfast
-from lockfast import BackendUnavailable
 from lockfast._model import Claim, Grant, LockInfo, Terms
 from lockfast._time import boot_now
-from lockfast._worlds import drive
 from lockfast.backends.redis.requests import script
 from lockfast.backends.redlock.io import blocking as redis_quorum_blocking
 from lockfast.testing.stage import Stage
@@ -77,26 +75,6 @@ class TestServersThatMissSomething(OnAQuorum):
         slow.delay = 0.0
         await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "the last release")
         assert slow.accepted == connected
-
-    async def test_a_lease_survives_one_server_that_was_away_for_its_votes_and_another_that_goes_away_later(
-        self, stage: Stage
-    ) -> None:
-        locks = await self.ready(stage)
-        self.quorum.proxies[2].refuse()
-        lease = await locks.lock("x", ttl=600).take()
-        assert self.quorum.held_at("x", stage.namespace) == [True, True, False]
-        self.quorum.proxies[2].heal()
-
-        async def is_back() -> bool:
-            await (await locks.lock("y").take()).release()
-            return not backend_of(locks)._fanout.members[2].absent
-
-        await stage.until(is_back, "the first server to be back")
-        self.quorum.proxies[1].refuse()
-        await renewed(stage, lease)
-        assert self.at(stage, 2, "x").holders[0].fence == lease.fence
-        assert await lease.release()
-        self.quorum.proxies[1].heal()
 
     async def test_the_slowest_server_votes_again_for_what_it_forgot_too(self, stage: Stage) -> None:
         locks = await self.ready(stage)
@@ -206,17 +184,6 @@ def test_a_vote_that_comes_after_its_release_has_no_effect_whichever_connections
 def _fanout(locks: lockfast.Locks) -> Any:
     backend: Any = locks._logic.engine.backend
     return backend._fanout
-
-
-def test_a_child_does_not_remember_what_was_released_while_its_parent_renewed() -> None:
-    locks = lockfast.connect("redlock://h1,h2,h3")
-    backend: Any = locks._logic.engine.backend
-    backend._renewals._under_way = 1  # in a thread that the child has not
-    backend.after_fork(child=True)
-    with pytest.raises(BackendUnavailable):
-        drive(backend.release(Claim("c" * 32, Terms("x", "x", "me", 60.0)), linger=0.0, within=0.1))
-    assert not backend._renewals._ended
-    locks.close()
 
 
 def test_only_so_many_late_votes_are_remembered_and_the_oldest_is_in_doubt_from_then_on(

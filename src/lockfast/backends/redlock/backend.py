@@ -195,7 +195,6 @@ class QuorumBackend(Votes, WithoutValues):
 
     def after_fork(self, *, child: bool) -> None:
         if child:
-            self._renewals.after_fork()
             self._fanout.after_fork()
 
 

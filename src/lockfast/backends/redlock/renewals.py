@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from lockfast._bounded import BoundedSet
 from lockfast._model import Claim, Grant, Renewal
 from lockfast.backends.redlock.io.fanout import has_answered
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
 from lockfast.backends.redlock.tally import answers, by_lease, kept
 
 FULL_ROUND_EVERY: Final = 4  # one of so many renewals waits for the slowest server too: it may have lost what it held
+MAX_ENDED: Final = 10_000
 REPAIR_S: Final = 0.1  # for which a renewal asks servers again for the votes that they lost: its caller waits
 
 
@@ -22,17 +24,12 @@ class QuorumRenewals:
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
         self._nodes, self._fanout = quorum.nodes, quorum.fanout
-        self._under_way = 0
-        self._number = 0  # that there were
-        self._ended: set[str] = set()  # claims that were released or abandoned meanwhile
+        self._number = 0  # of renewals that there were
+        self._ended: BoundedSet[str] = BoundedSet(MAX_ENDED)  # claims that were released or abandoned
 
     def end(self, claim: Claim) -> None:
-        """The claim is not held any more, whatever a renewal that is under way does."""
-        if self._under_way:
-            self._ended.add(claim.id)
-
-    def after_fork(self) -> None:
-        self._under_way, self._ended = 0, set()  # the thread that renewed is the parent's
+        """The claim is not held any more, whatever a renewal does that is under way or about to begin."""
+        self._ended.add(claim.id)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> list[bool | None]:
         self._number += 1
@@ -41,39 +38,26 @@ class QuorumRenewals:
         def enough(results: Sequence[Any]) -> bool:
             return answers(results) >= wanted and None not in self._kept(results, len(batch))
 
-        self._under_way += 1
-        try:
-            verbs = [node.renew(batch, within=within) for node in self._nodes]
-            results = await self._fanout.ask(verbs, enough, within=within)
-            if not any(map(has_answered, results)):
-                raise self._quorum.too_few(results, "leases cannot be renewed")
-            votes = by_lease(results, len(batch))
-            lost: dict[int, list[Renewal]] = {}  # by node
-            for renewal, each in zip(batch, votes, strict=True):
-                if True in each and kept(each, len(self._nodes)) is not False:
-                    for number in [number for number, vote in enumerate(each) if vote is False]:
-                        lost.setdefault(number, []).append(renewal)
-            if lost:
-                regained = await self._repair(lost, within)
-                for renewal, each in zip(batch, votes, strict=True):
-                    for number in lost:
-                        if has_answered(regained[number]) and renewal.claim.id in regained[number]:
-                            each[number] = True
-            return [kept(each, len(self._nodes)) for each in votes]
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._ended.clear()
+        verbs = [node.renew(batch, within=within) for node in self._nodes]
+        results = await self._fanout.ask(verbs, enough, within=within)
+        if not any(map(has_answered, results)):
+            raise self._quorum.too_few(results, "leases cannot be renewed")
+        votes = by_lease(results, len(batch))
+        verdicts = [kept(each, len(self._nodes)) for each in votes]
+        lost: dict[int, list[Renewal]] = {}  # by node
+        for renewal, each, verdict in zip(batch, votes, verdicts, strict=True):
+            if verdict:  # else a majority may have seen it broken: then no server takes it again
+                for number in [number for number, vote in enumerate(each) if vote is False]:
+                    lost.setdefault(number, []).append(renewal)
+        if lost:
+            await self._repair(lost, within)
+        return verdicts
 
     def _kept(self, results: Sequence[Any], leases: int) -> list[bool | None]:
         return [kept(votes, len(self._nodes)) for votes in by_lease(results, leases)]
 
-    async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> list[Any]:
-        """A node lost holds, or never had them: it takes them again where it is free. By node: the claims that count.
-
-        The holder asks while it holds, so no other claim can have a majority: a vote that was missing may take the
-        place of one that cannot be reached.
-        """
+    async def _repair(self, lost: dict[int, list[Renewal]], within: float) -> None:
+        """A node lost holds, or never had them: it takes them again where it is free."""
         until = self._fanout.now() + REPAIR_S
         verbs = [
             self._vote_again(node, lost[number], until, within) if number in lost else None
@@ -83,22 +67,18 @@ class QuorumRenewals:
         def enough(results: Sequence[Any]) -> bool:
             return answers(results) >= len(lost)
 
-        return await self._fanout.ask(verbs, enough, within=within, late=ignore)
+        await self._fanout.ask(verbs, enough, within=within, late=ignore)
 
-    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> set[str]:
+    async def _vote_again(self, node: Node, lost: Sequence[Renewal], until: float, within: float) -> None:
         """As often as there is time for; the rest comes with the next renewal."""
-        regained = set()
         for number, (claim, ttl, fence) in enumerate(lost):
             if number and self._fanout.now() >= until:
                 break
-            if await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within):
-                regained.add(claim.id)
-        return regained
+            await self._vote_again_for(node, Claim(claim.id, claim.terms._replace(ttl=ttl)), fence, within)
 
-    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> bool:
-        """Whether the vote counts: the node has known of no higher fence, and not forgotten any."""
+    async def _vote_again_for(self, node: Node, claim: Claim, fence: int, within: float) -> None:
         if claim.id in self._ended:
-            return False
+            return
         try:
             answer = await node.vote(claim, fence=fence, order=fence, enqueue=False, within=within)
         except BaseException:
@@ -108,5 +88,3 @@ class QuorumRenewals:
             await node.record_fence(claim, fence=fence, instead_of=answer.fence, within=within)
         if claim.id in self._ended:
             await node.abandon(claim, within=within)
-            return False
-        return isinstance(answer, Grant) and answer.fence == fence and self._quorum.counts(node, claim)
