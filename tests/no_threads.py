@@ -18,7 +18,7 @@ def no_thread_left(*, once: bool = False) -> Iterator[list[str]]:
 
     def refusing(start: Any) -> Any:
         def refuse(*args: Any) -> Any:
-            name = _name(args[0])
+            name = _name(*args)
             if once and name in refused:
                 return start(*args)
             refused.append(name)
@@ -32,9 +32,8 @@ def no_thread_left(*, once: bool = False) -> Iterator[list[str]]:
         yield refused
 
 
-def _name(thread: Any) -> str:
-    """Of a thread, or of the job or the plain function that one is to be started for."""
+def _name(thread: Any, arguments: tuple[Any, ...] = ()) -> str:
+    """Of a thread, of the one that a function is to start, or of that function."""
     if isinstance(thread, threading.Thread):
         return thread.name
-    job = getattr(thread, "__self__", None)
-    return str(getattr(job, "_name", thread.__name__))
+    return next((one for one in arguments if isinstance(one, str)), thread.__name__)

@@ -13,6 +13,7 @@ refused. A thread that sleeps until it is woken, or that runs code of the user's
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from threading import get_ident
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
 
 from lockfast.errors import BackendUnavailable, LockError
 
@@ -32,6 +34,8 @@ _put_off: deque[tuple[Coroutine[Any, Any, Any], Callable[[], None]]] = deque()  
 
 BEHIND: Final = "lockfast-behind"
 _workers: list[None] = []  # as many as there are threads that do what was put off
+_beginning: WeakSet[_thread.LockType] = WeakSet()  # of threads that were started: held until they have begun
+MAX_BEGIN_S: Final = 5.0  # for how long an interpreter that ends waits for such a thread
 MAX_WORKERS: Final = 4  # more than one: a server that hangs must not keep the locks of another
 
 
@@ -52,6 +56,49 @@ def starting(start: Callable[..., T], *args: Any) -> T:
 def is_no_thread(error: RuntimeError) -> bool:
     """Python has no type for it: "can't start new thread", or at the end "can't create new thread at …"."""
     return "new thread" in str(error)
+
+
+def _launch(run: Callable[[], None], name: str) -> None:
+    """Run it in a daemon of that name, without waiting until it has begun. Raises NoThread.
+
+    `Thread.start` waits for the new thread, in Python: an interrupt in the middle of that can leave a lock of its own
+    locked, or come out as another error. So another thread calls it.
+    """
+    begun = _not_begun()
+    try:
+        starting(_thread.start_new_thread, _start_named, (run, name, begun))
+    except NoThread:
+        begun.release()
+        raise
+
+
+def _start_named(run: Callable[[], None], name: str, begun: _thread.LockType) -> None:
+    """Start a thread that people can find by its name; if there is none, be it."""
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:
+        begun.release()
+        run()
+    else:
+        begun.release()
+
+
+def _not_begun() -> _thread.LockType:
+    """To be released when the thread that is about to be started has begun, or will not."""
+    begun = _thread.allocate_lock()
+    begun.acquire()
+    _beginning.add(begun)
+    return begun
+
+
+def _await_beginning() -> None:
+    """Until every thread that was started has begun.
+
+    CPython frees the state of a thread that has not begun when the interpreter ends, and the thread then writes to it:
+    a program that ended right after its first request could crash.
+    """
+    for begun in list(_beginning):
+        begun.acquire(timeout=MAX_BEGIN_S)
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -119,17 +166,8 @@ def put_off(work: Coroutine[Any, Any, Any], stand_in: Callable[[], None]) -> Non
 def start_put_off() -> None:
     """Do what was put off, in a thread of its own: the caller must not wait for a server that hangs."""
     if _put_off and len(_workers) < MAX_WORKERS:
-        with suppress(RuntimeError):  # the system has no thread left; tried again
-            # Not `Thread.start`, which waits for the new thread in Python: an interrupt there would leave it half done.
-            _thread.start_new_thread(_launch, ())
-
-
-def _launch() -> None:
-    """Start a thread that people can find by its name; if there is none, be it."""
-    try:
-        threading.Thread(target=_do_put_off, name=BEHIND, daemon=True).start()
-    except RuntimeError:
-        _do_put_off()
+        with suppress(NoThread):  # tried again
+            _launch(_do_put_off, BEHIND)
 
 
 def _do_put_off() -> None:
@@ -162,22 +200,14 @@ class BackgroundJob:
 
     def start(self) -> None:
         """Raises NoThread."""
-        if get_ident() == threading.main_thread().ident:
-            # `Thread.start` waits for the new thread, in Python. An interrupt in the middle of that can leave a lock
-            # of its own locked, or come out as another error. Interrupts fall into the main thread only.
-            starting(_thread.start_new_thread, self._launch, ())
-        else:
-            self._start_named()
-
-    def _launch(self) -> None:
+        if get_ident() == threading.main_thread().ident:  # interrupts fall into the main thread only
+            _launch(self._run, self._name)
+            return
+        begun = _not_begun()
         try:
-            self._start_named()
-        except NoThread:  # this is one
-            self._run()
-
-    def _start_named(self) -> None:
-        """As a thread that people can find by its name."""
-        starting(threading.Thread(target=self._run, name=self._name, daemon=True).start)
+            starting(threading.Thread(target=self._run, name=self._name, daemon=True).start)
+        finally:
+            begun.release()
 
     def _run(self) -> None:
         if self._untaken.acquire(blocking=False):
@@ -274,9 +304,11 @@ def _after_fork() -> None:
     _inside.clear()
     _inside[get_ident()] = mine
     _workers.clear()
+    _beginning.clear()
     while _put_off:
         _put_off.popleft()[0].close()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_await_beginning)  # after those of the engines, which may start a thread: the last comes first
