@@ -26,7 +26,7 @@ from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import has_ended
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import happens, join, until
+from tests.servers.waiting import happens, join, stand_still, until
 from tests.side_by_side import main as run_side_by_side
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +87,7 @@ from pathlib import Path
 from tests.servers import run
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
-from tests.servers.waiting import happens, join, until
+from tests.servers.waiting import until
 inside = Path(sys.argv[1])
 with run.first_alone("x"):
     came = time.monotonic()
@@ -231,3 +231,25 @@ def test_a_thread_that_is_refused_is_named_whatever_it_was_to_run() -> None:
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 start()
     assert refused == ["named", "plain"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system does not say what a thread does")
+def test_a_thread_stands_still_when_it_waits_for_another_and_not_before() -> None:
+    computes, lock = threading.Event(), threading.Lock()
+    waits: list[int] = []
+
+    def compute_then_wait() -> None:
+        for number in range(3_000_000):
+            if number == 10:
+                computes.set()
+        waits.append(number)
+        with lock:
+            pass
+
+    thread = threading.Thread(target=compute_then_wait)
+    with lock:
+        thread.start()
+        happens(computes)
+        stand_still(thread)
+        assert waits
+    join(thread)

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -72,6 +73,30 @@ def join(*threads: threading.Thread) -> None:
     assert not standing, "\n".join(
         f"{thread.name} has not ended after {LIMIT:g} s:\n{_where(thread)}" for thread in standing
     )
+
+
+def stand_still(*threads: threading.Thread) -> None:
+    """Until each of them waits for another one, and not just for the interpreter, which it has while this one sleeps.
+
+    Where the system does not say it (it has no /proc), they are taken to wait already.
+    """
+    before: list[list[str]] = []
+
+    def unchanged() -> bool:
+        nonlocal before
+        last, before = before, [_switches(thread) for thread in threads]
+        return before == last and all(lines[0].split()[1:2] != ["R"] for lines in before if lines)
+
+    until(unchanged, f"{len(threads)} threads to stand still")
+
+
+def _switches(thread: threading.Thread) -> list[str]:
+    """Whether it runs, and how often it began to wait."""
+    try:
+        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    except OSError:
+        return []
+    return [line for line in status.splitlines() if line.startswith(("State:", "voluntary_ctxt_switches:"))]
 
 
 def happens(event: threading.Event, what: str = "the event") -> None:

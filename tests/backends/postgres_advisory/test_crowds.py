@@ -16,7 +16,7 @@ import lockfast.aio
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
 from lockfast.backends.wakeups.turns import in_turn
 from tests.servers.postgres_shared import advisory
-from tests.servers.waiting import join, until
+from tests.servers.waiting import join, stand_still, until
 
 pytestmark = pytest.mark.slow
 CROWD = 40
@@ -76,5 +76,6 @@ def test_a_thread_that_renews_or_releases_goes_before_inspections(
             until(lambda: len(asked) >= CROWD)
             keeper.start()
             until(lambda: len(asked) >= CROWD + 2)  # one of the crowd has come as far as the turn
+            stand_still(*crowd, keeper)
         join(*crowd, keeper)
         assert done.index("keeps") < CROWD / 2
