@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Tests start Python hundreds of times; whoever has switched off compiled modules would wait for that each time.
+# Tests start Python hundreds of times; where compiled modules are switched off, each start would compile them anew.
 export PYTHONDONTWRITEBYTECODE =
 JOBS   ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n + 2)))  # tests wait for servers too
 

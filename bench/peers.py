@@ -1,6 +1,6 @@
 """Other people's packages, imported when they are measured.
 
-They are no need of lockfast nor of its tests, so a missing one is told with the command that installs it.
+Neither lockfast nor its tests need them, so a missing one is reported with the command that installs it.
 """
 
 from __future__ import annotations

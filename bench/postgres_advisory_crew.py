@@ -1,6 +1,6 @@
 """Processes that want one advisory lock all the time, and what they note.
 
-Decides: how competitors are started, told what to do, and heard; see `redis_crew`, which does the same for Redis.
+Decides: how competitors are started, get their commands and report; see `redis_crew`, which does the same for Redis.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import psycopg
 
 import lockfast
-from bench.redis_crew import Task, _heard, _hold_again_and_again
+from bench.redis_crew import Task, hold_again_and_again, receive
 
 Kind = Literal["lockfast", "bare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -46,7 +46,7 @@ class PostgresCrew:
         task = Task(kind, begin, begin + seconds)  # type: ignore[arg-type]
         for pipe in self._pipes:
             pipe.send(task)
-        return task, [notes for pipe in self._pipes for notes in _heard(pipe, seconds)]
+        return task, [notes for pipe in self._pipes for notes in receive(pipe, seconds)]
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -76,7 +76,7 @@ def _open(url: str) -> Iterator[dict[str, AbstractContextManager[Any]]]:
 
 
 def _serve(url: str, pipe: Connection) -> None:
-    """In a process of its own: do as told until nobody is there to tell."""
+    """In a process of its own: follow commands until there are no more."""
     with _open(url) as competitors:
         while True:
             try:
@@ -84,6 +84,6 @@ def _serve(url: str, pipe: Connection) -> None:
             except EOFError:
                 return
             try:
-                pipe.send([_hold_again_and_again(task, competitors[task.kind])])
+                pipe.send([hold_again_and_again(task, competitors[task.kind])])
             except Exception:
                 pipe.send(traceback.format_exc())

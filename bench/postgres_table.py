@@ -54,7 +54,7 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
     what = "table acquire+release, durable"
     return [
         ratio(f"{what} / two bare durable functions", samples, "lockfast", "floor", at_most=1.3),
-        *[ratio(f"{_told(peer)} / {what}", beside, peer, "lockfast") for peer in others],
+        *[ratio(f"{_described(peer)} / {what}", beside, peer, "lockfast") for peer in others],
         Finding(what, median(samples["lockfast"]) * 1e6, "µs"),
         Finding("two bare durable functions", median(samples["floor"]) * 1e6, "µs"),
     ]
@@ -65,7 +65,7 @@ def _measured(contenders: dict[str, Cycle], cycles: int, rounds: int) -> Samples
     return take_turns(turns, rounds)
 
 
-def _told(peer: str) -> str:
+def _described(peer: str) -> str:
     return peer if peer == "distributed-pg-lock" else f"{peer} (advisory: nothing is kept)"
 
 

@@ -1,7 +1,7 @@
 """The least that a durable lock in a table of PostgreSQL can be, and a released package that keeps one.
 
 Decides: what the bare functions do: one upsert that respects an expiry and hands out a fence, and one delete. They know
-no queue, no wake-up, no shared mode and no names that somebody else is at.
+no queue, no wake-up, no shared mode and no names that another transaction has locked.
 """
 
 from __future__ import annotations

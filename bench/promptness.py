@@ -1,6 +1,6 @@
 """How late are those whose server hangs, whose wake-up is lost, or whose holder dies?
 
-The tests tell that these things end, and in which order; how long they take depends on the machine, so it is asked
+The tests show that these things end, and in which order; how long they take depends on the machine, so it is asked
 here. Each figure is the best of several tries: a busy machine is late now and then, a timer that is too long always is.
 """
 
@@ -64,7 +64,7 @@ def _given_up(lock: lockfast.Lock) -> float:
     started = boot_now()
     with suppress(lockfast.BackendUnavailable):
         if lock.acquire() is not None:
-            raise RuntimeError("the lock was not to be had")
+            raise RuntimeError("the lock was not granted")
     return boot_now() - started
 
 

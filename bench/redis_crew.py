@@ -58,7 +58,7 @@ class Crew:
         task = Task(kind, begin, begin + seconds)
         for pipe in pipes:
             pipe.send(task)
-        return task, [notes for pipe in pipes for notes in _heard(pipe, seconds)]
+        return task, [notes for pipe in pipes for notes in receive(pipe, seconds)]
 
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
@@ -68,7 +68,7 @@ class Crew:
             worker.kill()  # only one that did not end by itself is still there to be killed
 
 
-def _heard(pipe: Connection, seconds: float) -> list[array[float]]:
+def receive(pipe: Connection, seconds: float) -> list[array[float]]:
     if not pipe.poll(seconds + GUARD):
         raise TimeoutError("a competing process did not report")
     answer = pipe.recv()
@@ -106,7 +106,7 @@ def _open(locks: lockfast.Locks, port: int, name: str) -> dict[Kind, AbstractCon
 
 def _compete(task: Task, locks: list[AbstractContextManager[Any]]) -> list[array[float]]:
     if len(locks) == 1:
-        return [_hold_again_and_again(task, locks[0])]
+        return [hold_again_and_again(task, locks[0])]
     notes: list[array[float]] = []
     threads = [threading.Thread(target=_note, args=(task, lock, notes)) for lock in locks]
     for thread in threads:
@@ -119,10 +119,10 @@ def _compete(task: Task, locks: list[AbstractContextManager[Any]]) -> list[array
 
 
 def _note(task: Task, lock: AbstractContextManager[Any], notes: list[array[float]]) -> None:
-    notes.append(_hold_again_and_again(task, lock))
+    notes.append(hold_again_and_again(task, lock))
 
 
-def _hold_again_and_again(task: Task, lock: AbstractContextManager[Any]) -> array[float]:
+def hold_again_and_again(task: Task, lock: AbstractContextManager[Any]) -> array[float]:
     notes, now = array("d"), time.monotonic
     time.sleep(max(0.0, task.begin - now()))
     while (asked := now()) < task.until:

@@ -40,7 +40,7 @@ _RENEWS = "lockfast-renewal"  # the name of a thread or task that does
 World = Literal["threads", "asyncio"]
 
 
-class Heard(NamedTuple):
+class Latencies(NamedTuple):
     """What others noticed in one round, in milliseconds."""
 
     ping: float  # the worst
@@ -54,7 +54,7 @@ class Heard(NamedTuple):
 
 class Watched(NamedTuple):
     facts: dict[str, Any]  # that the holder reports
-    rounds: list[Heard]
+    rounds: list[Latencies]
 
 
 class _Job(NamedTuple):
@@ -100,9 +100,9 @@ def _watched(world: World, ttl: float) -> Watched:
         job = _Job(world, server.url, ttl, ROUNDS * ttl / 3, False)
         holder, pipe = _start(job)
         try:
-            began = _heard(pipe, 120)
-            rounds = [_listen(server, idle, began + (n + 1) * ttl / 3) for n in range(ROUNDS)]
-            facts = _heard(pipe, 120)
+            began = _receive(pipe, 120)
+            rounds = [_measure(server, idle, began + (n + 1) * ttl / 3) for n in range(ROUNDS)]
+            facts = _receive(pipe, 120)
         finally:
             holder.join(30)
             holder.kill()
@@ -113,7 +113,7 @@ def _traced(world: World) -> dict[str, Any]:
     with Server() as server:
         holder, pipe = _start(_Job(world, server.url, 600.0, 0.0, True))
         try:
-            facts: dict[str, Any] = _heard(pipe, 180)
+            facts: dict[str, Any] = _receive(pipe, 180)
             return facts
         finally:
             holder.join(30)
@@ -129,18 +129,18 @@ def _start(job: _Job) -> tuple[Any, Connection]:
     return holder, pipe
 
 
-def _heard(pipe: Connection, within: float) -> Any:
+def _receive(pipe: Connection, within: float) -> Any:
     if not pipe.poll(within):
         raise TimeoutError("the keeping process did not report")
     return pipe.recv()
 
 
-def _listen(server: Server, idle: Server, until: float) -> Heard:
+def _measure(server: Server, idle: Server, until: float) -> Latencies:
     """One PING a millisecond to either, up to that moment."""
     server.command("CONFIG", "RESETSTAT")
     ping, idle_ping = _slowest(server.port, idle.port, until)
     turn = re.search(rb"eventloop_duration_max:(\d+)", server.command("INFO", "debug"))
-    return Heard(ping * 1e3, idle_ping * 1e3, int(turn[1]) / 1e3 if turn else 0.0)
+    return Latencies(ping * 1e3, idle_ping * 1e3, int(turn[1]) / 1e3 if turn else 0.0)
 
 
 def _slowest(port: int, idle: int, until: float) -> tuple[float, float]:

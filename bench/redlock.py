@@ -133,7 +133,7 @@ def _url(ports: list[int]) -> str:
 
 
 def _nobody(number: int) -> list[int]:
-    """Ports that nobody listens at."""
+    """Ports at which no process listens."""
     taken = [socket.socket() for _ in range(number)]
     for one in taken:
         one.bind((HOST, 0))

@@ -59,14 +59,14 @@ def _bound(finding: Finding) -> str:
 
 def write_json(answers: Answers, file: Path) -> None:
     """Everything that was measured, with what it was measured on."""
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "measured_on": _surroundings(),
         "answers": {
             question: [{**asdict(finding), "met": finding.met} for finding in findings]
             for question, findings in answers.items()
         },
     }
-    file.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+    file.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
 def _surroundings() -> dict[str, Any]:

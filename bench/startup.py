@@ -66,10 +66,10 @@ def _added(
 
 def _slowest_imports() -> list[str]:
     """The ten modules that take longest by themselves, as `-X importtime` sees them."""
-    told = subprocess.run(
+    timings = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import lockfast"], capture_output=True, text=True, check=True
     ).stderr
-    rows = re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", told)
+    rows = re.findall(r"import time:\s+(\d+) \|\s+\d+ \| +(\S+)", timings)
     return [f"{module}: {own}" for own, module in sorted(((int(own), module) for own, module in rows), reverse=True)][
         :10
     ]

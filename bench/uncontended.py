@@ -1,4 +1,4 @@
-"""SQLite, nobody in the way: what does acquire + release cost?
+"""SQLite, without contention: what does acquire + release cost?
 
 The floor is a bare pair of upserts in the same file with the same settings: two autocommitted writes, which is the
 least that a lock with a durable record can do. The peer is `filelock.FileLock`, which keeps no record at all.

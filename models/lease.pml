@@ -9,7 +9,7 @@
  *   (no option)        the design: deadline from before the request, fence checked by the resource
  *   -DUNFENCED         the resource takes every write: CLAIM 2 fails, which is why fences exist
  *   -DFROM_REPLY       the deadline counts from the answer: CLAIM 1 fails
- *   -DNO_OWNER_CHECK   a release frees the lock whoever holds it: CLAIM 1 fails
+ *   -DNO_OWNER_CHECK   a release frees the lock of any holder: CLAIM 1 fails
  */
 #define TTL   2
 #ifndef END

@@ -1,7 +1,7 @@
 """A worker of pytest-xdist that ends in the middle of a test is reported at the end of the run: how and where.
 
 Decides: where the stacks of a process go that crashes or is ended by the hard limit. Those of a worker go into a file
-that the run's summary prints, since what it wrote to stderr is far up by then, or in nobody's sight.
+that the run's summary prints, since what it wrote to stderr is far up by then, or out of sight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The project had another name once, and a package of somebody else has it: it occurs nowhere, in texts or in paths."""
+"""The project had another name once, and a package of other people has it: it occurs nowhere, in texts or in paths."""
 
 from __future__ import annotations
 

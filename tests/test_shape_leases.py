@@ -1,4 +1,4 @@
-"""No module but `engine.lease` writes a field of a lease: whoever wants one changed calls a method there.
+"""No module but `engine.lease` writes a field of a lease: other modules call a method there.
 
 Decides: what counts as such a write. Python has no types here, so a field of the same name on a class of the module's
 own is not one, unless the variable is called a lease.

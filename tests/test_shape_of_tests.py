@@ -216,7 +216,7 @@ def _must_be_granted(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def unconfirmed_settings(files: Files) -> Iterator[str]:
-    """A setting that nobody has read back: `Server.configure`, `follow`, `lead` and `keep_all` do."""
+    """A setting that was not read back: `Server.configure`, `follow`, `lead` and `keep_all` do."""
     for file in files.values():
         for call in file.calls if not file.name.startswith("servers/") else ():
             words = [word.value for word in call.args[:2] if isinstance(word, ast.Constant)]

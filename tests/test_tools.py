@@ -128,7 +128,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_a_table_tells_which_tests_were_red_in_which_run(tmp_path: Path) -> None:
+def test_a_table_shows_which_tests_were_red_in_which_run(tmp_path: Path) -> None:
     (tmp_path / "0.xml").write_text(REPORT)
     tests, failed = flaky.read(tmp_path / "0.xml")
     assert (tests, failed) == (3, ["tests.a::test_bad", "tests.b::test_broken"])

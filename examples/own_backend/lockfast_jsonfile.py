@@ -127,7 +127,7 @@ class Record:
                 waiter.reserved_until, waiter.lapsed = 0.0, True
 
     def fits(self, claim_id: str) -> bool:
-        """Nobody holds it, and neither an older waiter nor one that it is reserved for is in the way."""
+        """No claim holds it, and neither an older waiter nor one that it is reserved for is in the way."""
         own = self.waiter(claim_id)
         if own is not None and own.reserved:
             return True

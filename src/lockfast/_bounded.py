@@ -1,4 +1,4 @@
-"""What a process remembers of claims and names that it may never hear of again: bounded, whatever its users do.
+"""What a process remembers of claims and names that it may never meet again: bounded, whatever its users do.
 
 Decides: which entry makes room for a new one.
 """

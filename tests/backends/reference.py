@@ -1,4 +1,4 @@
-"""A second telling of the model, as small as it can be, to hold the backends against.
+"""A second version of the model, as small as it can be, that backends are compared with.
 
 A resource has holders and a queue. Exclusive fits an empty resource; shared fits beside fewer than `limit` others, none
 of them exclusive; what is reserved counts as held; no claim passes an older waiter. Each beginning and each end of a

@@ -1,4 +1,4 @@
-"""A second telling of limiters and cells, as small as it can be, to hold the backends against.
+"""A second version of limiters and cells, as small as it can be, that backends are compared with.
 
 A limiter is a bucket that leaks: each permit fills it by one interval, time empties it, and it holds `burst` of them. A
 cell is a value with a version, the highest fence of its writes, and its last writer. Written from the design.

@@ -138,7 +138,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._called())
     @rule()
-    def whoever_is_called_comes(self) -> None:
+    def a_woken_waiter_asks_again(self) -> None:
         self._acquire(self._called()[0], True)
 
     @precondition(lambda self: self.claims)

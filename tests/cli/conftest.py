@@ -37,7 +37,7 @@ with open(sys.argv[1], "w") as file:
 
 
 class Heart:
-    """A grandchild of `lockfast run` that can be heard beating."""
+    """A grandchild of `lockfast run` whose heartbeat can be read."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "beats"

@@ -2,7 +2,7 @@
 
 Run as a program by the terminal tests: `job_shell.py LOG alone|piped|unwatched COMMAND…`. Writes to LOG what becomes of
 the job. `piped` gives the job `cat` as a neighbour behind its stdout; `unwatched` becomes the job itself, so that
-nobody is there to continue it.
+no process is there to continue it.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ def main(log: Path, kind: str, command: list[str]) -> None:
         os.execvp(command[0], command)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     job = start_job(kind, command)
-    with log.open("w", buffering=1) as told:
+    with log.open("w", buffering=1) as lines:
         while True:
             _, status = os.waitpid(job, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 break
-            told.write("stopped\n")
+            lines.write("stopped\n")
             os.tcsetpgrp(0, os.getpgrp())
             os.tcsetpgrp(0, job)
             os.killpg(job, signal.SIGCONT)
-        told.write(f"foreground given back: {os.tcgetpgrp(0) == job}\n")
-        told.write(f"ended: {os.waitstatus_to_exitcode(status)}\n")
+        lines.write(f"foreground given back: {os.tcgetpgrp(0) == job}\n")
+        lines.write(f"ended: {os.waitstatus_to_exitcode(status)}\n")
     while True:
         try:
             os.wait()

@@ -182,7 +182,7 @@ def test_a_store_that_cannot_be_made_is_reported_with_the_reason(
     words: list[str],
     default: bool,
 ) -> None:
-    def told_of(folder: Path) -> str:
+    def refusal_of(folder: Path) -> str:
         monkeypatch.setenv("XDG_STATE_HOME", str(folder))
         assert main([words[0], *([] if default else ["--url", f"sqlite:///{folder}/locks.db"]), *words[1:]]) == 69
         return capsys.readouterr().err
@@ -192,9 +192,9 @@ def test_a_store_that_cannot_be_made_is_reported_with_the_reason(
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
-        assert told_of(tmp_path / name).endswith(f"mistyped; {tmp_path}/{name} is no folder\n")
+        assert refusal_of(tmp_path / name).endswith(f"mistyped; {tmp_path}/{name} is no folder\n")
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write everywhere
-    assert f" may not write {tmp_path}: it belongs to " in told_of(tmp_path / "new")
+    assert f" may not write {tmp_path}: it belongs to " in refusal_of(tmp_path / "new")
 
 
 @pytest.mark.slow

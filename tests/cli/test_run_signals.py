@@ -98,13 +98,13 @@ def test_exit_codes_arrive_even_if_our_parent_process_ignores_ended_children(she
 
 
 def test_the_whole_group_of_the_command_gets_a_signal(shell: Shell, tmp_path: Path) -> None:
-    inner = "trap 'echo inner >> heard; exit' USR1; echo up >> up; while :; do :; done"
-    line = f"trap 'echo outer >> heard; wait; exit' USR1; sh -c \"{inner}\" & wait"
+    inner = "trap 'echo inner >> received; exit' USR1; echo up >> up; while :; do :; done"
+    line = f"trap 'echo outer >> received; wait; exit' USR1; sh -c \"{inner}\" & wait"
     running = shell.start("run", "x", "--", "sh", "-c", line, cwd=tmp_path)
     until((tmp_path / "up").exists, "the inner shell")
     running.send_signal(signal.SIGUSR1)
     running.communicate(timeout=LIMIT)
-    assert sorted((tmp_path / "heard").read_text().split()) == ["inner", "outer"]
+    assert sorted((tmp_path / "received").read_text().split()) == ["inner", "outer"]
 
 
 def test_a_stopped_command_can_be_continued_through_us(shell: Shell) -> None:

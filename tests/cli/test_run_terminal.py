@@ -54,7 +54,7 @@ class Screen:
             self._seen += os.read(self._master, 4096)
         return self._seen
 
-    def told(self) -> list[str]:
+    def log(self) -> list[str]:
         """What became of the job, once the little shell has ended."""
         assert self._process is not None
         self._process.wait(LIMIT)
@@ -77,7 +77,7 @@ class Screen:
 
 @pytest.fixture
 def screen(shell: Shell, tmp_path: Path) -> Iterator[Screen]:
-    screen = Screen(shell, tmp_path / "told")
+    screen = Screen(shell, tmp_path / "log")
     yield screen
     screen.close()
 
@@ -87,7 +87,7 @@ def test_the_command_can_read_the_terminal(screen: Screen) -> None:
     screen.wait_for(b"ready")
     screen.press(b"hello\n")
     screen.wait_for(b"got hello")
-    assert screen.told() == ["foreground given back: True", "ended: 0"]
+    assert screen.log() == ["foreground given back: True", "ended: 0"]
 
 
 @pytest.mark.parametrize(("kind", "whose"), [("alone", b"mine"), ("piped", b"not mine"), ("unwatched", b"mine")])
@@ -107,14 +107,14 @@ def test_ctrl_c_reaches_the_command_which_decides(screen: Screen, kind: str) -> 
     if kind == "unwatched":
         assert screen.exit_code() == 3
     else:
-        assert screen.told()[-1] == "ended: 3"
+        assert screen.log()[-1] == "ended: 3"
 
 
 def test_a_command_that_dies_of_ctrl_c_gives_130(screen: Screen) -> None:
     screen.run("alone", "run", "x", "--", "sh", "-c", "echo ready; exec sleep 60")
     screen.wait_for(b"ready")
     screen.press(CTRL_C)
-    assert screen.told() == ["foreground given back: True", "ended: 130"]
+    assert screen.log() == ["foreground given back: True", "ended: 130"]
 
 
 def test_ctrl_c_also_reaches_a_script_around_us(screen: Screen, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_ctrl_c_also_reaches_a_script_around_us(screen: Screen, tmp_path: Path) 
     screen.wait_for(b"ready")
     screen.press(CTRL_C)
     screen.wait_for(b"script ended")
-    assert screen.told()[-1] == "ended: 0"
+    assert screen.log()[-1] == "ended: 0"
 
 
 def test_ctrl_c_ends_the_wait_for_the_lock(screen: Screen, shell: Shell) -> None:
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_the_wait_for_the_lock(screen: Screen, shell: Shell) -> None
         screen.run("alone", "run", "x", "--", "echo", "ran")
         until(lambda: locks.inspect("x").waiters == 1, "a waiter")
         screen.press(CTRL_C)
-        assert screen.told()[-1] == "ended: 130"
+        assert screen.log()[-1] == "ended: 130"
         assert locks.inspect("x").waiters == 0
 
 
@@ -149,7 +149,7 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(screen: Screen) -> None:
     until(screen.has_stopped, "a stopped job")
     screen.press(b"hello\n")
     screen.wait_for(b"got hello")
-    assert screen.told() == ["stopped", "foreground given back: True", "ended: 0"]
+    assert screen.log() == ["stopped", "foreground given back: True", "ended: 0"]
 
 
 def test_ctrl_z_stops_a_pipeline_with_all_its_members(screen: Screen, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_ctrl_z_stops_a_pipeline_with_all_its_members(screen: Screen, tmp_path: 
     until(screen.has_stopped, "a stopped job")
     (tmp_path / "go").touch()
     screen.wait_for(b"done")
-    assert screen.told() == ["stopped", "foreground given back: True", "ended: 0"]
+    assert screen.log() == ["stopped", "foreground given back: True", "ended: 0"]
 
 
 def test_where_no_shell_could_continue_us_ctrl_z_does_not_hang(screen: Screen) -> None:
@@ -178,7 +178,7 @@ def test_in_a_pipeline_the_command_gets_the_terminal_when_it_reads(screen: Scree
     screen.wait_for(b"ready")
     screen.press(b"hello\n")
     screen.wait_for(b"got hello")
-    assert screen.told()[-1] == "ended: 0"
+    assert screen.log()[-1] == "ended: 0"
 
 
 def test_a_lost_lease_gives_the_terminal_back_as_it_was(screen: Screen, shell: Shell) -> None:
@@ -186,7 +186,7 @@ def test_a_lost_lease_gives_the_terminal_back_as_it_was(screen: Screen, shell: S
     screen.wait_for(b"ready")
     shell.locks().break_lock("x")
     screen.wait_for(b"was lost")
-    assert screen.told() == ["foreground given back: True", "ended: 74"]
+    assert screen.log() == ["foreground given back: True", "ended: 74"]
     attributes = subprocess.run(["stty", "-a"], stdin=screen._slave, capture_output=True, text=True, check=True).stdout
     assert " echo " in attributes
     assert " icanon " in attributes

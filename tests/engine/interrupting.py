@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at a chosen instruction: at each one, in turn, at which a signal could be heard.
+"""A KeyboardInterrupt at a chosen instruction: at each one, in turn, at which Python could run a signal handler.
 
 Python runs signal handlers in the main thread only, at the start of a function, at each turn of a loop and after a
 call of something that is not written in Python. A call of a Python function is none of these: CPython goes from one to
@@ -59,7 +59,7 @@ class _Steps:
         self.struck = ""
 
     def begins(self, frame: FrameType, offset: int) -> bool:
-        """A function begins or goes on, with RESUME, which is not told as an instruction. Whether it counts."""
+        """A function begins or goes on, with RESUME, which is not reported as an instruction. Whether it counts."""
         if frame.f_back is not None and frame.f_back in self._before:
             self._into_python.add(frame.f_back)
         if not self._where(frame.f_code.co_filename):
@@ -97,7 +97,7 @@ class _Traced:
         self._steps = steps
 
     def start(self) -> None:
-        sys._getframe().f_trace_opcodes = True  # else Python 3.12 does not tell of them until the next `settrace`
+        sys._getframe().f_trace_opcodes = True  # else Python 3.12 does not report them until the next `settrace`
         sys.settrace(self._enter)
 
     def stop(self) -> None:
@@ -118,9 +118,9 @@ class _Traced:
 
 
 class _Monitored:
-    """With `sys.monitoring`: Python 3.13 tells a trace function of no instruction that was last run untraced."""
+    """With `sys.monitoring`: Python 3.13 reports to a trace function no instruction that was last run untraced."""
 
-    _TOOL = 3  # one that nobody else takes
+    _TOOL = 3  # one that no other tool takes
 
     def __init__(self, steps: _Steps) -> None:
         self._steps = steps
@@ -169,7 +169,7 @@ class Interrupt:
 
     def __init__(self, point: int, where: Callable[[str], bool], armed: Callable[[], bool] = lambda: True) -> None:
         self._steps = _Steps(point, where, armed)
-        self._told: _Traced | _Monitored = (_Monitored if sys.version_info >= (3, 13) else _Traced)(self._steps)
+        self._observer: _Traced | _Monitored = (_Monitored if sys.version_info >= (3, 13) else _Traced)(self._steps)
 
     @property
     def struck(self) -> str:
@@ -178,10 +178,10 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         gc.disable()  # Python drops what is raised in a finalizer, and the collector may call one anywhere
-        self._told.start()
+        self._observer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._told.stop()
+        self._observer.stop()
         gc.enable()
         self._steps.forget()

@@ -2,7 +2,7 @@
 
     python -m tests.engine.storm URL STORY INTERRUPTS
 
-Each signal raises KeyboardInterrupt wherever Python hears it in code of ours, as Ctrl-C does. After each the program
+Each signal raises KeyboardInterrupt wherever Python handles it in code of ours, as Ctrl-C does. After each the program
 looks whether anything is held, waited for or remembered that no caller will ever let go of.
 """
 
@@ -26,7 +26,7 @@ BESIDE_ANOTHER: dict[str, Story] = {}  # a thread that takes turns with it
 
 
 class Scene:
-    """What a story is told with, and what is left of it."""
+    """What a story runs with, and what is left of it."""
 
     def __init__(self, url: str) -> None:
         self.locks = lockfast.connect(url)
@@ -69,7 +69,7 @@ class Scene:
 
 
 def story(make: Story) -> Story:
-    """What is told again and again, made once. Its objects are shared by all tellings, as in a long-lived program."""
+    """What is run again and again, made once. Its objects are shared by all runs, as in a long-lived program."""
     ALONE[make.__name__] = make
     return make
 
@@ -87,54 +87,54 @@ def ended(end: Callable[[], object]) -> None:
 def a_with(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.lock("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         with lock:
             pass
 
-    return tell
+    return run_story
 
 
 @story
 def a_new_object_each_time(scene: Scene) -> Callable[[], object]:
-    def tell() -> None:
+    def run_story() -> None:
         with scene.locks.lock("a", ttl=TTL_S) as lease:
             lease.extend(TTL_S + 100)
             lease.check()
 
-    return tell
+    return run_story
 
 
 @story
 def a_failing_body(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.lock("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         try:
             with lock:
                 raise ZeroDivisionError
         except ZeroDivisionError:
             pass
 
-    return tell
+    return run_story
 
 
 @story
 def acquire_and_release(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.lock("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         lease = lock.acquire()
         assert lease is not None
         ended(lease.release)
 
-    return tell
+    return run_story
 
 
 @story
 def release_through_the_lock(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.lock("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         lease = lock.acquire()
         assert lease is not None
 
@@ -144,103 +144,103 @@ def release_through_the_lock(scene: Scene) -> Callable[[], object]:
 
         ended(end)
 
-    return tell
+    return run_story
 
 
 @story
 def entered_twice(scene: Scene) -> Callable[[], object]:
     outer, inner = (scene.locks.lock("a", ttl=TTL_S, reentrant=True) for _ in range(2))
 
-    def tell() -> None:
+    def run_story() -> None:
         with outer:
             with inner:
                 with inner:
                     pass
 
-    return tell
+    return run_story
 
 
 @story
 def acquired_twice(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.lock("a", ttl=TTL_S, reentrant=True)
 
-    def tell() -> None:
+    def run_story() -> None:
         with lock:
             again = lock.acquire()
             assert again is not None
             ended(again.release)
 
-    return tell
+    return run_story
 
 
 @story
 def a_semaphore(scene: Scene) -> Callable[[], object]:
     permits = scene.locks.semaphore("a", 2, ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         with permits:
             with permits:
                 pass
 
-    return tell
+    return run_story
 
 
 @story
 def a_read_write_lock(scene: Scene) -> Callable[[], object]:
     lock = scene.locks.rwlock("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         with lock.write() as lease:
             lease.downgrade()
             with lock.read():
                 pass
 
-    return tell
+    return run_story
 
 
 @story
 def several_names(scene: Scene) -> Callable[[], object]:
     several = scene.locks.all("a", "b", "c", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         with several:
             pass
 
-    return tell
+    return run_story
 
 
 @story
 def several_names_by_hand(scene: Scene) -> Callable[[], object]:
     several = scene.locks.all("a", "b", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         lease = several.acquire()
         assert lease is not None
         ended(lease.release)
 
-    return tell
+    return run_story
 
 
 @story
 def a_leader_for_a_block(scene: Scene) -> Callable[[], object]:
     election = scene.locks.election("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         with election:
             pass
 
-    return tell
+    return run_story
 
 
 @story
 def a_campaign(scene: Scene) -> Callable[[], object]:
     election = scene.locks.election("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         election.campaign()
         ended(election.resign)
 
-    return tell
+    return run_story
 
 
 @story
@@ -253,52 +253,52 @@ def a_leader_that_runs(scene: Scene) -> Callable[[], object]:
 def an_observer(scene: Scene) -> Callable[[], object]:
     election = scene.locks.election("a", ttl=TTL_S)
 
-    def tell() -> None:
+    def run_story() -> None:
         changes = election.observe()
         try:
             next(changes)
         finally:
             ended(changes.close)
 
-    return tell
+    return run_story
 
 
 @story
 def a_limiter(scene: Scene) -> Callable[[], object]:
     limiter = scene.locks.limiter("a", rate=2000, per=1)
 
-    def tell() -> None:
+    def run_story() -> None:
         limiter.acquire()
         limiter.acquire()
 
-    return tell
+    return run_story
 
 
 @story
 def a_cell(scene: Scene) -> Callable[[], object]:
     cell = scene.locks.cell("a")
 
-    def tell() -> None:
+    def run_story() -> None:
         cell.update(lambda value: (value or 0) + 1)
         cell.read()
 
-    return tell
+    return run_story
 
 
 @story
 def a_decorated_function(scene: Scene) -> Callable[[], object]:
     @scene.locks.locked("a", ttl=TTL_S)
-    def tell() -> None: ...
+    def run_story() -> None: ...
 
-    return tell
+    return run_story
 
 
 @story
 def a_singleton(scene: Scene) -> Callable[[], object]:
     @scene.locks.singleton("a", ttl=TTL_S)
-    def tell() -> None: ...
+    def run_story() -> None: ...
 
-    return tell
+    return run_story
 
 
 @story
@@ -315,26 +315,26 @@ def a_decorated_generator(scene: Scene) -> Callable[[], object]:
 def a_manager(scene: Scene) -> Callable[[], object]:
     manager = scene.manager
 
-    def tell() -> None:
+    def run_story() -> None:
         manager.acquire("a", timeout_seconds=TTL_S)
         try:
             manager.extend("a", TTL_S + 1)
         finally:
             ended(lambda: manager.release("a"))
 
-    return tell
+    return run_story
 
 
 @story
 def a_managers_scope(scene: Scene) -> Callable[[], object]:
     manager = scene.manager
 
-    def tell() -> None:
+    def run_story() -> None:
         with manager.lock("a", timeout_seconds=TTL_S):
             pass
         manager.with_lock("a", int)
 
-    return tell
+    return run_story
 
 
 def beside_another(make: Story) -> Story:
@@ -352,16 +352,16 @@ def a_wait(scene: Scene) -> Callable[[], object]:
 def a_manager_that_others_use(scene: Scene) -> Callable[[], object]:
     manager = scene.manager
 
-    def tell() -> None:
+    def run_story() -> None:
         manager.acquire("a", timeout_seconds=TTL_S, blocking=True, blocking_timeout_seconds=None)
         ended(lambda: manager.release("a"))
 
-    scene.beside(tell)
-    return tell
+    scene.beside(run_story)
+    return run_story
 
 
 class Storm:
-    """Raises KeyboardInterrupt at a random moment of a telling, in code of ours and of its callers inside it."""
+    """Raises KeyboardInterrupt at a random moment of a run, in code of ours and of its callers inside it."""
 
     def __init__(self) -> None:
         self._dice = random.Random(7)
@@ -376,11 +376,11 @@ class Storm:
         if self._inside:
             signal.setitimer(signal.ITIMER_REAL, 0.00002)  # it is not there yet
 
-    def strikes(self, tell: Callable[[], object], usual: float) -> bool:
+    def strikes(self, run_story: Callable[[], object], usual: float) -> bool:
         self._inside = True
         try:
             signal.setitimer(signal.ITIMER_REAL, self._dice.uniform(0.000005, 1.2 * usual))
-            tell()
+            run_story()
             self._inside = False
         except KeyboardInterrupt:
             self._inside = False
@@ -392,11 +392,11 @@ class Storm:
 
 def main(url: str, name: str, number: int) -> None:
     scene = Scene(url)
-    tell = {**ALONE, **BESIDE_ANOTHER}[name](scene)
-    usual = min(timeit.repeat(tell, number=1, repeat=100))
+    run_story = {**ALONE, **BESIDE_ANOTHER}[name](scene)
+    usual = min(timeit.repeat(run_story, number=1, repeat=100))
     storm, interrupts = Storm(), 0
     while interrupts < number:
-        if storm.strikes(tell, usual):
+        if storm.strikes(run_story, usual):
             interrupts += 1
             if name in ALONE:
                 scene.must_leave_nothing(interrupts)

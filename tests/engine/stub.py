@@ -1,4 +1,4 @@
-"""A backend that grants everything and answers renewals as a test tells it to."""
+"""A backend that grants everything and answers renewals as a test wants."""
 
 from __future__ import annotations
 

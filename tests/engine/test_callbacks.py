@@ -61,37 +61,37 @@ def lose(locks: Locks, *names: str) -> None:
 
 
 def test_one_that_waits_keeps_no_other_from_being_called(locks: Locks, clock: FakeClock, gate: threading.Event) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def hang(lease: Lease) -> None:
-        told.append(lease.name)
+        reported.append(lease.name)
         gate.wait(LIMIT)
 
     for name in "abc":
         locks.lock(name, ttl=3, on_lost=hang).acquire()
-    locks.lock("d", ttl=3, on_lost=lambda lease: told.append(lease.name)).acquire()
+    locks.lock("d", ttl=3, on_lost=lambda lease: reported.append(lease.name)).acquire()
     lose(locks, *"abcd")
     clock.advance(1)
     for number in range(1, 5):
-        until(lambda least=number: len(told) >= least, f"{number} of them to be told")  # type: ignore[misc]
+        until(lambda least=number: len(reported) >= least, f"{number} of them to be called")  # type: ignore[misc]
         clock.advance(callbacks.HANGING_S)
-    assert sorted(told) == list("abcd")
+    assert sorted(reported) == list("abcd")
 
 
 def test_one_that_waits_keeps_no_set_of_names_from_being_released(
     locks: Locks, clock: FakeClock, gate: threading.Event
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def hang(lease: Lease) -> None:
-        told.append(lease.name)
+        reported.append(lease.name)
         gate.wait(LIMIT)
 
     locks.lock("a", ttl=3, on_lost=hang).acquire()
     locks.all("b", "c", ttl=30).acquire()
     lose(locks, "a")
     clock.advance(1)
-    until(lambda: told, "the first to hang")
+    until(lambda: reported, "the first to hang")
     lose(locks, "b")
     clock.advance(9)
     until(lambda: not locks.inspect("c").locked, "the other name to be free")
@@ -100,10 +100,10 @@ def test_one_that_waits_keeps_no_set_of_names_from_being_released(
 def test_one_that_waits_keeps_no_close_from_calling_the_others(
     url: str, clock: FakeClock, gate: threading.Event
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def hang(lease: Lease) -> None:
-        told.append(lease.name)
+        reported.append(lease.name)
         gate.wait(LIMIT)
 
     locks = lockfast.connect(url, clock=clock)
@@ -115,9 +115,9 @@ def test_one_that_waits_keeps_no_close_from_calling_the_others(
 
     closing = threading.Thread(target=close_in_the_body)
     closing.start()
-    until(lambda: len(told) == 1, "one to be told")
+    until(lambda: len(reported) == 1, "one to be called")
     clock.advance(callbacks.HANGING_S)
-    until(lambda: sorted(told) == ["a", "b"], "the other to be told")
+    until(lambda: sorted(reported) == ["a", "b"], "the other to be called")
 
     def closed() -> bool:
         clock.advance(REPORT_WITHIN_S)  # from when it begins to wait
@@ -128,11 +128,11 @@ def test_one_that_waits_keeps_no_close_from_calling_the_others(
 
 def test_a_task_that_waits_keeps_no_other_from_being_called(url: str, clock: FakeClock) -> None:
     async def story() -> None:
-        told: list[str] = []
+        reported: list[str] = []
         gate = asyncio.Event()
 
         async def hang(lease: aio.AsyncLease) -> None:
-            told.append(lease.name)
+            reported.append(lease.name)
             await gate.wait()
 
         async with aio.connect(url, clock=clock) as locks:
@@ -141,9 +141,9 @@ def test_a_task_that_waits_keeps_no_other_from_being_called(url: str, clock: Fak
                 await locks.break_lock(name)
 
             clock.advance(1)
-            await until_async(lambda: len(told) == 1, "one to be told")
+            await until_async(lambda: len(reported) == 1, "one to be called")
             clock.advance(callbacks.HANGING_S)
-            await until_async(lambda: sorted(told) == ["a", "b"], "the other to be told")
+            await until_async(lambda: sorted(reported) == ["a", "b"], "the other to be called")
             gate.set()
 
     asyncio.run(story())
@@ -159,9 +159,9 @@ class Blocks(logging.Handler):
         self.began = False
 
     def emit(self, _: logging.LogRecord) -> None:
-        self.hear()
+        self.on_event()
 
-    def hear(self, event: Event | None = None) -> None:
+    def on_event(self, event: Event | None = None) -> None:
         if event is None or event.kind in ("renewed", "lost", "renewal_failed"):
             self.began = True
             self._gate.wait(LIMIT)
@@ -171,7 +171,7 @@ class Blocks(logging.Handler):
 def blocking(request: pytest.FixtureRequest, locks: Locks, gate: threading.Event) -> Iterator[Blocks]:
     handler = Blocks(gate)
     if request.param == "a listener":
-        locks.events.listen(handler.hear)
+        locks.events.listen(handler.on_event)
         yield handler
         return
     logger = logging.getLogger("lockfast")
@@ -225,7 +225,7 @@ def test_one_that_blocks_does_not_keep_the_command_line_from_reporting_renewals(
 ) -> None:
     renewals: list[None] = []
     locks._logic.engine.on_renewed = lambda: renewals.append(None)
-    locks.events.listen(Blocks(gate).hear)
+    locks.events.listen(Blocks(gate).on_event)
     locks.lock("kept", ttl=30).acquire()
     for number in range(1, 4):
         clock.advance(10)
@@ -233,11 +233,11 @@ def test_one_that_blocks_does_not_keep_the_command_line_from_reporting_renewals(
 
 
 def test_one_that_takes_a_lock_of_the_same_locks_comes_back(locks: Locks, clock: FakeClock) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def note(event: Event) -> None:
         with locks.lock("notes"):
-            heard.append(f"{event.kind} {event.name}")
+            received.append(f"{event.kind} {event.name}")
 
     locks.events.listen(note)
     with locks.lock("a", ttl=3):
@@ -245,9 +245,9 @@ def test_one_that_takes_a_lock_of_the_same_locks_comes_back(locks: Locks, clock:
     locks.lock("b", ttl=3).acquire()
     lose(locks, "b")
     clock.advance(1)
-    until(lambda: "lost b" in heard, "the loss to be noted")
-    assert [line for line in heard if line.endswith(" a")] == ["asked a", "granted a", "released a"]
-    assert not any("notes" in line for line in heard)
+    until(lambda: "lost b" in received, "the loss to be noted")
+    assert [line for line in received if line.endswith(" a")] == ["asked a", "granted a", "released a"]
+    assert not any("notes" in line for line in received)
 
 
 def test_one_that_waits_for_what_was_just_granted_would_wait_for_itself(locks: Locks) -> None:
@@ -271,11 +271,11 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_the_number_that_
     locks: Locks, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(callbacks, "MAX_EVENTS", 3)
-    heard: list[str] = []
+    received: list[str] = []
     began = threading.Event()
 
     def hang(event: Event) -> None:
-        heard.append(event.detail)
+        received.append(event.detail)
         began.set()
         gate.wait(LIMIT)
 
@@ -286,8 +286,8 @@ def test_one_that_hangs_for_ever_is_given_the_latest_events_and_the_number_that_
     for number in range(1, 10):
         background.emit(Event("lost", "a", "me", detail=str(number)))
     gate.set()
-    until(lambda: heard[-1] == "9", "the last one to be heard")
-    assert heard == ["0", "7", "8", "9"]
+    until(lambda: received[-1] == "9", "the last one to arrive")
+    assert received == ["0", "7", "8", "9"]
     assert "6 events were left out" in caplog.text
 
 
@@ -312,8 +312,8 @@ class _Interrupts:
 
 
 def test_an_interrupt_in_the_middle_of_emitting_does_not_silence_what_follows(locks: Locks) -> None:
-    heard: list[str] = []
-    locks.events.listen(lambda event: heard.append(event.detail))
+    received: list[str] = []
+    locks.events.listen(lambda event: received.append(event.detail))
     engine = locks._logic.engine
     mutex = engine.mutex
     engine.mutex = _Interrupts(mutex)  # type: ignore[assignment]
@@ -321,12 +321,12 @@ def test_an_interrupt_in_the_middle_of_emitting_does_not_silence_what_follows(lo
         engine.background.emit(Event("lost", "a", "me", detail="first"))
     engine.mutex = mutex
     engine.background.emit(Event("lost", "a", "me", detail="second"))
-    until(lambda: heard == ["first", "second"], "both to be told")
+    until(lambda: received == ["first", "second"], "both to arrive")
 
 
 def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(locks: Locks) -> None:
-    heard: list[str] = []
-    locks.events.listen(lambda event: heard.append(event.detail))
+    received: list[str] = []
+    locks.events.listen(lambda event: received.append(event.detail))
 
     class Once(set[int]):
         def add(self, thread: int) -> None:
@@ -338,7 +338,7 @@ def test_an_interrupt_as_a_listener_is_called_does_not_silence_what_follows(lock
     with pytest.raises(KeyboardInterrupt):
         locks.events.emit(Event("lost", "a", "me", detail="first"))
     locks.events.emit(Event("lost", "a", "me", detail="second"))
-    assert heard == ["second"]
+    assert received == ["second"]
 
 
 ENDS = """
@@ -358,9 +358,9 @@ def test_a_process_that_ends_right_after_a_loss_has_logged_it() -> None:
 
 
 def test_what_the_background_did_is_reported_before_close_is_over(url: str, clock: FakeClock) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     locks = lockfast.connect(url, clock=clock)
-    locks.events.listen(lambda event: heard.append(event.kind))
+    locks.events.listen(lambda event: received.append(event.kind))
     with suppress(lockfast.LeaseLost), locks.lock("a", ttl=600):
         locks.close()
-    assert heard[-1] == "lost"
+    assert received[-1] == "lost"

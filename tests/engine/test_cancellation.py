@@ -113,7 +113,7 @@ AFTER_A_WAIT = (acquire, body, body_entered_twice)  # another holds it, and lets
 
 
 class Others:
-    """Somebody else who holds the lock when the story begins."""
+    """Another client, which holds the lock when the story begins."""
 
     def __init__(self, locks: AsyncLocks, lets_go: bool) -> None:
         self._locks, self._lets_go = locks, lets_go
@@ -154,17 +154,17 @@ async def run(
     lets_go: bool = True,
     clock: FakeClock | None = None,
 ) -> bool:
-    """Tell the story, cancelled at these suspensions; False if it ended before the last of them."""
+    """Run the story, cancelled at these suspensions; False if it ended before the last of them."""
     async with contextlib.AsyncExitStack() as stack:
         other = await stack.enter_async_context(lockfast.aio.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(suspend, clock, 5))
         locks = await stack.enter_async_context(lockfast.aio.connect(opener, holder="us", clock=clock))
         async with Others(other, lets_go) if held else contextlib.nullcontext():
-            told = CancelAt(story(locks), points)
-            task = asyncio.ensure_future(told)
+            steps = CancelAt(story(locks), points)
+            task = asyncio.ensure_future(steps)
             await asyncio.wait({task})
-        if told.suspensions < max(points):
-            if not told.suspensions >= min(points):
+        if steps.suspensions < max(points):
+            if not steps.suspensions >= min(points):
                 task.result()  # raises what went wrong, if anything did
             return False
         assert task.cancelled(), f"the cancellation was swallowed: {task!r}"
@@ -194,5 +194,5 @@ def test_cancelled_at_any_point_of_a_wait_it_leaves_nothing_behind(story: Story,
 
 @pytest.mark.parametrize("again", [0, 2])
 def test_cancelled_while_it_waits_in_vain_it_leaves_nothing_behind(again: int, url: str) -> None:
-    told = sweep(acquire_in_vain, url, again, held=True, lets_go=False, clock=FakeClock())
-    assert asyncio.run(told) >= 5
+    sweeping = sweep(acquire_in_vain, url, again, held=True, lets_go=False, clock=FakeClock())
+    assert asyncio.run(sweeping) >= 5

@@ -107,17 +107,17 @@ def test_an_on_lost_that_exits_or_is_slow_costs_no_other_lease(url: str, trouble
 
 
 def test_a_thread_that_finds_the_loss_cancels_the_task(url: str) -> None:
-    told: list[object] = []
+    reported: list[object] = []
 
     async def main() -> None:
         async with lockfast.aio.connect(url) as locks:
-            async with locks.lock("x", ttl=0.2, renew=False, on_lost=told.append) as lease:
+            async with locks.lock("x", ttl=0.2, renew=False, on_lost=reported.append) as lease:
                 await asyncio.to_thread(until, lambda: lease.lost)
                 await asyncio.to_thread(lease.check)
 
     with pytest.raises(lockfast.LeaseLost):
         asyncio.run(main())
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_a_loss_is_reported_before_the_body_is_ended(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_thread_that_could_not_be_started_for_a_lease_is_started_by_the_next_t
 
 
 def test_what_no_thread_of_a_loop_could_be_started_for_is_not_done_later() -> None:
-    """A pool keeps what it was given, and its next thread would do it: a connection that nobody waits for."""
+    """A pool keeps what it was given, and its next thread would do it: a connection that no caller waits for."""
     done: list[str] = []
 
     async def main() -> None:
@@ -259,13 +259,13 @@ def test_a_waiter_learns_of_the_end_of_its_locks(url: str) -> None:
     with lockfast.connect(url) as others:
         others.lock("x").acquire()
         locks = lockfast.connect(url)
-        heard: list[Exception] = []
+        received: list[Exception] = []
 
         def wait() -> None:
             try:
                 locks.lock("x").acquire()
             except lockfast.LockError as error:
-                heard.append(error)
+                received.append(error)
 
         threads = [threading.Thread(target=wait) for _ in range(3)]
         for thread in threads:
@@ -273,8 +273,8 @@ def test_a_waiter_learns_of_the_end_of_its_locks(url: str) -> None:
         until(lambda: others.inspect("x").waiters == 3)
         locks.close()
         join(*threads)
-        assert len(heard) == 3
-        assert all("closed" in str(error) for error in heard)
+        assert len(received) == 3
+        assert all("closed" in str(error) for error in received)
 
 
 def test_a_close_that_was_cut_short_can_be_finished(url: str) -> None:
@@ -342,19 +342,19 @@ def loud(trouble: type[BaseException], *kinds: str) -> Callable[[Event], None]:
 @pytest.mark.parametrize("trouble", [RuntimeError, SystemExit])
 def test_a_listener_that_exits_in_a_thread_of_ours_costs_no_lease(url: str, trouble: type[BaseException]) -> None:
     """Both leases are renewed in one request, and the loss is found by the keeper."""
-    told: list[object] = []
-    heard: list[str] = []
+    reported: list[object] = []
+    received: list[str] = []
     with lockfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, "renewed", "lost"))
-        locks.events.listen(lambda event: heard.append(event.kind))
+        locks.events.listen(lambda event: received.append(event.kind))
         good = [locks.lock(name, ttl=60).acquire() for name in ("good", "better")]
-        bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
+        bad = locks.lock("bad", ttl=0.1, renew=False, on_lost=reported.append).acquire()
         for _ in range(3):
             renew_soon(*good)
             for lease in good:
                 renew(lease)
-        until(lambda: told == [bad], "the loss to be told")
-        until(lambda: {"renewed", "lost"} <= set(heard), "others to hear of it all the same")
+        until(lambda: reported == [bad], "the loss to be reported")
+        until(lambda: {"renewed", "lost"} <= set(received), "others to receive it all the same")
         stop()
 
 
@@ -382,14 +382,14 @@ def test_an_interrupt_in_a_listener_of_the_main_thread_goes_on_and_leaves_nothin
     url: str, kind: str, trouble: type[BaseException]
 ) -> None:
     """It may be a Ctrl-C that fell there: to swallow that would be to hang."""
-    heard: list[str] = []
+    received: list[str] = []
     with lockfast.connect(url) as locks:
         stop = locks.events.listen(loud(trouble, kind))
-        locks.events.listen(lambda event: heard.append(event.kind))
+        locks.events.listen(lambda event: received.append(event.kind))
         with pytest.raises(trouble):
             with locks.lock("x"):
                 pass
-        assert heard[-1] == kind, "the others heard of it first"
+        assert received[-1] == kind, "the others received it first"
         assert not locks.inspect("x").locked
         stop()
         with locks.lock("x", wait=0):
@@ -409,7 +409,7 @@ def test_what_no_signal_raises_does_not_leave_a_listener_of_the_main_thread(
 @pytest.mark.slow
 @pytest.mark.parametrize("trouble", [SystemExit, asyncio.CancelledError])
 def test_a_listener_that_exits_in_a_loop_never_ends_the_keeper(url: str, trouble: type[BaseException]) -> None:
-    """An exit leaves the loop, as asyncio has it; whoever runs the loop again finds every lease kept."""
+    """An exit leaves the loop, as asyncio has it; when the loop runs again, every lease is kept."""
     locks = lockfast.aio.connect(url)
     loop = asyncio.new_event_loop()
     try:
@@ -439,11 +439,11 @@ def test_a_log_that_fails_costs_no_lease(url: str) -> None:
     log.addFilter(failing)
     try:
         with lockfast.connect(url) as locks:
-            told: list[object] = []
+            reported: list[object] = []
             good = locks.lock("good", ttl=60).acquire()
-            locks.lock("bad", ttl=0.1, renew=False, on_lost=told.append).acquire()
+            locks.lock("bad", ttl=0.1, renew=False, on_lost=reported.append).acquire()
             renew(good)
-            until(lambda: told, "the loss to be told")
+            until(lambda: reported, "the loss to be reported")
             renew(good)
     finally:
         log.removeFilter(failing)

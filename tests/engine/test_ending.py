@@ -1,4 +1,4 @@
-"""What ends when nobody needs it any more: keepers, waiters of a closed `Locks`."""
+"""What ends when it is no longer needed: keepers, waiters of a closed `Locks`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_flag_is_true_or_false_and_nothing_that_looks_like_it(flag: str) -> No
 
 @pytest.mark.parametrize("close", [True, False])
 def test_locks_that_are_closed_or_dropped_are_forgotten(close: bool) -> None:
-    """Whoever waits, and every fork, looks through all engines of the process: those that are over cost nothing."""
+    """Each waiter, and every fork, looks through all engines of the process: those that are over cost nothing."""
     locks = lockfast.connect("memory://")
     engine = locks._logic.engine
     engine.finish = lambda _, engine=engine: None  # what is called at the end may refer to it
@@ -122,21 +122,21 @@ def _closing_at(what: Any, verb: str, locks: Locks, monkeypatch: pytest.MonkeyPa
 def test_what_is_granted_while_its_locks_close_is_given_back_and_no_loss_is_reported(
     url: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with lockfast.connect(url) as others:
         locks = lockfast.connect(url)
         _closing_at(locks._logic.engine.keeper, "keep", locks, monkeypatch, after=after)
         with pytest.raises(LockError, match="closed"):
-            locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)).acquire()
+            locks.lock("x", ttl=3600, on_lost=lambda lease: reported.append(lease.name)).acquire()
         assert not others.inspect("x").locked
-    assert told == []
+    assert reported == []
     assert not locks._logic.engine.on_lost.calling
 
 
 def test_what_is_lost_before_its_caller_has_it_is_reported_when_it_does(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with lockfast.connect(url) as locks:
         keeper = locks._logic.engine.keeper
         keep = keeper.keep
@@ -147,37 +147,37 @@ def test_what_is_lost_before_its_caller_has_it_is_reported_when_it_does(
             assert not locks._logic.engine.on_lost.calling
 
         monkeypatch.setattr(keeper, "keep", keep_and_lose)
-        lease = locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)).acquire()
+        lease = locks.lock("x", ttl=3600, on_lost=lambda lease: reported.append(lease.name)).acquire()
         assert lease is not None
         assert lease.lost
-        until(lambda: told)
+        until(lambda: reported)
         keeper.lose(lease, "denied", "again")
-    assert told == ["x"]
+    assert reported == ["x"]
 
 
 def test_a_body_that_begins_while_its_locks_close_learns_that_it_has_no_lock(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     with lockfast.connect(url) as others:
         locks = lockfast.connect(url)
         _closing_at(locks._logic.engine.world, "guard", locks, monkeypatch)
         with (
             pytest.raises(LeaseLost, match="its Locks was closed"),
-            locks.lock("x", ttl=3600, on_lost=lambda lease: told.append(lease.name)),
+            locks.lock("x", ttl=3600, on_lost=lambda lease: reported.append(lease.name)),
         ):
             assert not others.inspect("x").locked
-    assert told == ["x"]
+    assert reported == ["x"]
 
 
 def test_what_is_held_without_a_body_is_released_by_closing_and_no_loss(url: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     locks = lockfast.connect(url)
-    lease = locks.lock("x", on_lost=lambda lease: told.append(lease.name)).acquire()
+    lease = locks.lock("x", on_lost=lambda lease: reported.append(lease.name)).acquire()
     assert lease is not None
     locks.close()
     assert not lease.lost
-    assert told == []
+    assert reported == []
     with pytest.raises(NotHeld):
         lease.check()
 
@@ -246,7 +246,7 @@ def test_every_body_learns_of_it_before_anything_is_released(url: str, monkeypat
 
 
 def test_a_loss_is_reported_though_no_thread_can_be_started_for_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     locks = lockfast.connect(url)
 
     def none_left(work: Coroutine[Any, Any, None], _: str) -> None:
@@ -257,6 +257,6 @@ def test_a_loss_is_reported_though_no_thread_can_be_started_for_it(url: str, mon
         monkeypatch.setattr(locks._logic.engine.world, "spawn", none_left)
         locks.close()
 
-    with pytest.raises(LeaseLost), locks.lock("x", on_lost=lambda lease: told.append(lease.name)):
+    with pytest.raises(LeaseLost), locks.lock("x", on_lost=lambda lease: reported.append(lease.name)):
         close_without_threads()
-    assert told == ["x"]
+    assert reported == ["x"]

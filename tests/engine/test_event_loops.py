@@ -149,11 +149,11 @@ def test_an_interrupt_that_falls_into_the_keeper_does_not_stop_it(monkeypatch: p
 
 
 def test_a_keeper_that_fails_reports_the_loss_to_every_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def main() -> None:
         async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
-            lease = await take(locks, "x", on_lost=lambda lease: told.append(lease.name))
+            lease = await take(locks, "x", on_lost=lambda lease: reported.append(lease.name))
             asyncio.get_running_loop().set_exception_handler(lambda *_: None)
 
             def fails(now: float) -> None:
@@ -161,12 +161,12 @@ def test_a_keeper_that_fails_reports_the_loss_to_every_holder(monkeypatch: pytes
 
             monkeypatch.setattr(locks._logic.engine.keeper, "inspect", fails)
             locks._logic.engine.keeper.loop.poke()
-            await until_async(lambda: told)
+            await until_async(lambda: reported)
             with pytest.raises(LeaseLost, match="renewing failed: ZeroDivisionError: a mistake of ours"):
                 lease.check()
 
     asyncio.run(main())
-    assert told == ["x"]
+    assert reported == ["x"]
 
 
 # The loop is closed
@@ -174,7 +174,7 @@ def test_a_keeper_that_fails_reports_the_loss_to_every_holder(monkeypatch: pytes
 
 @pytest.fixture
 def connections_may_be_left_open() -> Iterator[None]:
-    """Whoever closes a loop before its locks hears of that from Python, and rightly."""
+    """When a loop is closed before its locks, Python warns of that, and rightly."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -360,23 +360,23 @@ def test_what_a_loop_that_was_closed_left_does_not_harm_the_next_one_when_it_is_
 
 
 def test_a_callback_that_reports_a_loss_is_the_programs_own_task_and_cancelling_it_stops_no_other() -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     async def waits(lease: AsyncLease) -> None:
-        told.append(lease.name)
+        reported.append(lease.name)
         try:
             await never()
         finally:
-            told.append(f"{lease.name} was cancelled")
+            reported.append(f"{lease.name} was cancelled")
 
     async def main() -> None:
         async with lockfast.aio.connect(f"memory://{uuid4().hex}") as locks:
             await take(locks, "x", on_lost=waits)
-            await take(locks, "y", on_lost=lambda lease: told.append(lease.name))
+            await take(locks, "y", on_lost=lambda lease: reported.append(lease.name))
             await lose(locks, "x", "y")
-            await until_async(lambda: told == ["x"], "the first to be told")
+            await until_async(lambda: reported == ["x"], "the first to be called")
             await cancel_all_others()
-            await until_async(lambda: told == ["x", "x was cancelled", "y"], "the other to be told")
+            await until_async(lambda: reported == ["x", "x was cancelled", "y"], "the other to be called")
 
     asyncio.run(main())
 
@@ -411,7 +411,7 @@ def test_a_callback_that_is_cancelled_before_it_begins_ends_as_any_task_of_the_p
             await lose(locks, "x", "y")
             await see_another_task()
             await cancel_all_others()
-            await until_async(lambda: begun == ["y"], "the other to be told")
+            await until_async(lambda: begun == ["y"], "the other to be called")
         gc.collect()  # where a coroutine that was never awaited would be found
 
     asyncio.run(main())

@@ -1,6 +1,6 @@
 """A KeyboardInterrupt at any instruction of an acquire: it comes out as what it is, and leaves nothing behind.
 
-Each story is told again and again, interrupted at its first such instruction, at its second, and so on to its end.
+Each story is run again and again, interrupted at its first such instruction, at its second, and so on to its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.servers.waiting import LIMIT, until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),  # it was cut short before it began
-    pytest.mark.filterwarnings("ignore:unclosed <socket"),  # nobody had it yet: it is closed as soon as it is gone
+    pytest.mark.filterwarnings("ignore:unclosed <socket"),  # no caller had it yet: it is closed when it is collected
 ]
 _numbers = count()
 
@@ -33,21 +33,21 @@ _numbers = count()
 @pytest.fixture(autouse=True)
 def died(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What ended a thread; nothing may."""
-    told: list[str] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(repr(args.exc_value)))
-    yield told
-    assert told == []
+    raised: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(repr(args.exc_value)))
+    yield raised
+    assert raised == []
 
 
 def _ours(file: str) -> bool:
     return ("/src/lockfast/" in file and "/testing/" not in file) or file.endswith("/threading.py")
 
 
-def _sweep(tell: Callable[[int], str]) -> set[str]:
+def _sweep(run_story: Callable[[int], str]) -> set[str]:
     """Which functions were interrupted."""
     points: list[str] = []
     while True:
-        struck = tell(len(points) + 1)
+        struck = run_story(len(points) + 1)
         if not struck:
             break
         points.append(struck)
@@ -64,7 +64,7 @@ def _is_kept(locks: Locks, clock: FakeClock) -> None:
 
 
 def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_the_next_one() -> None:
-    def tell(point: int) -> str:
+    def run_story(point: int) -> str:
         clock = FakeClock()
         with lockfast.connect(f"memory://anywhere-{next(_numbers)}", clock=clock) as locks:
             lock = locks.lock("a", ttl=20)
@@ -79,11 +79,11 @@ def test_interrupted_at_any_instruction_of_the_first_acquire_the_keeper_serves_t
                 assert not locks._logic.engine.keeper.leases
             return interrupt.struck
 
-    assert {"KeeperLoop.wake", "BackgroundJob.start", "LockLogic._adopt"} <= _sweep(tell)
+    assert {"KeeperLoop.wake", "BackgroundJob.start", "LockLogic._adopt"} <= _sweep(run_story)
 
 
 class Waiting:
-    """Somebody else holds the lock that an acquire waits for, until there is a waiter or the acquire is over."""
+    """Another client holds the lock that an acquire waits for, until there is a waiter or the acquire is over."""
 
     def __init__(self, url: str, clock: FakeClock, *, lets_go: bool) -> None:
         self.other = lockfast.connect(url, clock=clock, holder="other")
@@ -131,7 +131,7 @@ def fresh_url(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], st
 
 
 def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fresh_url: Callable[[], str]) -> None:
-    def tell(point: int) -> str:
+    def run_story(point: int) -> str:
         url, clock, error = fresh_url(), FakeClock(), None
         with lockfast.connect(url, clock=clock) as locks, Waiting(url, clock, lets_go=True) as waiting:
             locks.list()  # it is open
@@ -149,7 +149,7 @@ def test_interrupted_at_any_instruction_of_a_wait_it_leaves_no_place_in_line(fre
             error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
             return interrupt.struck
 
-    assert "_ask" in _sweep(tell)
+    assert "_ask" in _sweep(run_story)
 
 
 class InterruptOnce:
@@ -169,7 +169,7 @@ class InterruptOnce:
 def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_place_there(
     fresh_url: Callable[[], str], first: str
 ) -> None:
-    def tell(point: int) -> str:
+    def run_story(point: int) -> str:
         url, clock, error = fresh_url(), FakeClock(), None
         hook = InterruptOnce(first)
         with (
@@ -190,11 +190,11 @@ def test_interrupted_again_at_any_instruction_of_leaving_the_line_it_leaves_no_p
             error = None  # no reference from its frames to itself: it ends here, and not in a collection somewhere else
             return interrupt.struck
 
-    assert "abandon" in _sweep(tell)
+    assert "abandon" in _sweep(run_story)
 
 
 def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_url: Callable[[], str]) -> None:
-    def tell(point: int) -> str:
+    def run_story(point: int) -> str:
         hook, url, clock, error = InterruptOnce("before release"), fresh_url(), FakeClock(), None
         with lockfast.connect(hooked(url, hook), clock=clock) as locks:
             lease = locks.lock("a").acquire()
@@ -212,7 +212,7 @@ def test_interrupted_again_at_any_instruction_of_a_release_it_is_released(fresh_
             error = None
             return interrupt.struck
 
-    assert "_finish" in _sweep(tell)
+    assert "_finish" in _sweep(run_story)
 
 
 @pytest.mark.parametrize("url", ["sqlite:///{}/locks.db", pytest.param("redis://127.0.0.1:1", marks=pytest.mark.slow)])
@@ -222,7 +222,7 @@ def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_tha
     with lockfast.connect(url.format(tmp_path)) as locks:
         outage = locks._logic.engine.outage
 
-        def tell(point: int) -> str:
+        def run_story(point: int) -> str:
             with Interrupt(point, _ours) as interrupt:
                 try:
                     locks.inspect("a")
@@ -233,11 +233,11 @@ def test_interrupted_at_any_instruction_of_a_request_it_is_not_taken_for_one_tha
             assert outage.unanswered == {}, interrupt.struck
             return interrupt.struck
 
-        assert {"watched", "Outage.sent"} <= _sweep(tell)
+        assert {"watched", "Outage.sent"} <= _sweep(run_story)
 
 
 def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at_most() -> None:
-    def tell(point: int) -> str:
+    def run_story(point: int) -> str:
         done: list[str] = []
         with Interrupt(point, _ours) as interrupt:
             try:
@@ -249,4 +249,4 @@ def test_interrupted_at_any_instruction_of_the_start_of_a_thread_it_runs_once_at
         assert done in (["once", "next"], ["next", "once"], ["next"]), interrupt.struck
         return interrupt.struck
 
-    assert "BackgroundJob.start" in _sweep(tell)
+    assert "BackgroundJob.start" in _sweep(run_story)

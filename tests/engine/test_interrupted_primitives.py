@@ -31,7 +31,7 @@ _numbers = count()
 
 @pytest.fixture
 def scene() -> Iterator[Scene]:
-    gc.collect()  # leases that another test has dropped: whoever waits looks at all, and each look is many points here
+    gc.collect()  # leases that another test has dropped: a waiter looks at all, and each look is many points here
     scene = Scene(f"memory://interrupted-{next(_numbers)}")
     yield scene
     scene.close()
@@ -43,12 +43,12 @@ def _ours(file: str) -> bool:
 
 @pytest.mark.parametrize("name", ALONE)
 def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene: Scene, name: str) -> None:
-    tell = ALONE[name](scene)
-    tell()  # everything is imported, opened and started
+    run_story = ALONE[name](scene)
+    run_story()  # everything is imported, opened and started
     for point in count(run.first_new_seed() % STEP + 1, STEP):
         with Interrupt(point, _ours) as interrupt:
             try:
-                tell()
+                run_story()
             except KeyboardInterrupt:
                 assert interrupt.struck
         if not interrupt.struck:
@@ -60,7 +60,7 @@ def test_interrupted_at_any_instruction_a_primitive_leaves_nothing_behind(scene:
 def test_what_another_caller_of_the_manager_has_got_meanwhile_is_not_taken_from_it(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, others = manager._info_of, []
+    original, others = manager._info_of, []
 
     def in_a_thread(work: Callable[[], object]) -> None:
         thread = threading.Thread(target=work)
@@ -68,7 +68,7 @@ def test_what_another_caller_of_the_manager_has_got_meanwhile_is_not_taken_from_
         join(thread)
 
     def interrupted(lease: Lease) -> LockInfo:
-        monkeypatch.setattr(manager, "_info_of", told)
+        monkeypatch.setattr(manager, "_info_of", original)
         in_a_thread(lambda: others.append(scene.manager.acquire("a")))
         raise KeyboardInterrupt
 

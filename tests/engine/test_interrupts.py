@@ -1,6 +1,6 @@
 """A KeyboardInterrupt before or after the effect of any verb, and inside any wait, leaves nothing behind.
 
-Each story is told again and again, interrupted at its first such point, at its second, and so on to its end. A real
+Each story is run again and again, interrupted at its first such point, at its second, and so on to its end. A real
 SIGINT can fall between any two instructions: see `test_interrupted_primitives`.
 """
 
@@ -105,7 +105,7 @@ def nothing_left(locks: Locks, other: Locks) -> None:
 
 
 def run(story: Story, url: str, point: int) -> str | None:
-    """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
+    """Run the story, interrupted at that point; which one it was, or None if it ended before."""
     hook = InterruptAt(point)
     with lockfast.connect(url, holder="them") as other, lockfast.connect(hooked(url, hook), holder="us") as locks:
         try:
@@ -152,10 +152,10 @@ def run_against_another(
     return hook.struck
 
 
-def sweep(tell: Callable[[int], str | None]) -> list[str]:
+def sweep(run_story: Callable[[int], str | None]) -> list[str]:
     """Interrupt at each point in turn; which points there were."""
     points: list[str] = []
-    while (struck := tell(len(points) + 1)) is not None:
+    while (struck := run_story(len(points) + 1)) is not None:
         points.append(struck)
     return points
 

@@ -1,4 +1,4 @@
-"""The keeper: renews in batches from one loop, rides out errors, and tells of a loss in time."""
+"""The keeper: renews in batches from one loop, rides out errors, and reports a loss in time."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_all_leases_of_a_blocking_locks_share_one_thread(monkeypatch: pytest.Mon
 
 
 def test_a_loss_is_reported_though_no_thread_could_be_started_for_that_at_first(stage: Stage) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     refused: list[str] = []
     usual = stage.world.spawn
 
@@ -254,11 +254,11 @@ def test_a_loss_is_reported_though_no_thread_could_be_started_for_that_at_first(
 
     stage.world.spawn = spawn  # type: ignore[method-assign]
     stage.backend.answer = fail
-    stage.take("a", ttl=5, on_lost=lambda lease: told.append(lease.name))
+    stage.take("a", ttl=5, on_lost=lambda lease: reported.append(lease.name))
     stage.take("b", ttl=600)
     stage.pass_time(300)
     assert refused
-    assert told == ["a"]
+    assert reported == ["a"]
 
 
 def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
@@ -289,10 +289,10 @@ def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
 
 
 class _TellsEarly(StubBackend):
-    """Its session ends after the grant, before anybody has the lease."""
+    """Its session ends after the grant, before the caller has the lease."""
 
     on_loss: Any = None
-    before = 0  # of how many grants ago the loss is told
+    before = 0  # of how many grants ago the loss is reported
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant:
         self._fence += 1
@@ -345,28 +345,28 @@ def test_losses_of_what_is_never_kept_are_not_remembered_without_end(stage: Stag
 
 
 class _EndsInRelease(StubBackend):
-    """Its session ends while the release is under way; whoever asks again hears that there is nothing to release."""
+    """Its session ends while the release is under way; a second release finds nothing to release."""
 
     on_loss: Any = None
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         if self.on_loss is not None:
-            hear, self.on_loss = self.on_loss, None
-            hear([(claim.id, self._fence)], "its session ended before the release was answered")
+            report, self.on_loss = self.on_loss, None
+            report([(claim.id, self._fence)], "its session ended before the release was answered")
             raise BackendUnavailable("ended the session")
         return False
 
 
 def test_a_loss_that_the_backend_reports_during_a_release_is_not_taken_for_one_that_was_done() -> None:
     engine = Engine(_EndsInRelease(500), ThreadWorld(), holder="us")
-    told: list[str] = []
-    engine.events.listen(lambda event: told.append(event.kind))
+    reported: list[str] = []
+    engine.events.listen(lambda event: reported.append(event.kind))
     lease: Lease = drive(take(engine, "a", 30.0, False))
     assert drive(engine.release(lease)) is False
     assert lease.lost
     assert not engine.keeper.leases
-    until(lambda: told[-1] == "lost", "the loss to be told")
-    assert "released" not in told
+    until(lambda: reported[-1] == "lost", "the loss to be reported")
+    assert "released" not in reported
     with pytest.raises(LeaseLost, match="before the release was answered"):
         lease.check()
     drive(engine.close())

@@ -19,7 +19,7 @@ from tests.servers.waiting import join, until, until_async
 request_id: ContextVar[str] = ContextVar("request_id", default="none")
 
 
-class Told:
+class Reports:
     """What the variable was when `on_lost` was called, plain or awaited."""
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
+def reports() -> Iterator[Reports]:
     token = request_id.set("test")
-    yield Told()
+    yield Reports()
     request_id.reset(token)
 
 
@@ -47,12 +47,12 @@ MAKE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def acquired(locks: Locks, make: str, told: Told) -> None:
+def acquired(locks: Locks, make: str, reports: Reports) -> None:
     """In a thread with a context of its own."""
 
     def work() -> None:
         request_id.set("r1")
-        assert MAKE[make](locks, told.plain).acquire()
+        assert MAKE[make](locks, reports.plain).acquire()
         request_id.set("r2")
 
     thread = threading.Thread(target=work)
@@ -61,12 +61,12 @@ def acquired(locks: Locks, make: str, told: Told) -> None:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_in_threads(url: str, make: str, told: Told) -> None:
+def test_in_threads(url: str, make: str, reports: Reports) -> None:
     with lockfast.connect(url) as locks:
-        acquired(locks, make, told)
+        acquired(locks, make, reports)
         lose(locks)
-        until(lambda: told.seen)
-    assert told.seen == ["r1"]
+        until(lambda: reports.seen)
+    assert reports.seen == ["r1"]
 
 
 def lose(locks: Locks | AsyncLocks) -> None:
@@ -77,10 +77,10 @@ def lose(locks: Locks | AsyncLocks) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "awaited"])
 @pytest.mark.parametrize("make", MAKE)
-def test_in_asyncio(url: str, make: str, kind: str, told: Told) -> None:
+def test_in_asyncio(url: str, make: str, kind: str, reports: Reports) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(url) as locks:
-            lock = MAKE[make](locks, getattr(told, kind))
+            lock = MAKE[make](locks, getattr(reports, kind))
 
             async def work(value: str) -> None:
                 request_id.set(value)
@@ -89,10 +89,10 @@ def test_in_asyncio(url: str, make: str, kind: str, told: Told) -> None:
 
             await asyncio.create_task(work("r1"))
             lose(locks)
-            await until_async(lambda: told.seen)
+            await until_async(lambda: reports.seen)
 
     asyncio.run(main())
-    assert told.seen == ["r1"]
+    assert reports.seen == ["r1"]
 
 
 def test_an_acquire_without_it_copies_no_context(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

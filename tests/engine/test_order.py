@@ -1,4 +1,4 @@
-"""Debug mode notices locks that are taken in two orders, and whoever would wait for itself. It refuses nothing."""
+"""Debug mode warns of locks taken in two orders, and of callers that would wait for themselves. It refuses nothing."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def test_two_locks_taken_in_two_orders_are_warned_of_and_granted(locks: Locks) -
 def test_both_places_are_named_and_the_warning_points_at_the_second(locks: Locks) -> None:
     with locks.lock("a"), locks.lock("b"):
         first = here(above=1)
-    with pytest.warns(LockOrderWarning) as told:
+    with pytest.warns(LockOrderWarning) as warned:
         with locks.lock("b"), locks.lock("a"):
             second = here(above=1)
-    (warning,) = told
+    (warning,) = warned
     text = str(warning.message)
     assert text.startswith(f"'a' is asked for at {second} while 'b' is held, but 'b' is asked for at {first} ")
     assert f"{warning.filename}:{warning.lineno}" == second
@@ -86,9 +86,9 @@ def test_both_places_are_named_and_the_warning_points_at_the_second(locks: Locks
 def test_three_in_a_ring_are_noticed_and_every_step_is_named(locks: Locks) -> None:
     nested("a", "b", of=locks)
     nested("b", "c", of=locks)
-    with pytest.warns(LockOrderWarning) as told:
+    with pytest.warns(LockOrderWarning) as warned:
         nested("c", "a", of=locks)
-    (warning,) = told
+    (warning,) = warned
     steps = re.findall(r"'(.)' is asked for at \S+ while '(.)' is held", str(warning.message))
     assert steps == [("a", "c"), ("b", "a"), ("c", "b")]
 

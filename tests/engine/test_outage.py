@@ -67,21 +67,21 @@ REPEATED: dict[Verb, Callable[[LocksLogic], Awaitable[Awaitable[object]]]] = {
 def test_whatever_is_repeated_reports_an_outage_once_and_within_a_second(
     verb: Verb, kind: str, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard: list[float] = []
+    received: list[float] = []
 
     async def work(locks: LocksLogic) -> None:
         asked = await REPEATED[verb](locks)
         broken(locks).lose_request(verb, ALWAYS)
         started = clock.now()
-        locks.engine.events.listen(lambda event: heard.extend(_moment(event, clock.now() - started)))
-        with pytest.raises(BackendUnavailable, match=r"was lost; locks\.doctor\(\) tells more$"):
+        locks.engine.events.listen(lambda event: received.extend(_moment(event, clock.now() - started)))
+        with pytest.raises(BackendUnavailable, match=r"was lost; locks\.doctor\(\) shows more$"):
             await asked
         broken(locks).heal()
 
     run_hurried(kind, faulty, work, clock)
     [warning] = outages(caplog)
     assert "; trying again until " in warning
-    assert heard[0] <= REPORT_AFTER_S
+    assert received[0] <= REPORT_AFTER_S
 
 
 def _moment(event: Event, at: float) -> list[float]:
@@ -130,8 +130,8 @@ def test_the_end_of_a_reported_outage_is_reported_too(
             await lease._release()
 
     run_hurried(kind, faulty, work, clock)
-    told = [getattr(record, "lock_kind", "") for record in caplog.records]
-    assert told == ["unreachable", "reachable"] * 2
+    kinds = [getattr(record, "lock_kind", "") for record in caplog.records]
+    assert kinds == ["unreachable", "reachable"] * 2
     assert "can be used again, after " in caplog.records[1].getMessage()
 
 
@@ -227,7 +227,7 @@ def test_a_store_that_cannot_be_used_leaves_nothing_to_do_in_the_background(kind
     assert set(started) <= {"lockfast-keeper"}
 
 
-# Real backends at which nobody listens
+# Real backends at which no server listens
 
 SECRET = "s3cret"
 GONE = {
@@ -269,8 +269,8 @@ def test_the_error_ends_with_a_command_that_can_be_pasted_and_shows_no_password(
     assert str(error).endswith(f"; for more, run: lockfast doctor {GONE[url]}")
     [warning] = outages(caplog)
     assert "cannot reach " in warning
-    told = [str(error), repr(error), warning, "".join(traceback.format_exception(error)), caplog.text]
-    assert not [text for text in told if SECRET in text]
+    texts = [str(error), repr(error), warning, "".join(traceback.format_exception(error)), caplog.text]
+    assert not [text for text in texts if SECRET in text]
     copied = pickle.loads(pickle.dumps(error))
     assert (str(copied), copied.hint, copied.transient) == (str(error), error.hint, True)
 

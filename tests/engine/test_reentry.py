@@ -260,7 +260,7 @@ def test_a_coroutine_whose_loop_is_gone_lets_go_of_what_needs_no_loop(tmp_path: 
 
 
 class _Watched:
-    """A mutex that tells when it is held."""
+    """A mutex that reports when it is held."""
 
     def __init__(self, mutex: Any, held: Callable[[], None]) -> None:
         self._mutex, self._held = mutex, held

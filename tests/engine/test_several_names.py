@@ -1,4 +1,4 @@
-"""Several names cancelled, interrupted or closed at any point: nothing is left held, and nobody is told of a loss.
+"""Several names cancelled, interrupted or closed at any point: nothing is left held, and no loss is reported.
 
 The same sweeps as for one lock, with as many requests as there are names in the middle of which it can happen.
 """
@@ -29,8 +29,8 @@ AsyncStory = Callable[[AsyncLocks], Awaitable[None]]
 Story = Callable[[Locks], None]
 
 
-def lost(heard: list[Event]) -> list[str]:
-    return [event.name for event in heard if event.kind == "lost"]
+def lost(received: list[Event]) -> list[str]:
+    return [event.name for event in received if event.kind == "lost"]
 
 
 # Cancelled
@@ -67,27 +67,27 @@ async def in_vain(locks: AsyncLocks) -> None:
 
 
 async def cancelled(story: AsyncStory, url: str, points: set[int], held: str, clock: FakeClock | None = None) -> bool:
-    """Tell the story, cancelled at these suspensions, while another holds a name; False if it ended before."""
+    """Run the story, cancelled at these suspensions, while another holds a name; False if it ended before."""
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(lockfast.aio.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(suspend, clock, 5))
         locks = await stack.enter_async_context(lockfast.aio.connect(opener, holder="us", clock=clock))
-        heard: list[Event] = []
-        locks.events.listen(heard.append)
+        received: list[Event] = []
+        locks.events.listen(received.append)
         if held:
             await other.lock(held).acquire()
-        told = CancelAt(story(locks), points)
-        task = asyncio.ensure_future(told)
+        steps = CancelAt(story(locks), points)
+        task = asyncio.ensure_future(steps)
         await asyncio.wait({task})
-        if told.suspensions < min(points):
+        if steps.suspensions < min(points):
             task.result()  # raises what went wrong, if anything did
-        if told.suspensions < max(points):
+        if steps.suspensions < max(points):
             return False
         assert task.cancelled(), f"the cancellation was swallowed: {task!r}"
         infos = [await other.inspect(name) for name in NAMES]
         assert [(info.name, info.waiters) for info in infos if info.locked] == ([(held, 0)] if held else [])
         assert locks._logic.engine.keeper.leases == {}
-        assert lost(heard) == []
+        assert lost(received) == []
     return True
 
 
@@ -141,14 +141,14 @@ def wait_in_vain(locks: Locks) -> None:
 
 
 def interrupted(story: Story, url: str, point: int, held: str, clock: FakeClock | None = None) -> str | None:
-    """Tell the story, interrupted at that point; which one it was, or None if it ended before."""
+    """Run the story, interrupted at that point; which one it was, or None if it ended before."""
     hook = InterruptAt(point)
     with ExitStack() as stack:
         other = stack.enter_context(lockfast.connect(url, holder="them", clock=clock))
         opener = hooked(url, while_time_passes(hook, clock, 5))
         locks = stack.enter_context(lockfast.connect(opener, holder="us", clock=clock))
-        heard: list[Event] = []
-        locks.events.listen(heard.append)
+        received: list[Event] = []
+        locks.events.listen(received.append)
         if held:
             other.lock(held).acquire()
         try:
@@ -157,7 +157,7 @@ def interrupted(story: Story, url: str, point: int, held: str, clock: FakeClock 
             infos = [other.inspect(name) for name in NAMES]
             assert [(info.name, info.waiters) for info in infos if info.locked] == ([(held, 0)] if held else [])
             assert locks._logic.engine.keeper.leases == {}
-            assert lost(heard) == []
+            assert lost(received) == []
         else:
             assert hook.struck is None, f"the interrupt {hook.struck} was swallowed"
         finally:
@@ -180,12 +180,12 @@ def test_interrupted_while_the_last_of_several_is_missing_nothing_is_left(url: s
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_interrupted_just_after_a_grant_nothing_is_left(number: int, url: str) -> None:
-    """By a listener, in place of a signal that comes when the lease is adopted and has reached nobody."""
-    heard: list[Event] = []
+    """By a listener, in place of a signal that comes when the lease is adopted and has reached no caller."""
+    received: list[Event] = []
 
     def listen(event: Event) -> None:
-        heard.append(event)
-        if event.kind == "granted" and [event.kind for event in heard].count("granted") == number:
+        received.append(event)
+        if event.kind == "granted" and [event.kind for event in received].count("granted") == number:
             raise KeyboardInterrupt
 
     with lockfast.connect(url) as locks:
@@ -194,7 +194,7 @@ def test_interrupted_just_after_a_grant_nothing_is_left(number: int, url: str) -
             locks.all(*NAMES).acquire()
         assert [info.name for info in locks.list()] == []
         assert locks._logic.engine.keeper.leases == {}
-        assert lost(heard) == []
+        assert lost(received) == []
 
 
 # Closed

@@ -92,9 +92,9 @@ class Stage:
         self.engine.outage.watches = True
         self.locks = LocksLogic(self.engine, "lockfast")
         self.reported: list[tuple[str, float, str]] = []
-        self.engine.events.listen(self._hear)
+        self.engine.events.listen(self._on_event)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.kind in ("unreachable", "reachable"):
             self.reported.append((event.kind, self.simulation.time, event.detail))
 
@@ -192,7 +192,7 @@ def test_a_request_that_is_sent_while_the_keeper_sleeps_long_is_watched_too(stag
 
 def test_silence_that_becomes_a_failure_is_reported_once(stage: Stage) -> None:
     stage.backend.delay, stage.backend.fails = 3.0, True
-    with pytest.raises(BackendUnavailable, match=r"did not answer in time; locks\.doctor\(\) tells more$"):
+    with pytest.raises(BackendUnavailable, match=r"did not answer in time; locks\.doctor\(\) shows more$"):
         stage.do(stage.locks.lock("a", ttl=TTL, wait=20).acquire())
     assert stage.kinds == ["unreachable"]
 
@@ -289,11 +289,11 @@ def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: S
     outage.sent("request", now, None)
     outage.poll(now + REPORT_AFTER_S)
     background = stage.engine.background
-    told = background.emit
+    emit = background.emit
 
     def answered_meanwhile(event: Event) -> None:
-        told(event)
-        background.emit = told  # type: ignore[method-assign]
+        emit(event)
+        background.emit = emit  # type: ignore[method-assign]
         outage.unanswered.pop("request")
 
     background.emit = answered_meanwhile  # type: ignore[method-assign]
@@ -398,8 +398,8 @@ def test_a_thread_that_waits_for_a_mute_server_learns_of_it(
 ) -> None:
     url = at(mute, url)
     locks = lockfast.connect(url, patience=LIMIT)
-    told_in: list[str] = []
-    locks.events.listen(lambda event: told_in.append(f"{event.kind} in {threading.current_thread().name}"))
+    threads_of_events: list[str] = []
+    locks.events.listen(lambda event: threads_of_events.append(f"{event.kind} in {threading.current_thread().name}"))
 
     def work() -> None:
         with suppress(LockError), locks.lock("a"):
@@ -411,8 +411,8 @@ def test_a_thread_that_waits_for_a_mute_server_learns_of_it(
     mute.close()
     locks.close()
     join(thread)
-    _must_tell_of(first, url)
-    assert "unreachable in lockfast-events" in told_in  # not in the keeper's thread: a listener may block
+    _names_the_server(first, url)
+    assert "unreachable in lockfast-events" in threads_of_events  # not in the keeper's thread: a listener may block
 
 
 @pytest.mark.slow
@@ -432,9 +432,9 @@ def test_a_task_that_waits_for_a_mute_server_learns_of_it(
                 await waiting
             return str(first)
 
-    _must_tell_of(asyncio.run(work()), url)
+    _names_the_server(asyncio.run(work()), url)
 
 
-def _must_tell_of(warning: str, url: str) -> None:
+def _names_the_server(warning: str, url: str) -> None:
     assert warning.startswith(f"no answer from {url.replace(':s3cret', '')} for ")
     assert "; waiting until " in warning

@@ -35,7 +35,7 @@ def gone(**facts: Any) -> BackendUnavailable:
 
 
 class Mute(StubBackend):
-    """It answers nothing: an acquire fails, and so does whoever abandons with little time. Others wait for `speaks`."""
+    """It answers nothing: an acquire fails, and so does an abandon with little time. Others wait for `speaks`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 class Failing(StubBackend):
-    """An acquire fails as it is told, or is answered; so is whoever abandons, but for a name that hangs."""
+    """An acquire ends with the next outcome; an abandon is answered, but for a name that hangs."""
 
     def __init__(self, *outcomes: BackendUnavailable | Busy) -> None:
         super().__init__()

@@ -22,8 +22,8 @@ Story = Callable[[AsyncLocks, FakeClock], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def tell(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: Path) -> Callable[[Story], None]:
-    """Tell a story in an event loop of its own."""
+def run_story(request: pytest.FixtureRequest, url: str, clock: FakeClock, tmp_path: Path) -> Callable[[Story], None]:
+    """Run a story in an event loop of its own."""
     where = url if request.param == "memory" else f"sqlite:///{tmp_path}/locks.db"
 
     async def played(story: Story) -> None:
@@ -37,7 +37,7 @@ async def names(locks: AsyncLocks) -> list[str]:
     return [info.name for info in await locks.list()]
 
 
-def test_a_coroutine_function_runs_under_the_lock_of_its_arguments(tell: Callable[[Story], None]) -> None:
+def test_a_coroutine_function_runs_under_the_lock_of_its_arguments(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("job:{job_id}", lease_as="lease")
         async def run(job_id: int, *, lease: AsyncLease) -> tuple[list[str], AsyncLease]:
@@ -51,10 +51,10 @@ def test_a_coroutine_function_runs_under_the_lock_of_its_arguments(tell: Callabl
         assert inspect.iscoroutinefunction(run)
         assert (run.__name__, run.__doc__) == ("run", "Runs it.")
 
-    tell(story)
+    run_story(story)
 
 
-def test_methods_of_every_kind_can_be_decorated(tell: Callable[[Story], None]) -> None:
+def test_methods_of_every_kind_can_be_decorated(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         class Shop:
             id = 7
@@ -77,7 +77,7 @@ def test_methods_of_every_kind_can_be_decorated(tell: Callable[[Story], None]) -
         assert await Shop.outer_class() == ["class:Shop"]
         assert await Shop.outer_static("a") == ["static:a"]
 
-    tell(story)
+    run_story(story)
 
 
 def _plain() -> None: ...
@@ -107,16 +107,16 @@ def test_what_cannot_work_is_refused_when_decorating(url: str) -> None:
         locks.singleton("job", default=0)(items)  # type: ignore[arg-type]
 
 
-def test_a_coroutine_is_cancelled_when_the_lease_is_lost(tell: Callable[[Story], None]) -> None:
+def test_a_coroutine_is_cancelled_when_the_lease_is_lost(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
-        heard: list[str] = []
+        ended: list[str] = []
 
         @locks.locked("job", renew=False, ttl=10)
         async def run() -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                heard.append("cancelled")
+                ended.append("cancelled")
                 raise
 
         running = asyncio.create_task(run())
@@ -125,16 +125,16 @@ def test_a_coroutine_is_cancelled_when_the_lease_is_lost(tell: Callable[[Story],
         clock.advance(10)
         with pytest.raises(LeaseLost):
             await running
-        assert heard == ["cancelled"]
+        assert ended == ["cancelled"]
 
-    tell(story)
+    run_story(story)
 
 
 async def _true(value: bool) -> bool:
     return value
 
 
-def test_a_singleton_skips_and_is_kept_for_its_time(tell: Callable[[Story], None]) -> None:
+def test_a_singleton_skips_and_is_kept_for_its_time(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.singleton("cron:{task}", default="skipped", min_hold=60)
         async def run(task: str) -> str:
@@ -153,10 +153,10 @@ def test_a_singleton_skips_and_is_kept_for_its_time(tell: Callable[[Story], None
         clock.advance(1)
         assert await run("daily") == "did daily"
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_timeout_that_the_body_raises_is_not_taken_for_a_skip(tell: Callable[[Story], None]) -> None:
+def test_a_timeout_that_the_body_raises_is_not_taken_for_a_skip(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.singleton("job")
         async def busy() -> None:
@@ -175,10 +175,10 @@ def test_a_timeout_that_the_body_raises_is_not_taken_for_a_skip(tell: Callable[[
             with pytest.raises(AcquireTimeout):
                 await locks.locked("other", wait=0)(busy)()
 
-    tell(story)
+    run_story(story)
 
 
-def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(tell: Callable[[Story], None]) -> None:
+def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         async def down(count: int) -> int:
             return 0 if count == 0 else 1 + await again(count - 1)
@@ -190,13 +190,13 @@ def test_recursion_is_an_error_at_once_unless_the_lock_is_reentrant(tell: Callab
         assert await again(3) == 3
         assert await names(locks) == []
 
-    tell(story)
+    run_story(story)
 
 
 # Async generators
 
 
-def test_an_async_generator_holds_the_lock_while_it_is_iterated(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_holds_the_lock_while_it_is_iterated(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("items:{first}")
         async def items(first: int) -> AsyncIterator[int]:
@@ -211,12 +211,12 @@ def test_an_async_generator_holds_the_lock_while_it_is_iterated(tell: Callable[[
         assert [item async for item in running] == [6]
         assert await names(locks) == []
 
-    tell(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize("ending", ["aclose", "athrow"])
 def test_an_async_generator_that_is_ended_early_ends_under_the_lock_and_releases_it(
-    tell: Callable[[Story], None], ending: str
+    run_story: Callable[[Story], None], ending: str
 ) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         held_at_the_end: list[str] = []
@@ -238,10 +238,10 @@ def test_an_async_generator_that_is_ended_early_ends_under_the_lock_and_releases
         assert held_at_the_end == ["items"]
         assert await names(locks) == []  # at once, not some time later
 
-    tell(story)
+    run_story(story)
 
 
-def test_an_async_generator_can_be_sent_values_and_errors(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_can_be_sent_values_and_errors(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("items")
         async def items() -> Any:
@@ -258,10 +258,12 @@ def test_an_async_generator_can_be_sent_values_and_errors(tell: Callable[[Story]
         with pytest.raises(StopAsyncIteration):
             await anext(running)
 
-    tell(story)
+    run_story(story)
 
 
-def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(
+    run_story: Callable[[Story], None],
+) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.locked("items", renew=False, ttl=10)
         async def items() -> AsyncGenerator[int, None]:
@@ -281,10 +283,10 @@ def test_an_async_generator_is_cancelled_when_the_lease_is_lost_while_it_works(t
             await task
         assert task.cancelling() == 0
 
-    tell(story)
+    run_story(story)
 
 
-def test_a_loss_between_two_items_is_raised_to_the_caller_that_iterates(tell: Callable[[Story], None]) -> None:
+def test_a_loss_between_two_items_is_raised_to_the_caller_that_iterates(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.locked("items", renew=False, ttl=10, lease_as="lease")
         async def items(lease: AsyncLease) -> AsyncGenerator[AsyncLease, None]:
@@ -297,15 +299,15 @@ def test_a_loss_between_two_items_is_raised_to_the_caller_that_iterates(tell: Ca
             clock.advance(10)
             await until_async(
                 lambda: _true(lease._state == "lost")
-            )  # and nobody is cancelled: this is not the generator
+            )  # and the caller is not cancelled: this is not the generator
             await asyncio.sleep(0)
             with pytest.raises(LeaseLost):
                 await anext(running)
 
-    tell(story)
+    run_story(story)
 
 
-def test_an_async_generator_may_release_its_lease_early(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_may_release_its_lease_early(run_story: Callable[[Story], None]) -> None:
     async def story(locks: AsyncLocks, _: FakeClock) -> None:
         @locks.locked("items", lease_as="lease")
         async def items(lease: AsyncLease) -> AsyncIterator[int]:
@@ -316,10 +318,12 @@ def test_an_async_generator_may_release_its_lease_early(tell: Callable[[Story], 
 
         assert [item async for item in items()] == [1, 2, 3]
 
-    tell(story)
+    run_story(story)
 
 
-def test_an_async_generator_that_enters_again_leaves_what_is_around_it_its_guard(tell: Callable[[Story], None]) -> None:
+def test_an_async_generator_that_enters_again_leaves_what_is_around_it_its_guard(
+    run_story: Callable[[Story], None],
+) -> None:
     async def story(locks: AsyncLocks, clock: FakeClock) -> None:
         @locks.locked("items", reentrant=True)
         async def items() -> AsyncIterator[int]:
@@ -335,4 +339,4 @@ def test_an_async_generator_that_enters_again_leaves_what_is_around_it_its_guard
         with pytest.raises(LeaseLost):
             await iterate()
 
-    tell(story)
+    run_story(story)

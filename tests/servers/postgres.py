@@ -122,7 +122,7 @@ class PostgresServer(ReachablePostgres):
                 return self
             if self.data.joinpath("PG_VERSION").exists() and "in use" not in self._log.read_text()[-500:]:
                 break
-            self.port = free_port()  # somebody else was faster
+            self.port = free_port()  # another process was faster
         raise RuntimeError(f"PostgreSQL does not start:\n{self._log.read_text()}")
 
     def stop(self) -> None:
@@ -159,11 +159,11 @@ class PostgresServer(ReachablePostgres):
         return copy
 
     def promote(self) -> None:
-        """A replica becomes a primary; the old one is not told."""
+        """A replica becomes a primary; the old one does not learn of it."""
         assert self.psql("SELECT pg_promote(true, 30)") == "t"
 
     def let_go(self) -> None:
-        """A shared one is nobody's to end before the run does."""
+        """No test may end a shared one before the run ends."""
         let_go(self._process)
         let_go(self._watchdog)
 
@@ -225,7 +225,7 @@ class PostgresServer(ReachablePostgres):
         process, self._process = self._process, None
         with suppress(ProcessLookupError):
             process.send_signal(how)
-            process.send_signal(signal.SIGCONT)  # one that stands still does not hear that it shall end
+            process.send_signal(signal.SIGCONT)  # a stopped process does not handle the first signal
         for child in children:
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGCONT)

@@ -1,6 +1,6 @@
 """A pooler that stands between a client and a PostgreSQL server, as PgBouncer does, as far as a client can tell.
 
-Decides: that a client is told another process number than the server's, that nothing is prepared, and, in transaction
+Decides: that a client sees another process number than the server's, that nothing is prepared, and, in transaction
 mode, that no notification arrives. Leaves to the real one: to share server connections.
 """
 

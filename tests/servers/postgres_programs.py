@@ -42,7 +42,7 @@ def lesser() -> tuple[str, ...]:
 
 
 def give(folder: Path) -> None:
-    """Let whoever runs the programs have the folder; without a user namespace that is another user."""
+    """Give the folder to the user that runs the programs; without a user namespace that is another user."""
     if lesser()[:1] == ("setpriv",):
         for path in (folder, *folder.rglob("*")):
             os.chown(path, _NOBODY, _NOBODY)

@@ -1,6 +1,6 @@
 """One PostgreSQL server for all processes of a test run, with a database for each test.
 
-Decides: who gets which database, and that nobody of an earlier test is connected to it any more.
+Decides: who gets which database, and that no connection of an earlier test is left.
 Leaves to `run`: which process starts the server, and when it ends. Leaves to the caller: what must be in a database.
 """
 
@@ -22,7 +22,7 @@ from tests.servers.postgres_programs import NEWEST
 DATABASES = (
     4  # of each process; so many of its tests later a database is used again, after its last users were thrown out
 )
-# For pg_locks, which tells of the whole server.
+# For pg_locks, which shows the whole server.
 HERE = "database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 Prepare = Callable[[str], None]  # from the URL of a database
 
@@ -73,7 +73,7 @@ def _server() -> ReachablePostgres:
 
 
 def _start() -> dict[str, str]:
-    """The newest version; LOCKFAST_TEST_POSTGRES names an older one, to tell all stories on that by hand."""
+    """The newest version; LOCKFAST_TEST_POSTGRES names an older one, to run all stories on that by hand."""
     version = int(os.environ.get("LOCKFAST_TEST_POSTGRES", NEWEST))
     started = PostgresServer({"max_connections": "400"}, version=version, shared=True).start()
     started.let_go()

@@ -19,7 +19,7 @@ _COUNTED = ("distributed_locks", "lockfast_changes", "lockfast_limiters")
 
 
 def empty_table(url: str) -> None:
-    """The schema is there, and nobody holds anything."""
+    """The schema is there, and nothing is held."""
     with psycopg.connect(url, autocommit=True) as connection:
         (there,) = connection.execute("SELECT to_regclass('lockfast_schema')").fetchone() or (None,)
         if there is None:

@@ -113,7 +113,7 @@ class Proxy:
         return self._when(self._on_request, request, "later")
 
     def let_pass(self) -> None:
-        """What was kept back arrives, whether anybody waits for it or not."""
+        """What was kept back arrives, whether a client waits for it or not."""
         self._do(self._let_pass())
 
     def swallow(self, reply: bytes) -> threading.Event:

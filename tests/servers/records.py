@@ -12,7 +12,7 @@ from tests.servers.server import HOST, Reachable
 
 _SECOND, _DAY = 1000, 86_400_000  # milliseconds
 
-# How long a key may stay when nobody uses it any more, by its kind.
+# How long a key may stay when no client uses it any more, by its kind.
 _MAY_STAY = {
     "held": 3 * _DAY,  # the last fence of the name: two days after the longest ttl of a story
     "queue": 30 * _SECOND,
@@ -23,7 +23,7 @@ _MAY_STAY = {
 
 
 def count(server: Reachable, database: int) -> int:
-    """How many records of names and limiters are left that nobody has a use for."""
+    """How many records of names and limiters are left that have no use."""
     with Redis(HOST, server.port, database, protocol=2, decode_responses=True) as client:
         keys = list(client.scan_iter(match="lockfast:*", count=1000))
         left = {key: _milliseconds(client, key) for key in keys}

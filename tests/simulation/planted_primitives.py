@@ -39,7 +39,7 @@ class LetsReadersInBesideAWriter(MemoryBackend):
 
 
 class TakesAnyLimit(MemoryBackend):
-    """Nobody compares limits."""
+    """No backend compares limits."""
 
     def _refuse_other_limits(self, resource: Any, claim: Claim) -> None:
         pass
@@ -159,7 +159,7 @@ class ReportsOnlyTheLast(MemoryBackend):
 
 class _MissesChanges:
     def set(self) -> None:
-        """Nobody is woken."""
+        """No waiter is woken."""
 
 
 class LetsObserversSleep(MemoryBackend):

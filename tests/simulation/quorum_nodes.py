@@ -244,7 +244,7 @@ class SimulatedFanout:
         """Time ends it."""
 
     async def check_up(self) -> list[Health]:
-        """Nobody asks."""
+        """No verb is sent."""
         return []
 
     async def pause(self, seconds: float) -> None:

@@ -50,7 +50,7 @@ def test_no_reader_beside_a_writer() -> None:
     assert judge([hold(0, 2, 1), hold(1, 3, 2, SHARED)])[0].startswith("held together")
 
 
-def test_readers_may_hear_of_their_grants_in_another_order_than_they_were_made() -> None:
+def test_readers_may_receive_their_grants_in_another_order_than_they_were_made() -> None:
     assert judge([hold(0, 2, 2, SHARED), hold(1, 3, 1, SHARED)]) == []
     assert judge([hold(0, 1, 3), hold(1, 3, 2, SHARED)])[0].startswith("fence went back")
 

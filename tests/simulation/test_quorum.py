@@ -1,5 +1,7 @@
-"""Hundreds of runs of a quorum: within what is assumed nobody overlaps, and fences grow; beyond it the simulation finds
-two believers, and a resource that checks fences still refuses the older one."""
+"""Hundreds of runs of a quorum: as long as the assumptions hold no two holds overlap, and fences grow.
+
+Beyond them the simulation finds two believers, and a resource that checks fences still refuses the older one.
+"""
 
 from __future__ import annotations
 

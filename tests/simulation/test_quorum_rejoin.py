@@ -176,7 +176,7 @@ class _TrustsEmptyServers(QuorumBackend):
 
 @pytest.mark.parametrize("lost", [(0, 1, 2), (0, 1)], ids=["all at once", "a majority, and one that never had a vote"])
 def test_servers_without_a_trace_of_a_vote_need_not_be_new(stage: Stage, lost: tuple[int, ...]) -> None:
-    """No marker on the servers tells the two apart: they have lost it together with the votes."""
+    """No marker on the servers distinguishes the two: they have lost it together with the votes."""
     a = stage.client("a", reaches=lost, rejoin=LONG)
     older = stage.run(a, a.lock(LONG, 0.0, renew=False).acquire)
     for number in lost:

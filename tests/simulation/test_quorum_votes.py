@@ -78,7 +78,7 @@ class Server(VotingBackend):
 
 
 class Silent:
-    """A world where nobody waits, and a fan-out that asks one after the other."""
+    """A world without waiting, and a fan-out that asks one after the other."""
 
     blocking = True
 
@@ -164,7 +164,7 @@ def test_of_several_claims_with_one_vote_each_one_gives_back() -> None:
     for id, client in clients.items():
         assert isinstance(wait_for(client, id), Busy)
     resources = [server._store.resources["x"] for server in stage.servers]
-    assert not all(resource.holders for resource in resources), "all keep what they have, and nobody is woken"
+    assert not all(resource.holders for resource in resources), "all keep what they have, and no waiter is woken"
     assert any(isinstance(wait_for(client, id), Grant) for id, client in clients.items())
 
 

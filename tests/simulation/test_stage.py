@@ -29,7 +29,7 @@ def _stage(seed: int = 0) -> SimulatedStage:
     return SimulatedStage(opener, seed=seed)
 
 
-def _tell(seed: int, story: Callable[[SimulatedStage], Awaitable[Any]]) -> Any:
+def _run(seed: int, story: Callable[[SimulatedStage], Awaitable[Any]]) -> Any:
     stage, answers = _stage(seed), []
 
     async def run() -> None:
@@ -52,12 +52,12 @@ async def _rivals(stage: SimulatedStage) -> list[tuple[int, float]]:
     return order
 
 
-def test_the_same_seed_tells_a_story_the_same_way() -> None:
-    assert _tell(7, _rivals) == _tell(7, _rivals)
+def test_the_same_seed_runs_a_story_the_same_way() -> None:
+    assert _run(7, _rivals) == _run(7, _rivals)
 
 
 def test_another_seed_lets_others_come_first() -> None:
-    assert {_tell(seed, _rivals)[0][0] for seed in SEEDS} == {0, 1, 2, 3}
+    assert {_run(seed, _rivals)[0][0] for seed in SEEDS} == {0, 1, 2, 3}
 
 
 def test_what_happens_takes_no_time_of_the_story() -> None:
@@ -67,13 +67,13 @@ def test_what_happens_takes_no_time_of_the_story() -> None:
         await stage.breathe()
         return stage.clock.now() - before, stage.simulation.time
 
-    story_time, simulated_time = _tell(0, story)
+    story_time, simulated_time = _run(0, story)
     assert story_time == 0.0
     assert simulated_time > 1.0
 
 
 def test_a_cancelled_caller_has_sent_nothing_or_sent_it_for_good() -> None:
-    """The verbs themselves: nobody cleans up here, so what was sent stays."""
+    """The verbs themselves: the engine does not clean up here, so what was sent stays."""
 
     async def story(stage: SimulatedStage) -> str:
         verbs, claim = stage.locks().faults, stage.claim("door")
@@ -87,7 +87,7 @@ def test_a_cancelled_caller_has_sent_nothing_or_sent_it_for_good() -> None:
             return "never sent"
         return "had arrived" if arrived else "arrived later"
 
-    assert {_tell(seed, story) for seed in SEEDS} == {"never sent", "had arrived", "arrived later"}
+    assert {_run(seed, story) for seed in SEEDS} == {"never sent", "had arrived", "arrived later"}
 
 
 def test_what_one_client_sends_arrives_in_that_order() -> None:
@@ -100,16 +100,16 @@ def test_what_one_client_sends_arrives_in_that_order() -> None:
         await stage.breathe()
         return await stage.is_free("door")
 
-    assert all(_tell(seed, story) for seed in SEEDS)
+    assert all(_run(seed, story) for seed in SEEDS)
 
 
 def test_waiting_for_an_actor_that_never_ends_fails_at_once_and_says_where() -> None:
     async def story(stage: SimulatedStage) -> None:
         await stage.locks().lock("door", renew=False).take()
-        await stage.start(stage.locks().lock("door").take()).result()  # and nobody moves the clock
+        await stage.start(stage.locks().lock("door").take()).result()  # and nothing moves the clock
 
     with pytest.raises(AssertionError, match="nothing is left to happen") as failed:
-        _tell(0, story)
+        _run(0, story)
     assert isinstance(failed.value.__cause__, CancelledError)
 
 
@@ -118,7 +118,7 @@ def test_waiting_in_vain_for_a_condition_fails() -> None:
         await stage.until(lambda: False, "the moon")
 
     with pytest.raises(AssertionError, match="in vain for the moon"):
-        _tell(0, story)
+        _run(0, story)
 
 
 def test_an_actor_that_fails_fails_the_story() -> None:
@@ -130,7 +130,7 @@ def test_an_actor_that_fails_fails_the_story() -> None:
         await stage.breathe()
 
     with pytest.raises(ZeroDivisionError):
-        _tell(0, story)
+        _run(0, story)
 
 
 def test_background_work_that_dies_fails_the_story() -> None:
@@ -141,4 +141,4 @@ def test_background_work_that_dies_fails_the_story() -> None:
         stage.locks().raw._logic.engine.world.spawn(fail(), "lockfast-keeper")
 
     with pytest.raises(AssertionError, match="'lockfast-keeper' died"):
-        _tell(0, story)
+        _run(0, story)

@@ -56,7 +56,7 @@ async def acquiring_may_give_none(locks: AsyncLocks) -> None:
     await lock.release()
 
 
-async def a_loss_is_told_to_a_function_or_a_coroutine(locks: AsyncLocks) -> None:
+async def a_loss_is_passed_to_a_function_or_a_coroutine(locks: AsyncLocks) -> None:
     async def lost(lease: AsyncLease) -> None:
         assert_type(lease.fence, int)
 
@@ -91,7 +91,7 @@ def test_the_awaited_api_is_typed_like_the_other() -> None:
         async with lockfast.aio.connect("memory://typing-aio") as locks:
             await entering_gives_the_lease(locks)
             await acquiring_may_give_none(locks)
-            await a_loss_is_told_to_a_function_or_a_coroutine(locks)
+            await a_loss_is_passed_to_a_function_or_a_coroutine(locks)
             await looking_from_outside(locks)
             await a_stack_takes_locks(locks)
 

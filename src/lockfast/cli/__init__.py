@@ -59,7 +59,7 @@ def _main(words: list[str]) -> int:
 
 
 def _write_whatever_comes() -> None:
-    """What a stream's encoding does not have is written as an escape: no name may keep us from telling of a lock."""
+    """What a stream's encoding does not have is written as an escape: no name may keep us from reporting a lock."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # not if a caller put something else in its place, or closed it
             stream.reconfigure(errors="backslashreplace")

@@ -139,7 +139,7 @@ class Lease(Unique):
 
     @property
     def held(self) -> bool:
-        """True while nobody else can hold it. From the clock: right after a pause of any length, too."""
+        """True while no other claim can hold it. From the clock: right after a pause of any length, too."""
         return self._state == "held" and self._engine.now() < self._deadline
 
     @property

@@ -172,7 +172,7 @@ def with_hint(error: BackendUnavailable, url: str) -> BackendUnavailable:
 
 def _doctor(url: str) -> str:
     if not url:
-        return "locks.doctor() tells more"
+        return "locks.doctor() shows more"
     from shlex import quote  # here: most programs never need it
 
     return f"for more, run: lockfast doctor {quote(url)}"

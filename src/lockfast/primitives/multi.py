@@ -341,7 +341,7 @@ class MultiLogic:
                 self._current.remove(multi)
 
     async def locked(self) -> bool:
-        """Whether anybody holds one of the names."""
+        """Whether one of the names is held."""
         self.engine.must_be_open()
         for request in self._requests:
             if (await self.engine.once(partial(self.engine.backend.inspect, request.terms.key))).locked:

@@ -29,7 +29,7 @@ class WatchedSignal:
         self._signal = signal
         self._by_clock = by_clock  # one that waits for some time sets an alarm at the story's clock
         self._sets = 0
-        self._heard = 0
+        self._received = 0
         self._sleeps: Callable[[], bool] = _awake
 
     @property
@@ -51,14 +51,14 @@ class WatchedSignal:
         finally:
             falls_asleep.set(None)
             self._sleeps = _awake
-            self._heard = self._sets
+            self._received = self._sets
 
     def _falls_asleep(self, sleeps: Callable[[], bool]) -> None:
         self._sleeps = sleeps
 
     @property
     def rousing(self) -> bool:
-        return self.waiting and self._sets > self._heard
+        return self.waiting and self._sets > self._received
 
 
 class Activity:

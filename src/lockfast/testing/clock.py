@@ -109,5 +109,5 @@ class FakeClock:
 
     @property
     def next_alarm(self) -> float | None:
-        """When the first of those who wait is due; None if nobody waits."""
+        """When the first waiter is due; None if there is no waiter."""
         return min(self.alarms, default=None)

@@ -55,7 +55,7 @@ class FaultyBackend:
         self.inner = inner
         self.calls: Counter[str] = Counter()  # by verb, whatever became of them
         self.waiting = 0  # calls of `wait` that have not returned
-        self.on_the_way = 0  # requests that the store has yet to hear of or to answer
+        self.on_the_way = 0  # requests that the store has yet to receive or to answer
         self.loses_wakeups = False  # no wake-up arrives; a waiter finds out by itself, if at all
         self.least = 0.0  # real seconds that the store gets for an answer at least, however little is left of `within`
         # A verb that can hang can be cancelled while it does, so it is not instant any more.

@@ -40,7 +40,7 @@ def judge(holds: Iterable[Hold]) -> list[str]:
     """What is wrong with the history, one line each; empty if nothing is."""
     by_name = defaultdict(list)
     for hold in holds:
-        if hold.start < hold.end:  # else it was over before anybody believed in it
+        if hold.start < hold.end:  # else it was over before its holder believed in it
             by_name[hold.name].append(hold)
     return [line for name in sorted(by_name) for line in _judge_name(sorted(by_name[name], key=_in_order))]
 
@@ -77,7 +77,7 @@ def _leave(taken: Occupancy, hold: Hold) -> None:
 def _fences_out_of_order(holds: list[Hold]) -> Iterator[str]:
     """Of any two holds that exclude each other the later has the higher fence; no two share one.
 
-    Two shared holds may overlap, and the one granted first may hear of it last, so these are not compared.
+    Two shared holds may overlap, and the one granted first may get its reply last, so these are not compared.
     """
     seen: dict[int, Hold] = {}
     highest: Hold | None = None

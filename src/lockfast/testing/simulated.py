@@ -29,7 +29,7 @@ class MachineGone(BaseException):
 
 
 class Park:
-    """One suspension of one task: it goes on when somebody calls `wake`, and only the first call counts."""
+    """One suspension of one task: it goes on when `wake` is called, and only the first call counts."""
 
     __slots__ = ("_task", "_value", "woken")
 
@@ -231,7 +231,7 @@ class SimulatedSignal:
             woken: bool = await park
             return woken
         finally:
-            park.woken = True  # a timer that rings later finds nobody
+            park.woken = True  # a timer that ends later wakes no task
             self._park = None
             if take_back is not None:
                 take_back()

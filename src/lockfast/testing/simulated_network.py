@@ -29,7 +29,7 @@ class Faults(NamedTuple):
 
     lost_request: float = 0.0
     lost_reply: float = 0.0
-    reset: float = 0.0  # the client hears at once that the connection broke; whether it was done stays unknown
+    reset: float = 0.0  # the client sees at once that the connection broke, but not whether the request was done
     late: float = 0.0  # arrives after its sender gave up
     repeated: float = 0.0  # arrives in time, and once more later
     slow: float = 0.0
@@ -182,7 +182,7 @@ class Network:
         for kind, likely in zip(REQUEST_FATES, self.faults, strict=False):
             draw -= likely
             if draw < 0.0:
-                # Permits are given back by one request that nobody sends again, so it does not arrive twice either.
+                # Permits are given back by one request that no client sends again, so it does not arrive twice either.
                 return None if kind == "repeated" and call.verb == "unthrottle" else kind
         return None
 
@@ -222,7 +222,18 @@ class Network:
 class _Call:
     """One request under way."""
 
-    __slots__ = ("_answer", "_failed", "_heard", "asked", "claims", "client", "options", "unanswered", "verb", "within")
+    __slots__ = (
+        "_answer",
+        "_arrived",
+        "_failed",
+        "asked",
+        "claims",
+        "client",
+        "options",
+        "unanswered",
+        "verb",
+        "within",
+    )
 
     def __init__(
         self, client: RemoteBackend, verb: str, asked: Any, claims: Sequence[str], options: dict[str, Any]
@@ -230,7 +241,7 @@ class _Call:
         self.client, self.verb, self.asked, self.claims, self.options = client, verb, asked, claims, options
         self.within: float = options.get("within", 5.0)
         self.unanswered = False  # no reply will come through
-        self._heard = SimulatedSignal(client.world)
+        self._arrived = SimulatedSignal(client.world)
         self._failed = False
         self._answer: Any = None
 
@@ -239,19 +250,19 @@ class _Call:
         network.reply(self, network.server.answer(self.client, self.verb, self.asked, self.options))
 
     def repeat(self) -> None:
-        """Nobody listens to the second answer."""
+        """The client ignores the second answer."""
         self.client.network.server.answer(self.client, self.verb, self.asked, self.options)
 
     def received(self, answer: Any) -> None:
         self._answer = answer
-        self._heard.set()
+        self._arrived.set()
 
     def fail(self) -> None:
         self._failed = True
-        self._heard.set()
+        self._arrived.set()
 
     async def answer(self) -> Any:
-        if await self._heard.wait(self.within) and not self._failed:
+        if await self._arrived.wait(self.within) and not self._failed:
             if isinstance(self._answer, LimitMismatch):
                 raise self._answer
             return self._answer

@@ -4,7 +4,7 @@ Decides: how long each message takes, in the simulation's time, which no clock o
 Leaves to the backend behind it: what the verbs do. Leaves to `faults`: what goes wrong on purpose.
 
 Nothing is lost here, and the messages of one client arrive in the order in which they were sent. What a seed changes is
-who comes first, and in the middle of what somebody is cancelled.
+which client comes first, and in the middle of what a task is cancelled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StoryWorld(SimulatedWorld):
 
 
 class _DelayedSignal(SimulatedSignal):
-    """What the store sets to wake a waiter: it is heard a little later."""
+    """What the store sets to wake a waiter: it arrives a little later."""
 
     __slots__ = ()
 
@@ -75,9 +75,9 @@ class DistantBackend(FaultyBackend):
     async def _send(self, ask: Callable[[], Awaitable[T]]) -> T:
         self.under_way += 1
         try:
-            await self._hesitate()  # whoever is cancelled here has sent nothing
+            await self._hesitate()  # a task that is cancelled here has sent nothing
             message = self._machine.task(self._carry(ask, self._out.travel()), "job, a request under way")
-            await message.finished()  # whoever is cancelled here never hears what became of it
+            await message.finished()  # a task that is cancelled here never gets the answer
         finally:
             self.under_way -= 1
         if message.error is not None:

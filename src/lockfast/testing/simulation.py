@@ -85,7 +85,7 @@ class Run:
         self.jobs = Jobs(self.simulation, self.record, self.rate)
         self.reader = LogReader(self.network.excused)
         self.disturbed_until: dict[str, float] = {}  # by client: when it was last frozen or cut off
-        self.lost_claims: set[str] = set()  # ids, of leases that never reached anybody too
+        self.lost_claims: set[str] = set()  # ids, of leases that never reached a caller too
         self.watching: list[Task] = []
         self.clients = [self._client(f"client{n}") for n in range(self.random.randint(2, 4))]
         self.workers = {
@@ -222,7 +222,7 @@ class Run:
                 client.engine.closed = True
 
     def _calm(self) -> None:
-        """No new faults, and nobody asks for anything: time alone must clear away what is left."""
+        """No new faults, and no new requests: time alone must clear away what is left."""
         self.network.faults = NO_FAULTS
         self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL + PRESENCE_S) + 10.0)
         for task in self.watching:

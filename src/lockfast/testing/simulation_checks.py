@@ -92,7 +92,7 @@ class LogReader:
         name = self.names[claim.terms.key]
         if isinstance(step.answer, LimitMismatch):
             if not name.limits(claim, step.now, waiting=True) - {claim.terms.limit}:
-                yield f"{step.time:.6f}: {claim.id} was refused, though nobody has another limit: {step.answer}"
+                yield f"{step.time:.6f}: {claim.id} was refused, though no claim has another limit: {step.answer}"
             return
         if not isinstance(step.answer, Grant):
             if step.options["enqueue"] and claim.id not in name.queue:
@@ -161,7 +161,7 @@ class LogReader:
                 )
 
     def _idle(self, step: Step, claim: Claim, name: _Name) -> Iterator[str]:
-        """A free name does not stand idle while somebody waits for it."""
+        """A free name does not stand idle while a claim waits for it."""
         waiter, free_since = name.queue.get(claim.id), name.free_since(step.now)
         if waiter is None or free_since is None or claim.id in self.excused:
             return
@@ -206,7 +206,7 @@ def needless_losses(
             yield f"{loss.time:.6f}: {loss.client} lost {loss.claim_id} ({loss.reason}) after {failed} failed renewals"
         elif loss.time - loss.deadline > HOP:
             late = loss.time - loss.deadline
-            yield f"{loss.time:.6f}: {loss.client} heard of the loss of {loss.claim_id} {late:.3f}s too late"
+            yield f"{loss.time:.6f}: {loss.client} noticed the loss of {loss.claim_id} {late:.3f}s too late"
 
 
 def kept_the_rest(losses: Sequence[Loss], log: Sequence[Step], excused: set[str]) -> Iterator[str]:

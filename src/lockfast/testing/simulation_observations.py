@@ -93,8 +93,8 @@ class ObservationChecks:
             expected = expected[: len(received)]
         if received != expected:
             where = next((n for n, (a, b) in enumerate(zip(received, expected, strict=False)) if a != b), len(expected))
-            heard, was = received[where : where + 2], expected[where : where + 2]
-            yield f"{watch.client.world.name} received {heard} of {self._key!r}, but what happened was {was}"
+            got, was = received[where : where + 2], expected[where : where + 2]
+            yield f"{watch.client.world.name} received {got} of {self._key!r}, but what happened was {was}"
 
     def _first_answered(self, watch: ElectionWatch) -> int:
         """Where in the log it received what was true then: its next request shows which answer came through."""
@@ -108,7 +108,7 @@ class ObservationChecks:
         for time, asked_at, leadership in watch.received[1:]:
             late = time - max(asked_at, began.get(leadership.term, time))
             if not leadership.vacant and late > HOP and watch.claim_id not in self._excused:
-                yield f"{time:.6f}: {watch.client.world.name} heard of {leadership} {late:.3f}s late without a fault"
+                yield f"{time:.6f}: {watch.client.world.name} received {leadership} {late:.3f}s late without a fault"
 
 
 class _Booking(NamedTuple):
@@ -151,7 +151,7 @@ def over_the_rate(booked: Sequence[_Booking], rate: Rate) -> Iterator[str]:
 
 
 def uses_without_permit(uses: Iterable[Use], booked: Sequence[_Booking]) -> Iterator[str]:
-    """Whoever was allowed something had a booking for it that was due, one for each time."""
+    """Each use of a limiter had a booking of its own that was due."""
     mine: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for booking in booked:
         mine[booking.client, booking.cost].append(booking.time)

@@ -110,12 +110,12 @@ def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> JobP
 
 
 def _some_names(random: Random, subject: Subject) -> tuple[str, ...]:
-    """In any order: whoever takes several has to see to the order."""
+    """In any order: `lock_all` has to sort them."""
     if not subject.names:
         return (subject.name,)
     return tuple(random.sample(subject.names, random.randint(1, len(subject.names))))
 
 
 def _some_limit(random: Random, subject: Subject) -> int | None:
-    """Now and then another than everybody else's: whoever comes second is to be refused."""
+    """Now and then another than that of the other clients: the second of two limits is to be refused."""
     return MOST + 1 if random.random() < 0.05 else subject.limit

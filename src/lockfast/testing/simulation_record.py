@@ -62,7 +62,7 @@ class Reign:
 
 
 class ReceivedChange(NamedTuple):
-    """One change as an observer heard of it."""
+    """One change as an observer received it."""
 
     time: float
     asked_at: float  # since when the observer waited for it
@@ -82,7 +82,7 @@ class ElectionWatch:
 
 
 class Use(NamedTuple):
-    """Somebody was allowed something by a limiter."""
+    """A limiter gave a client permits."""
 
     time: float
     client: str

@@ -46,7 +46,7 @@ class Actor(Protocol[R]):
     def done(self) -> bool: ...
 
     @property
-    def heard(self) -> bool:
+    def result_was_read(self) -> bool:
         """Its result was asked for."""
         ...
 
@@ -129,13 +129,13 @@ class Stage(ABC):
 
     @abstractmethod
     def alone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it in the child of a fork, where nobody else is left."""
+        """Do it in the child of a fork, where no other actor is left."""
 
     def record(self, locks: AwaitedLocks) -> list[Event]:
         """The events of these locks from now on."""
-        heard: list[Event] = []
-        locks.raw.events.listen(heard.append)
-        return heard
+        received: list[Event] = []
+        locks.raw.events.listen(received.append)
+        return received
 
     # What is true at the store, asked by a client that takes no part
 
@@ -184,7 +184,7 @@ class Stage(ABC):
 
     async def _check_actors(self) -> None:
         for actor in self._actors:
-            if actor.done and not actor.heard:
+            if actor.done and not actor.result_was_read:
                 await actor.result()
 
     async def settle(self) -> None:
@@ -218,7 +218,7 @@ class Stage(ABC):
 
         while not actor.done:
             sleepers, at = clock.sleepers, clock.next_alarm
-            assert at is not None, "nobody sleeps, and the actor is not done"
+            assert at is not None, "no actor sleeps, and this one is not done"
             assert at <= started + at_most, f"the actor is not done after {at_most:g} seconds of the story's time"
             clock.advance_to(at)
             await self.until(lambda: actor.done or asleep_again(), "the actor to get up, or to sleep again")
@@ -268,7 +268,7 @@ class Stage(ABC):
         )
 
     def _under_way(self) -> int:
-        """How many requests the store has yet to hear of or to answer, where that takes a time of its own."""
+        """How many requests the store has yet to receive or to answer, where that takes a time of its own."""
         return 0
 
     @abstractmethod
@@ -322,7 +322,7 @@ class Stage(ABC):
 
     @abstractmethod
     async def _end_actors(self) -> None:
-        """See to it that nobody acts any more, whatever they were doing."""
+        """Stop every actor, whatever it was doing."""
 
     async def _close(self) -> None:
         for locks in self._opened:

@@ -22,7 +22,7 @@ AT_ONCE = 20  # looks without a pause; more of them would keep a thread or a ser
 
 class _TaskActor(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.heard = False
+        self.result_was_read = False
         self.task = asyncio.get_running_loop().create_task(work)
 
     @property
@@ -32,11 +32,11 @@ class _TaskActor(Generic[T]):
     async def result(self) -> T:
         await asyncio.wait({self.task}, timeout=LIMIT)
         assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
-        self.heard = True
+        self.result_was_read = True
         return self.task.result()
 
     def cancel(self) -> None:
-        self.heard = True
+        self.result_was_read = True
         self.task.cancel()
 
 

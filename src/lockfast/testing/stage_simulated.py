@@ -5,7 +5,7 @@ nothing is left to happen has failed.
 Leaves to `simulated`: what runs next. Leaves to `simulated_store`: how long a request is under way.
 
 There are two times. The story's clock moves when the story moves it, as in every world. The simulation's own time
-passes while messages travel and actors act; nobody can read it, and it ends no lease.
+passes while messages travel and actors act; no client can read it, and it ends no lease.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BREATH = 1.0  # seconds of the simulation: far longer than all that is under way
 
 class _SimulatedActor(Generic[T]):
     def __init__(self, task: Task) -> None:
-        self.heard = False
+        self.result_was_read = False
         self.task = task
 
     @property
@@ -38,14 +38,14 @@ class _SimulatedActor(Generic[T]):
 
     async def result(self) -> T:
         await self.task.finished()
-        self.heard = True
+        self.result_was_read = True
         if self.task.error is not None:
             raise self.task.error
         result: T = self.task.result
         return result
 
     def cancel(self) -> None:
-        self.heard = True
+        self.result_was_read = True
         self.task.cancel()
 
 

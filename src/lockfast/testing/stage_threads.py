@@ -28,7 +28,7 @@ class _ThreadActor(Generic[T]):
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._answer: T | None = None
         self._error: BaseException | None = None
-        self.heard = False  # somebody asked for the result
+        self.result_was_read = False
         self.thread = threading.Thread(target=self._act, args=(work,), name="actor", daemon=True)
         self.thread.start()
 
@@ -45,7 +45,7 @@ class _ThreadActor(Generic[T]):
     async def result(self) -> T:
         self.thread.join(LIMIT)
         assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
-        self.heard = True
+        self.result_was_read = True
         if self._error is not None:
             raise self._error
         return self._answer  # type: ignore[return-value]
@@ -97,7 +97,7 @@ class ThreadStage(Stage):
             run_to_end(self.until(self._all_ended, f"these threads to end: {self._started()}"))
 
     async def _end_actors(self) -> None:
-        """Whoever still waits is refused at its next request, and time goes on until everybody asked."""
+        """An actor that still waits is refused at its next request, and time goes on until all have asked."""
         if all(actor.done for actor in self._actors):
             return
         for locks in self._opened:

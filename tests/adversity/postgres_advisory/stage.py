@@ -1,4 +1,4 @@
-"""What the stories of a PostgreSQL server in trouble are told on: a chapter's own server, both worlds, in real time.
+"""Where the stories of a PostgreSQL server in trouble run: a chapter's own server, both worlds, in real time.
 
 Decides: nothing about locks.
 """

@@ -26,11 +26,11 @@ from tests.servers.waiting import LIMIT
 
 class TestSessionsThatEnd(OnPostgres):
     async def test_a_terminated_session_is_a_loss_at_once_and_not_at_the_next_renewal(self, stage: Stage) -> None:
-        told: list[Any] = []
+        reported: list[Any] = []
         locks = stage.locks()
-        leases = [await locks.lock(name, ttl=3600, on_lost=told.append).take() for name in ("a", "b")]
+        leases = [await locks.lock(name, ttl=3600, on_lost=reported.append).take() for name in ("a", "b")]
         self.terminate()
-        await stage.until(lambda: len(told) == 2, "both losses to be told")
+        await stage.until(lambda: len(reported) == 2, "both losses to be reported")
         for lease in leases:
             assert lease.lost
             with pytest.raises(LeaseLost, match="the session that held it has ended"):
@@ -82,7 +82,7 @@ class TestSessionsThatEnd(OnPostgres):
             proxy.black_hole()
             await stage.until(lambda: lease.lost, "the holder to stop believing")
             proxy.heal()
-            await stage.until(self.nothing_left(), "what nobody believes in to be let go of")
+            await stage.until(self.nothing_left(), "what no lease stands for to be released")
 
 
 class TestServersThatCrash(OnPostgres):
@@ -141,7 +141,7 @@ class TestServersThatHang(OnPostgres):
         self.server.pause()
         await stage.until(lambda: lease.lost, "the holder to stop believing")
         self.server.go_on()
-        await stage.until(self.nothing_left(), "what nobody believes in to be let go of")
+        await stage.until(self.nothing_left(), "what no lease stands for to be released")
 
     async def test_what_a_hanging_server_grants_later_is_released(self, stage: Stage) -> None:
         locks = stage.locks()
@@ -180,7 +180,7 @@ class TestServersThatAreFull(OnPostgres):
         self.where = self.where.replace("lockfast@", "guest@") + "?waiting=1"
         first = [await stage.locks().lock(name).take() for name in ("a", "b", "c")]
         late = stage.locks()
-        await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be told")
+        await stage.until(lambda: refused_for(late, "d", "cannot reach "), "the reason to be reported")
         await late.close()  # a connection of its own that is still being made would take the room
         patient = stage.start(stage.locks().lock("d", wait=LIMIT).take())
         await stage.breathe()
@@ -208,7 +208,7 @@ class TestReplicas(OnPostgres):
         with self.server.replica() as replica:
             self.where = advisory_url(replica)
             locks = stage.locks()
-            await stage.until(lambda: refused_for(locks, "a", "is a replica"), "the reason to be told")
+            await stage.until(lambda: refused_for(locks, "a", "is a replica"), "the reason to be reported")
             replica.promote()
             async with locks.lock("a", wait=LIMIT) as lease:
                 assert lease.held

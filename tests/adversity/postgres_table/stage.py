@@ -1,4 +1,4 @@
-"""What the stories of the lock table on a PostgreSQL server in trouble are told on: both worlds, in real time.
+"""Where the stories of the lock table on a PostgreSQL server in trouble run: both worlds, in real time.
 
 Decides: that a chapter's stories share one server, which answers when a story begins. Names are a story's own.
 """
@@ -51,7 +51,7 @@ class OnTable(OnPostgres):
 
     @contextmanager
     def wire(self) -> Iterator[Proxy]:
-        """Whoever connects from here on does so by a wire that can be cut."""
+        """Connections from here on go through a proxy that can cut them."""
         before = self.where
         with Proxy(self.server) as proxy:  # type: ignore[arg-type]
             self.where = f"postgresql://{USER}@{HOST}:{proxy.port}/postgres"
@@ -62,7 +62,7 @@ class OnTable(OnPostgres):
 
     @contextmanager
     def straight(self) -> Iterator[None]:
-        """Whoever connects from here on does so past the wire."""
+        """Connections from here on go past the proxy."""
         before, self.where = self.where, self.server.url
         try:
             yield
@@ -78,7 +78,7 @@ class OnTable(OnPostgres):
             other.rollback()
 
     async def pause(self, stage: Stage) -> None:
-        """The server stands still; whoever waits meanwhile does not, as it would if that were done in its loop."""
+        """The server stands still; the event loop of the waiters does not, as it would if it waited for that itself."""
         stopping = threading.Thread(target=self.server.pause)
         stopping.start()
         await stage.until(lambda: not stopping.is_alive(), "the server to stand still")
@@ -100,7 +100,7 @@ class OnTable(OnPostgres):
         return int(self.ask(ended))
 
     def listeners(self) -> set[str]:
-        """The connections that are known to hear wake-ups, by their process."""
+        """The connections that are known to receive wake-ups, by their process."""
         known = f"locktype = 'advisory' AND classid = {LISTENER} AND objsubid = 2 AND granted"
         return set(self.ask(f"SELECT pid FROM pg_locks WHERE {known}").split())
 

@@ -1,8 +1,8 @@
 """A PostgreSQL server whose clock is set while it runs. Expiry follows it; what holds all the same is said here.
 
-Forwards, leases end early: two may believe at once until the first hears of it, with its next renewal, and the fences
-tell them apart. Backwards, nothing lasts longer than its ttl from when it is first asked for again, and nobody is let
-in too early. Fences grow.
+Forwards, leases end early: two may believe at once until the first learns of it, with its next renewal, and the fences
+distinguish them. Backwards, nothing lasts longer than its ttl from when it is first asked for again, and no claim is
+granted too early. Fences grow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEFT = "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM distribut
 
 
 class Jumpy:
-    """The server, somebody who speaks SQL to it, and its clock."""
+    """The server, a client that speaks SQL to it, and its clock."""
 
     def __init__(self, server: PostgresServer, clock: Clock) -> None:
         self.url = server.url
@@ -130,7 +130,7 @@ def test_a_renewed_lease_outlives_a_jump_backwards(
 
 
 def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy, locks: lockfast.Locks) -> None:
-    """So it lasts no longer, should nobody renew it any more."""
+    """So it lasts no longer, should its holder not renew it any more."""
     lease = take(locks, ttl=600)
     server.jump_to(-HOUR)
     lease.extend(300)
@@ -146,7 +146,7 @@ def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy
 def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
-    """It has its place, and is let in though nobody released."""
+    """It keeps its place, and is granted the lock though no holder released it."""
     lease = take(locks, ttl=TTL, renew=False)
     started = boot_now()
     assert server.ask(QUEUE_UP) == 0
@@ -204,6 +204,6 @@ def test_a_jump_forwards_ends_leases_early_and_their_holder_is_notified(
     second = take(others, wait=LIMIT)
     assert second.fence > lease.fence, "a store that looks at fences refuses the first"
     renew_soon(lease)
-    until(lambda: lost, "the loss to be told")
+    until(lambda: lost, "the loss to be reported")
     assert not lease.release()
     assert second.held

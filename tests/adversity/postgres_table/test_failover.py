@@ -1,7 +1,7 @@
 """The lock table on a primary with a streaming replica: what a failover keeps, what it can lose, and what it cannot.
 
-Replication is asynchronous unless the server is told otherwise: a primary that dies takes what it had not passed on
-with it, locks too. What is left then is the fence: whoever is granted the lock again has a higher one.
+Replication is asynchronous unless the server is configured otherwise: a primary that dies takes with it what it had not
+passed on, locks too. What is left then is the fence: the next grant has a higher one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.servers.postgres_tables import empty_table
 from tests.servers.server import HOST
 from tests.servers.waiting import LIMIT, until
 
-MANY = 100  # grants: a replica is told of thirty-two numbers of a sequence ahead
+MANY = 100  # grants: the log records a sequence thirty-two numbers ahead
 
 
 class TestFailover(OnPostgres):
@@ -42,7 +42,7 @@ class TestFailover(OnPostgres):
         return self.replica.psql(f"SELECT count(*) FROM distributed_locks WHERE fence = {lease.fence}") == "1"
 
     def _part(self) -> None:
-        """From now on the replica hears nothing; the primary does not care."""
+        """From now on the replica receives nothing; the primary goes on."""
         self.replica.psql("ALTER SYSTEM SET primary_conninfo = ''")
         self.replica.psql("SELECT pg_reload_conf()")
         until(lambda: self.replica.psql("SHOW primary_conninfo") == "", "the new settings")
@@ -64,7 +64,7 @@ class TestFailover(OnPostgres):
     async def test_a_replica_is_refused_until_it_is_promoted(self, stage: Stage) -> None:
         self.where = self.replica.url
         locks = stage.locks()
-        await stage.until(lambda: refused_for(locks, "x", "it is a replica"), "the reason to be told")
+        await stage.until(lambda: refused_for(locks, "x", "it is a replica"), "the reason to be reported")
         self.replica.promote()
         async with locks.lock("x", wait=LIMIT) as lease:
             assert lease.held

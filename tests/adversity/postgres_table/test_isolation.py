@@ -1,4 +1,4 @@
-"""The lock table at every isolation level: who looks at an old snapshot is let in beside nobody.
+"""The lock table at every isolation level: a transaction with an old snapshot is granted nothing that is held.
 
 Each story is one of a transaction that began, and has seen the table, before something happened there.
 """
@@ -73,7 +73,7 @@ def test_an_old_snapshot_lets_no_more_in_than_the_limit(url: str, level: str) ->
                 assert old.execute(ask).fetchone() == (None,)
             except psycopg.errors.SerializationFailure:
                 assert level != "READ COMMITTED"
-            old.rollback()  # as long as it is open nobody else gets at the name
+            old.rollback()  # as long as it is open no other claim gets the name
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
@@ -85,7 +85,7 @@ def test_a_waiter_keeps_its_place_if_a_transaction_with_an_old_snapshot_goes_pas
             assert waiter.execute(enqueued, ("first", "fence")).fetchone() == (None,)
             assert waiter.execute(enqueued, ("second", "fence")).fetchone() == (None,)
         assert taken(old, "x")
-        assert waiter.execute(enqueued, ("first", "position")).fetchone() == ("0",), "told that it is busy"
+        assert waiter.execute(enqueued, ("first", "position")).fetchone() == ("0",), "answered as busy"
         old.execute("SELECT release_lock('x', 'psql')")
         old.commit()
         assert waiter.execute(enqueued, ("second", "fence")).fetchone() == (None,)
@@ -93,7 +93,7 @@ def test_a_waiter_keeps_its_place_if_a_transaction_with_an_old_snapshot_goes_pas
 
 
 def _take_in_a_transaction(connection: psycopg.Connection[Any], level: str, holder: str) -> int | None:
-    """The fence, once it is committed; None if it was not to be had, or somebody else was quicker."""
+    """The fence, once it is committed; None if it was held, or another transaction was quicker."""
     try:
         with connection.transaction():
             connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}".encode())

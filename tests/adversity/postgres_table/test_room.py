@@ -43,9 +43,9 @@ class TestNoRoom(OnTable):
         lease = await first.result()
         await lease.release()
         assert (await second.result()).fence > lease.fence
-        told = [record for record in caplog.records if "waiters poll" in record.getMessage()]
-        assert len(told) == 1
-        assert "too many connections" in told[0].getMessage()
+        logged = [record for record in caplog.records if "waiters poll" in record.getMessage()]
+        assert len(logged) == 1
+        assert "too many connections" in logged[0].getMessage()
 
     async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in ("blocking", "asyncio_"):

@@ -65,7 +65,7 @@ class TestTerminated(OnTable):
             before = self.listeners()
             assert len(before) == 2
             assert self.end_ours(f"pid IN ({', '.join(before)})") == 2
-            await stage.until(self.two_but(before), "both to be heard of again")
+            await stage.until(self.two_but(before), "both to listen again")
         await holder.release()
         lease = await first.result()
         await lease.release()

@@ -87,7 +87,7 @@ class TestFull(OnTable):
         filling = [await self.ready(stage) for _ in range(3)]
         lease = await filling[0].lock("kept").take()
         late = stage.locks()
-        await stage.until(lambda: refused_for(late, "x", "connection slots"), "the reason to be told")
+        await stage.until(lambda: refused_for(late, "x", "connection slots"), "the reason to be reported")
         patient = stage.start(late.lock("x", wait=LIMIT).take())
         await filling[2].close()
         assert (await patient.result()).held

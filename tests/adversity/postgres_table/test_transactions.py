@@ -218,7 +218,7 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
         asked.clear()
         sharing = threading.Thread(target=lease.downgrade)
         sharing.start()
-        until(lambda: len(asked) > 1, "it to hear once that a transaction is at the name")
+        until(lambda: len(asked) > 1, "one answer that a transaction has locked the name")
         psql.say("ROLLBACK")
         join(sharing)
         assert lease.held

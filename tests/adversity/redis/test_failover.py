@@ -1,7 +1,7 @@
 """What a failover of Redis can lose, shown plainly, and what it cannot: the fence lets a resource refuse a late holder.
 
-Replication is asynchronous: a primary that dies takes what it had not passed on with it, locks too. Whoever cannot live
-with that asks for `replicas=` (see test_redis_replicas.py), or keeps locks where a majority has to agree.
+Replication is asynchronous: a primary that dies takes what it had not passed on with it, locks too. A program that
+cannot accept that asks for `replicas=` (see test_replicas.py), or keeps its locks where a majority has to agree.
 """
 
 from __future__ import annotations

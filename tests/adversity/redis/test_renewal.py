@@ -45,7 +45,7 @@ class TestUnreachable(OnAServer):
         lost_at: list[float] = []
         locks, next_one = await self.ready(stage, capabilities=DRIFT), self.beside_the_wire(stage)
         lease = await locks.lock("x", ttl=0.8, on_lost=lambda _: lost_at.append(boot_now())).take()
-        waiter = stage.start(_take_and_tell_when(next_one))
+        waiter = stage.start(_take_and_note_when(next_one))
         await stage.until(lambda: self.truth(stage, "x").waiters == 1 or waiter.done, "one to wait")
         self.proxy.black_hole()
         granted, granted_at = await waiter.result()
@@ -72,6 +72,6 @@ class TestUnreachable(OnAServer):
         assert lease.remaining > 60
 
 
-async def _take_and_tell_when(locks: AwaitedLocks) -> tuple[AwaitedLease, float]:
+async def _take_and_note_when(locks: AwaitedLocks) -> tuple[AwaitedLease, float]:
     lease = await locks.lock("x").take()
     return lease, boot_now()

@@ -73,15 +73,15 @@ class TestTls(Anywhere):
     ) -> None:
         never_look(monkeypatch)
         self.where = self.front(piece=piece).url(**self.certificates.trusting)
-        locks, heard_by = stage.locks(), set[bytes]()
+        locks, subscribed = stage.locks(), set[bytes]()
         for number in range(5):
             held = await stage.locks().lock(f"x{number}", ttl=HOUR).take()
             waiter = stage.start(locks.lock(f"x{number}").take())
             await stage.queue(f"x{number}", 1)
-            heard_by = heard_by or self._subscribers()
+            subscribed = subscribed or self._subscribers()
             assert await held.release()
             assert (await waiter.result()).held
-        assert self._subscribers() <= heard_by, "the wake-up arrived, and no connection had to be made again"
+        assert self._subscribers() <= subscribed, "the wake-up arrived, and no connection had to be made again"
 
     def _subscribers(self) -> set[bytes]:
         return set(re.findall(rb"id=(\d+)", self.server.command("CLIENT", "LIST", "TYPE", "pubsub")))

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _on_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(story: Coroutine[Any, Any, None]) -> None:
-        async def tell() -> None:
+        async def check() -> None:
             assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
             await story
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(tell())
+            runner.run(check())
 
     monkeypatch.setattr(asyncio, "run", run)
 

@@ -1,4 +1,4 @@
-"""Workers on a quorum of which a minority is killed, stopped, emptied or cut off: nobody overlaps, fences grow,
+"""Workers on a quorum of which a minority is killed, stopped, emptied or cut off: no two holds overlap, fences grow,
 and the work goes on."""
 
 from __future__ import annotations

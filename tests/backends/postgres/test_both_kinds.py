@@ -73,13 +73,13 @@ def test_a_transient_refusal_is_distinguished_from_a_permanent_one(
     where = url.replace("postgresql:", f"{scheme}:").replace(f"{USER}@", f"{who}@")
     with lockfast.connect(where, patience=0.3 if passes else 3600) as locks:
 
-        def told() -> bool:
+        def reported() -> bool:
             with pytest.raises(BackendUnavailable) as refused:
                 locks.lock("a", wait=0).acquire()
             assert refused.value.transient is passes
             return says in str(refused.value)  # of what passes another reason may come first: there was no time
 
-        until(told, f"to be told {says!r}")
+        until(reported, f"the error to say {says!r}")
 
 
 # Names of hosts
@@ -223,8 +223,8 @@ def test_a_child_that_is_forked_while_a_connection_is_in_use_keeps_nothing_of_it
     url: str, psql: psycopg.Connection
 ) -> None:
     program = _FORKS.format(prepare="", ready="sys.stdin.readline()", go_on="")
-    with psycopg.connect(url) as somebody, _parent(program, url) as parent:
-        somebody.execute("LOCK TABLE distributed_locks")
+    with psycopg.connect(url) as blocker, _parent(program, url) as parent:
+        blocker.execute("LOCK TABLE distributed_locks")
         until(lambda: _count(psql, f"{_SESSIONS} AND wait_event_type = 'Lock'"))
         assert parent.stdin is not None
         parent.stdin.write("now\n")

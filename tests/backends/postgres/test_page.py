@@ -1,4 +1,4 @@
-"""What docs/backends/postgres_table.md and postgres_advisory.md tell an operator is enough, and true."""
+"""What docs/backends/postgres_table.md and postgres_advisory.md say to an operator is enough, and true."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_sequence_can_be_raised_as_the_page_says(server: PostgresServer) -> 
     [raises] = statements("SELECT setval")
     with lockfast.connect(server.url) as locks:
         with locks.lock("x"):
-            pass  # from here on nobody looks whether anything was forgotten
+            pass  # from here on nothing looks whether anything was forgotten
         server.psql("ALTER SEQUENCE lockfast_fence RESTART 7 MINVALUE 1")  # as if a backup had been restored
         with locks.lock("x") as low:
             assert low.fence == 7

@@ -48,7 +48,7 @@ def url(plain: str) -> str:
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
     """A plain connection, as any program has."""
-    with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
+    with psycopg.connect(plain, autocommit=True, application_name="psql-user") as connection:
         yield connection
 
 
@@ -86,7 +86,7 @@ def test_a_plain_sql_session_is_excluded_and_excludes(url: str, psql: psycopg.Co
         with locks.lock("order:42"):
             assert _fetch(psql, "SELECT pg_try_advisory_lock(%s)", number) is False
         assert _fetch(psql, "SELECT pg_try_advisory_lock(%s)", number) is True
-        with pytest.raises(AcquireTimeout, match="somebody"):
+        with pytest.raises(AcquireTimeout, match="psql-user"):
             _enter(locks, "order:42")
         assert _fetch(psql, "SELECT pg_advisory_unlock(%s)", number) is True
         assert locks.lock("order:42", wait=0).acquire() is not None
@@ -118,7 +118,7 @@ def test_two_names_that_meet_on_one_number_are_refused_between_processes(
     key = key_of("order:42")
     _fetch(psql, "SELECT pg_advisory_lock(%s), pg_advisory_lock_shared(%s, 5)", key.number, key.tag + 1)
     with lockfast.connect(url) as locks:
-        with pytest.raises(Unsupported, match="another lock, held by 'somebody'"):
+        with pytest.raises(Unsupported, match="another lock, held by 'psql-user'"):
             locks.lock("order:42", wait=wait).acquire()
         _fetch(psql, "SELECT pg_advisory_unlock_all()")
         assert locks.lock("order:42", wait=0).acquire() is not None

@@ -77,10 +77,10 @@ def _description(kind: str, url: str) -> object:
     if kind == "parameters":
         return {**params, "waiting": 2}
     if kind == "django settings":
-        told = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+        libpq_names = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
         return {
             "ENGINE": "django.db.backends.postgresql",
-            **{name: params[param] for name, param in told.items()},
+            **{name: params[param] for name, param in libpq_names.items()},
             "PASSWORD": "",
             "OPTIONS": {"sslmode": "prefer", "pool": True},
         }
@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused_at_once(connect: Any, tmp_path: Path, monkeyp
         connect("postgresql://localhost/a", advisory="yes")
 
 
-def test_a_place_is_called_without_its_secrets_whatever_tells_it() -> None:
+def test_no_text_about_an_endpoint_shows_its_secrets() -> None:
     given = {"host": "h1,h2", "port": "1,2", "user": "me", "password": "secret", "dbname": "app"}
     with lockfast.connect(given, advisory=True) as locks:
         assert "secret" not in repr(locks)
@@ -227,7 +227,7 @@ print("done")
 
 @pytest.mark.slow
 def test_a_program_that_ends_while_it_holds_locks_ends_quietly(url: str, psql: psycopg.Connection) -> None:
-    """Everything that is left open is told by Python then, and so is an error in whatever runs at the end."""
+    """Python reports everything that is left open then, and so is an error in whatever runs at the end."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "always", "-c", ENDS, url]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)

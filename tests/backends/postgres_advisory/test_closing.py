@@ -59,25 +59,25 @@ class Waiters:
 
     def __init__(self, locks: Locks, count: int) -> None:
         self._locks = locks
-        self._told: list[object] = []
+        self._raised: list[object] = []
         self._threads = [threading.Thread(target=self._wait) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
     def _wait(self) -> None:
         try:
-            self._told.append(self._locks.lock("a").acquire())
+            self._raised.append(self._locks.lock("a").acquire())
         except LockError as error:
-            self._told.append(error)
+            self._raised.append(error)
 
-    def were_told(self) -> None:
+    def were_refused(self) -> None:
         join(*self._threads)
-        assert len(self._told) == len(self._threads), "somebody still waits"
-        for error in self._told:
-            _is_told(error)
+        assert len(self._raised) == len(self._threads), "a thread still waits"
+        for error in self._raised:
+            _is_refused(error)
 
 
-def _is_told(error: object) -> None:
+def _is_refused(error: object) -> None:
     assert isinstance(error, LockError), error
     assert not isinstance(error, BackendUnavailable), error
     assert "is closed" in str(error)
@@ -91,7 +91,7 @@ def test_waiting_threads_learn_of_the_close_and_nothing_stays(url: str, me: str,
             waiters = Waiters(locks, WAITERS)
             until(lambda: _count(psql, _WAIT) == WAITERS)
             locks.close()
-            waiters.were_told()
+            waiters.were_refused()
             until(lambda: _count(psql, _OURS) == 0)
             with other.lock("own", wait=0):
                 pass  # what it held is free
@@ -108,7 +108,7 @@ def test_a_thread_that_waits_at_a_silent_server_learns_of_the_close(monkeypatch:
         server.pause()
         locks._logic.engine.patience = 0.2
         locks.close()
-        waiters.were_told()
+        waiters.were_refused()
         server.go_on()
         other.close()
 
@@ -137,7 +137,7 @@ def test_a_session_that_is_made_while_a_thread_closes_is_closed_too(
     assert slow.dialled.wait(LIMIT)
     locks.close()
     slow.go_on.set()
-    waiters.were_told()
+    waiters.were_refused()
     until(lambda: _count(psql, _OURS) == 0)
 
 
@@ -154,7 +154,7 @@ def test_tasks_that_wait_for_a_session_learn_of_the_close(
         await locks.close()
         slow.go_on.set()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
-            _is_told(error)
+            _is_refused(error)
 
     asyncio.run(story())
     until(lambda: _count(psql, _OURS) == 0)
@@ -168,7 +168,7 @@ def test_waiting_tasks_learn_of_the_close_and_nothing_stays(url: str, me: str, p
             await asyncio.to_thread(until, lambda: _count(psql, _WAIT) == WAITERS)
             await locks.close()
             for error in await asyncio.gather(*tasks, return_exceptions=True):
-                _is_told(error)
+                _is_refused(error)
             await asyncio.to_thread(until, lambda: _count(psql, _OURS) == 0)
 
     asyncio.run(story())

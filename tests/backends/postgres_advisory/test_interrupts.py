@@ -1,7 +1,8 @@
 """A KeyboardInterrupt at any instruction that can be interrupted: other threads go on, and nothing stays behind.
 
-Each story is told again and again, interrupted at its first such instruction, at its second, and so on to its end.
-The session may be ended, which is a loss that is told; but it must not be left in a state in which it answers nobody.
+Each story is run again and again, interrupted at its first such instruction, at its second, and so on to its end.
+The session may be ended, which is a loss that is reported; but it must not be left in a state in which it answers no
+request.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def _count(psql: psycopg.Connection, sql: str) -> int:
 
 def _elsewhere(work: Callable[[], object]) -> None:
     """In another thread, and to its end."""
-    told: list[object] = []
-    thread = threading.Thread(target=lambda: told.append(work()))
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
     thread.start()
     join(thread)
-    assert told, "another thread was refused"
+    assert answers, "another thread was refused"
 
 
 def _given_out(backend: Any) -> list[object]:

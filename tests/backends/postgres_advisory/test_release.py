@@ -113,11 +113,11 @@ def _once(fired: threading.Event, then: Callable[[], None]) -> None:
     threading.Thread(target=wait).start()
 
 
-def _is_lost(answer: tuple[bool, Any], told: list[Any], reason: str) -> None:
+def _is_lost(answer: tuple[bool, Any], reported: list[Any], reason: str) -> None:
     released, lease = answer
     assert released is False
     assert lease.lost
-    until(lambda: told == [lease])
+    until(lambda: reported == [lease])
     with pytest.raises(LeaseLost, match=reason):
         lease.check()
 
@@ -125,9 +125,9 @@ def _is_lost(answer: tuple[bool, Any], told: list[Any], reason: str) -> None:
 def test_a_release_on_a_session_that_the_server_has_just_ended_is_a_loss(
     world: InThreads | InAsyncio, url: str, psql: psycopg.Connection
 ) -> None:
-    told: list[Any] = []
-    answer = world.release(url, lambda: psql.execute(_END_OURS), told.append)
-    _is_lost(answer, told, "the session that held it has ended")
+    reported: list[Any] = []
+    answer = world.release(url, lambda: psql.execute(_END_OURS), reported.append)
+    _is_lost(answer, reported, "the session that held it has ended")
 
 
 def test_a_body_whose_session_the_server_has_just_ended_learns_on_exit(
@@ -140,32 +140,34 @@ def test_a_body_whose_session_the_server_has_just_ended_learns_on_exit(
 def test_a_session_that_ends_before_the_server_has_read_the_release_is_a_loss(
     world: InThreads | InAsyncio, through: str, proxy: Proxy
 ) -> None:
-    told: list[Any] = []
-    answer = world.release(through, lambda: _once(proxy.lose(b"lf_free"), proxy.cut), told.append)
-    _is_lost(answer, told, "its session ended before the release was answered")
+    reported: list[Any] = []
+    answer = world.release(through, lambda: _once(proxy.lose(b"lf_free"), proxy.cut), reported.append)
+    _is_lost(answer, reported, "its session ended before the release was answered")
 
 
 def test_a_release_that_was_done_and_not_answered_before_its_session_ended_is_not_called_certain(
     world: InThreads | InAsyncio, through: str, proxy: Proxy, psql: psycopg.Connection
 ) -> None:
-    told: list[Any] = []
-    answer = world.release(through, lambda: proxy.cut_instead_of_reply(b"lf_free"), told.append)
-    _is_lost(answer, told, "its session ended before the release was answered")
+    reported: list[Any] = []
+    answer = world.release(through, lambda: proxy.cut_instead_of_reply(b"lf_free"), reported.append)
+    _is_lost(answer, reported, "its session ended before the release was answered")
     until(lambda: psql.execute(_HELD).fetchone() == (0,))
 
 
 def test_a_release_that_is_answered_late_is_a_release(world: InThreads | InAsyncio, through: str, proxy: Proxy) -> None:
-    told: list[Any] = []
-    released, lease = world.release(through, lambda: _once(proxy.keep_back(b"lf_free"), proxy.let_pass), told.append)
+    reported: list[Any] = []
+    released, lease = world.release(
+        through, lambda: _once(proxy.keep_back(b"lf_free"), proxy.let_pass), reported.append
+    )
     assert released is True
     assert not lease.lost
-    assert not told
+    assert not reported
 
 
 def test_a_claim_that_is_asked_for_again_after_its_session_ended_is_granted_anew(
     url: str, psql: psycopg.Connection
 ) -> None:
-    """Also if nobody has read that end yet: the loop does not run while the server ends the session."""
+    """Also if the client has not read that end yet: the loop does not run while the server ends the session."""
     claim = Claim("c" * 32, Terms("lockfast\x1fa", "a", "me", 60.0))
 
     async def story() -> None:

@@ -41,7 +41,7 @@ def url(plain: str) -> str:
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
     """A plain connection, as any program has."""
-    with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
+    with psycopg.connect(plain, autocommit=True, application_name="psql-user") as connection:
         yield connection
 
 
@@ -60,12 +60,12 @@ def test_a_holder_elsewhere_is_shown_as_the_server_knows_it(url: str, psql: psyc
     _fetch(psql, "SELECT pg_advisory_lock_shared(%s, 2000000007)", key.tag ^ 1)  # of another lock, later
     with lockfast.connect(url) as locks:
         (holder,) = locks.inspect("order:42").holders
-        assert (holder.holder, holder.acquired_at) == ("somebody", 2000000000)
+        assert (holder.holder, holder.acquired_at) == ("psql-user", 2000000000)
         assert holder.claim_id == f"pid:{psql.info.backend_pid}"
         assert (holder.fence, holder.expires_at, holder.metadata) == (None, inf, None)  # which the server does not know
         assert holder.session is not None
         assert holder.session["pid"] == psql.info.backend_pid
-        assert holder.session["application_name"] == "somebody"
+        assert holder.session["application_name"] == "psql-user"
         assert holder.session["client"] == HOST
         assert holder.session["state"] == "idle"
         assert 0 < holder.session["connected_at"] <= time.time() + 60
@@ -111,8 +111,8 @@ def test_what_a_role_may_not_see_of_others_is_none_and_not_a_guess(url: str, psq
     _fetch(psql, "SELECT pg_advisory_lock(%s)", key_of("order:42").number)
     with lockfast.connect(url.replace(f"//{USER}@", f"//{guest}@")) as locks:
         (holder,) = locks.inspect("order:42").holders
-        assert holder.holder == "somebody"
-        shown = {"pid": psql.info.backend_pid, "application_name": "somebody"}
+        assert holder.holder == "psql-user"
+        shown = {"pid": psql.info.backend_pid, "application_name": "psql-user"}
         assert holder.session == {**shown, "client": None, "connected_at": None, "state": None}
 
 
@@ -186,7 +186,7 @@ def _guest(psql: psycopg.Connection) -> str:
     return role
 
 
-def test_ls_and_show_tell_what_is_true_and_nothing_else(url: str, psql: psycopg.Connection) -> None:
+def test_ls_and_show_print_what_is_true_and_nothing_else(url: str, psql: psycopg.Connection) -> None:
     with lockfast.connect(url, holder="worker-7") as locks, lockfast.connect(url, holder="worker-8") as others:
         lease = locks.lock("order:42").acquire()
         assert lease is not None

@@ -59,8 +59,8 @@ def test_a_lock_taken_before_an_error_of_its_own_statement_stays(server: Postgre
 
 
 def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_crash(server: PostgresServer) -> None:
-    """So a fence is made of neither: whoever was granted before the crash would have as high a number as whoever is
-    granted after it. The clock goes on.
+    """So a fence is made of neither: a holder from before the crash would have as high a number as one that is
+    granted the lock after it. The clock goes on.
     """
     with _connect(server) as before, _connect(server) as writer:
         emit = "SELECT max(pg_logical_emit_message(false, 'lockfast', 'x'))::text FROM generate_series(1, {})"

@@ -45,7 +45,7 @@ def url(plain: str) -> str:
 @pytest.fixture
 def psql(plain: str) -> Iterator[psycopg.Connection]:
     """A plain connection that inspects from outside."""
-    with psycopg.connect(plain, autocommit=True, application_name="somebody") as connection:
+    with psycopg.connect(plain, autocommit=True, application_name="psql-user") as connection:
         yield connection
 
 
@@ -109,12 +109,12 @@ _END_OURS = f"SELECT count(pg_terminate_backend(pid, 5000)) {_MINE}"
 def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+    notified, go_on, looked = threading.Event(), threading.Event(), threading.Event()
     usual = SessionWatch._read_ended
 
     def late(self: SessionWatch, ended: Any) -> None:
         if ended:
-            told.set()
+            notified.set()
             assert go_on.wait(LIMIT)
         usual(self, ended)
         if ended:
@@ -126,7 +126,7 @@ def test_the_end_of_a_session_does_not_end_the_next_one_that_has_its_number(
         with locks.lock("warm"):
             number = sessions.ready.socket
         assert _count(psql, _END_OURS) == 1
-        assert told.wait(LIMIT)
+        assert notified.wait(LIMIT)
         lease = locks.lock("a").acquire()
         assert lease is not None
         assert sessions.ready.socket == number
@@ -172,7 +172,7 @@ def test_idle_sessions_of_a_loop_are_closed_after_a_while(
 
 
 def test_locks_that_were_waited_for_keep_no_waiter_out_of_the_queue(url: str, psql: psycopg.Connection) -> None:
-    """Whoever is not in it is passed over by all who are, for as long as it is never empty."""
+    """A waiter outside the queue is passed over by those in it, for as long as the queue is never empty."""
     with lockfast.connect(f"{url}?application_name=me&waiting=1") as locks, lockfast.connect(url) as other:
         held = [_wait_for(locks, other, f"held-{number}") for number in range(3)]
         assert _wait_for(locks, other, "another").held

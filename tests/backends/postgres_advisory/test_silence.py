@@ -1,7 +1,7 @@
 """How long a server keeps the session of a client that has fallen silent: longer than the client believes in its locks.
 
-A wire that swallows everything cannot be told from outside by a proxy, whose own kernel would answer the server. So the
-client's socket is made deaf: the kernel throws away whatever arrives there, and answers nothing.
+A proxy cannot play a network that drops everything: its own kernel would answer the server. So the client's socket gets
+a filter: the kernel drops whatever arrives there, and answers nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TestSessionsOfTheSilent(Promise):
             assert _settings(_session(locks)) == keeping(KEPT_S)
         async with locks.lock("long", ttl=600):
             assert _settings(_session(locks)) == keeping(kept_for(600))
-        async with locks.lock("short", ttl=200):  # the other may still be held by somebody
+        async with locks.lock("short", ttl=200):  # the other may still be held
             assert _settings(_session(locks)) == keeping(kept_for(600))
 
     @pytest.mark.slow
@@ -98,7 +98,7 @@ class TestSessionsOfTheSilent(Promise):
     async def test_who_has_waited_for_long_is_not_believed_before_the_server_has_answered_again(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The server counts from when it last heard of the session: that may be the moment when the wait began."""
+        """The server counts from the last bytes of the session: that may be the moment when the wait began."""
         asked: list[bytes] = []
         for number in range(2):
             monkeypatch.setattr(session_module, "SLACK_S", 0 if number else 10)

@@ -94,8 +94,8 @@ def test_what_another_holds_is_not_had_and_the_transaction_goes_on(
 ) -> None:
     with open_(plain) as connection, locks.lock("b"):
         for names in (["b"], ["a", "b"]):
-            told = "'b' is still held by .* after " if wait else f"'b' is held by {locks.holder!r}; none"
-            with pytest.raises(AcquireTimeout, match=told) as missed:
+            message = "'b' is still held by .* after " if wait else f"'b' is held by {locks.holder!r}; none"
+            with pytest.raises(AcquireTimeout, match=message) as missed:
                 locks.in_transaction(connection, *names, wait=wait)
             assert missed.value.waited >= wait
         assert _free(locks, "a")  # all or none

@@ -18,7 +18,7 @@ from lockfast.backends.postgres_advisory import holds as holds_module
 from lockfast.backends.postgres_advisory import in_transaction as in_transaction_module
 from lockfast.backends.postgres_advisory.in_transaction import _HeldLock, _is_other_name
 from lockfast.backends.postgres_advisory.keys import Key, key_of
-from tests.backends.postgres_advisory.transactions import WORLDS, Side, entered, settled, side, tell
+from tests.backends.postgres_advisory.transactions import WORLDS, Side, entered, run_story, settled, side
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until, until_async
@@ -76,7 +76,7 @@ def test_a_connection_to_another_database_or_server_is_refused_and_takes_nothing
                     sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
                     assert await here.ask(connection, sql) == 0
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -87,7 +87,7 @@ def test_a_server_that_was_restarted_is_still_the_same(world: str, elsewhere: Po
             elsewhere.restart()
             assert await here.take(await here.connect(), "a") > before
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_replica_is_another_server_and_grants_nothing_itself(
             with pytest.raises(BackendUnavailable, match="is a replica"):
                 await there.take(connection, "a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -119,7 +119,7 @@ def test_where_the_locks_are_must_be_known(plain: str, world: str) -> None:
             with pytest.raises(BackendUnavailable):
                 await here.take(connection, "a", wait=0)
 
-    tell(world, story())
+    run_story(world, story())
 
 
 # Two names that meet on one number
@@ -153,7 +153,7 @@ def test_two_names_with_one_number_are_refused_in_one_transaction(plain: str, wo
             await here.end(connection)
             assert await here.take(connection, "one") > 0
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -179,7 +179,7 @@ def test_two_names_with_one_number_are_refused_between_transactions(
                 with pytest.raises(Unsupported, match="'other' has the same 64-bit number"):
                     await settled(here.locks.lock("other").acquire(blocking=False))
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -194,7 +194,7 @@ def test_locks_that_others_make_of_two_numbers_are_not_taken_for_another_name(
             with pytest.raises(AcquireTimeout, match="'a' is held by"):
                 await here.take(await here.connect(), "a", wait=0)
 
-    tell(world, story())
+    run_story(world, story())
 
 
 def test_a_holder_whose_tag_is_not_there_yet_is_not_taken_for_another_name() -> None:
@@ -203,7 +203,7 @@ def test_a_holder_whose_tag_is_not_there_yet_is_not_taken_for_another_name() -> 
     ours, tag = _HeldLock(1, 7 << 24 | 1, 5, 2, "x"), _HeldLock(1, 7 << 24 | 2, 5, 2, "x")
     assert _is_other_name(key, [number, tag])
     assert not _is_other_name(key, [number, ours])
-    assert not _is_other_name(key, [number])  # somebody's own statement, without lockfast
+    assert not _is_other_name(key, [number])  # a statement of the user's own, without lockfast
     assert not _is_other_name(key, [number, another, tag])  # the tag is that of the other number
     assert _is_other_name(key, [number, another, tag, tag._replace(high=7 << 24 | 3)])
     assert not _is_other_name(key, [number, another, tag, ours])
@@ -225,7 +225,7 @@ def test_a_savepoint_that_is_rolled_back_to_gives_back_what_was_taken_after_it(p
             assert await here.is_free("later")
             assert not await here.is_free("before")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -241,7 +241,7 @@ def test_a_transaction_that_has_failed_raises_the_clients_error_and_can_be_rolle
             await here.end(connection)
             assert await here.take(connection, "a", "b") > 0
 
-    tell(world, story())
+    run_story(world, story())
 
 
 async def _goes_on(here: Side, connection: Any, watcher: psycopg.Connection) -> None:
@@ -273,7 +273,7 @@ def test_a_wait_lasts_as_long_as_was_asked_for_however_many_names(
                 assert missed.value.waited >= 0.2
                 await _goes_on(here, connection, watcher)
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -288,7 +288,7 @@ def test_a_time_limit_of_the_users_own_is_reported_as_such(plain: str, world: st
                 await here.ask(connection, "SET statement_timeout = 0")
                 await _goes_on(here, connection, watcher)
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @pytest.mark.parametrize("names", [["z"], ["a", "z"]])
@@ -312,7 +312,7 @@ def test_an_interrupted_wait_leaves_nothing_and_the_transaction_goes_on(
     def cut_short() -> bool:
         """It came after psycopg had sent the statement and before it waited: then psycopg leaves it unanswered."""
         try:
-            tell("blocking", story())
+            run_story("blocking", story())
         except psycopg.OperationalError as error:
             assert "already in progress" in str(error)  # noqa: PT017
             return True
@@ -335,7 +335,7 @@ def test_a_cancelled_wait_leaves_nothing_and_the_transaction_goes_on(
                 await task
             await _goes_on(here, connection, watcher)
 
-    tell("awaited", story())
+    run_story("awaited", story())
 
 
 @each
@@ -360,7 +360,7 @@ def test_a_deadlock_with_a_row_is_reported_as_a_deadlock(plain: str, world: str,
             await finish()
             assert not await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 async def _meanwhile(here: Side, connection: Any, sql: str) -> Callable[[], Awaitable[None]]:

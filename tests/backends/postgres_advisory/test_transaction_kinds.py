@@ -22,7 +22,7 @@ from psycopg.rows import dict_row, scalar_row
 
 import lockfast
 from lockfast import AcquireTimeout, Unsupported
-from tests.backends.postgres_advisory.transactions import WORLDS, Side, entered, settled, side, tell
+from tests.backends.postgres_advisory.transactions import WORLDS, Side, entered, run_story, settled, side
 from tests.servers.postgres_pooler import Pooler
 from tests.servers.postgres_shared import advisory
 
@@ -72,7 +72,7 @@ def test_how_a_connection_of_psycopg_gives_rows_does_not_matter(
             await here.end(connection)
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -94,7 +94,7 @@ def test_a_pipeline_goes_on_after_a_grant_and_after_a_refusal(plain: str, world:
                     assert not await here.is_free("a")
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 # SQLAlchemy
@@ -154,7 +154,7 @@ def test_any_session_or_connection_of_sqlalchemy_over_any_client_is_taken(
             await here.end(connection)
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -169,7 +169,7 @@ def test_another_client_that_commits_each_statement_is_refused(plain: str, world
                     await here.take(connection, *names)
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 # Django
@@ -204,7 +204,7 @@ def test_the_connection_of_django_is_taken_within_atomic(plain: str, connection:
                     django.db.transaction.set_rollback(True)
                 assert await here.is_free("a")  # a savepoint was rolled back to
 
-    tell("blocking", story())
+    run_story("blocking", story())
 
 
 def test_django_without_postgresql_or_in_the_other_world_is_refused(plain: str, connection: Any) -> None:
@@ -220,7 +220,7 @@ def test_django_without_postgresql_or_in_the_other_world_is_refused(plain: str, 
             with pytest.raises(ValueError, match="a blocking connection"):
                 await here.take(connection, "a")
 
-    tell("awaited", story())
+    run_story("awaited", story())
 
 
 # A pooler
@@ -238,4 +238,4 @@ def test_a_pooler_in_transaction_mode_may_stand_before_the_connection_and_the_lo
                     await direct.take(await direct.connect(), "a", wait=0)
             assert pooler.prepared == 0
 
-    tell(world, story())
+    run_story(world, story())

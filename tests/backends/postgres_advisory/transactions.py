@@ -1,4 +1,4 @@
-"""Stories about a transaction of the user's own, told once for both worlds.
+"""Stories about a transaction of the user's own, written once for both worlds.
 
 In the blocking world what is called returns at once, and in the other it is awaited: `settled` takes either.
 """
@@ -20,7 +20,7 @@ from lockfast._reentry import run_to_end
 WORLDS = ("blocking", "awaited")
 
 
-def tell(world: str, story: Coroutine[Any, Any, None]) -> None:
+def run_story(world: str, story: Coroutine[Any, Any, None]) -> None:
     """In the blocking world there is no loop."""
     if world == "blocking":
         run_to_end(story)

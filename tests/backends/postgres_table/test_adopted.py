@@ -1,4 +1,4 @@
-"""A lock table of the user's own becomes ours, under its callers' hands: nobody gets in twice, and no call fails."""
+"""A lock table of the user's own becomes ours while it is in use: no two callers hold a lock, and no call fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of the lock table alone: its schema is a contract with whoever can speak SQL."""
+"""What is true of the lock table alone: its schema is a contract with every client that speaks SQL."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     made.connection.close()
 
 
-# Somebody with nothing but SQL
+# A client with nothing but SQL
 
 
 def test_psql_excludes_python(database: Database) -> None:
@@ -96,7 +96,7 @@ def test_a_waiter_in_python_is_woken_by_a_release_in_psql(database: Database, mo
         waiter = threading.Thread(target=lambda: got.append(locks.lock("report").acquire(timeout=LIMIT)))  # type: ignore[arg-type]
         waiter.start()
         until(lambda: locks.inspect("report").waiters, "one to wait")
-        assert database.psql("SELECT acquire_lock('report', 'other')") == "f", "nobody goes past one who waits"
+        assert database.psql("SELECT acquire_lock('report', 'other')") == "f", "no caller passes a waiter"
         assert database.psql("SELECT release_lock('report', 'psql')") == "t"
         join(waiter)
         assert got[0].held
@@ -309,10 +309,10 @@ def test_a_role_that_may_not_migrate_reads_which_grant_is_missing(
     where = "SCHEMA private" if there else f"DATABASE {database.connection.info.dbname}"
     words = ["migrate", "--schema", "private", database.url.replace("//lockfast@", f"//{hired}@")]
     assert main(words) == 69
-    told = capsys.readouterr().err
-    grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "{hired}"', told)
-    assert grant, told
-    assert "permission denied" in told
+    printed = capsys.readouterr().err
+    grant = re.search(rf'GRANT [A-Z, ]*CREATE ON {where} TO "{hired}"', printed)
+    assert grant, printed
+    assert "permission denied" in printed
     database.connection.execute(grant[0].encode())
     assert main(words) == 0
     database.connection.execute("DROP SCHEMA private CASCADE")

@@ -1,4 +1,4 @@
-"""Which requests for the lock table travel together, and which go first, when somebody is at a name."""
+"""Which requests for the lock table travel together, and which go first, when a transaction has locked a name."""
 
 from __future__ import annotations
 

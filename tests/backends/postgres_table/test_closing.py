@@ -25,7 +25,7 @@ WAITERS = 6
 OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'lockfast'"
 LEFT = "SELECT (SELECT count(*) FROM distributed_locks) + (SELECT count(*) FROM lockfast_queue WHERE kind <> 'g')"
 
-Told = list[type[BaseException]]
+Raised = list[type[BaseException]]
 
 
 def ask(folder: Path, sql: str) -> int:
@@ -34,15 +34,15 @@ def ask(folder: Path, sql: str) -> int:
     return int(found)
 
 
-def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Told:
-    """What waiters are told whose Locks is closed at that moment."""
-    locks, told = lockfast.connect(url), []
+def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Raised:
+    """The errors of waiters whose Locks is closed at that moment."""
+    locks, raised = lockfast.connect(url), []
 
     def wait() -> None:
         try:
             locks.lock("a", wait=LIMIT).acquire()
         except BaseException as error:
-            told.append(type(error))
+            raised.append(type(error))
 
     waiters = [threading.Thread(target=wait) for _ in range(WAITERS)]
     for waiter in waiters:
@@ -50,11 +50,11 @@ def in_threads(url: str, when: Callable[[lockfast.Locks], Any]) -> Told:
     when(locks)
     locks.close()
     join(*waiters)
-    return told
+    return raised
 
 
-def in_tasks(url: str, when: Callable[[lockfast.aio.AsyncLocks], Awaitable[Any]]) -> Told:
-    async def story() -> Told:
+def in_tasks(url: str, when: Callable[[lockfast.aio.AsyncLocks], Awaitable[Any]]) -> Raised:
+    async def story() -> Raised:
         locks = lockfast.aio.connect(url)
         waiters = [asyncio.create_task(locks.lock("a", wait=LIMIT).acquire()) for _ in range(WAITERS)]
         await when(locks)
@@ -65,7 +65,7 @@ def in_tasks(url: str, when: Callable[[lockfast.aio.AsyncLocks], Awaitable[Any]]
 
 
 def in_world(world: str, folder: Path, story: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
-    """Tell a story of a Locks of either world."""
+    """Run a story with a Locks of either world."""
 
     async def in_a_loop() -> None:
         await story(lockfast.aio.connect(table().url(folder)))
@@ -87,8 +87,8 @@ def test_every_waiting_thread_gets_an_error_when_its_locks_is_closed_and_nothing
     tmp_path: Path, moment: int
 ) -> None:
     with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
-        told = in_threads(table().url(tmp_path), lambda _: pause(moment * 0.004))
-    assert told == [LockError] * WAITERS
+        raised = in_threads(table().url(tmp_path), lambda _: pause(moment * 0.004))
+    assert raised == [LockError] * WAITERS
     assert ask(tmp_path, LEFT) == 0
 
 
@@ -97,8 +97,8 @@ def test_every_waiting_task_gets_an_error_when_its_locks_is_closed_and_nothing_i
     tmp_path: Path, moment: int
 ) -> None:
     with lockfast.connect(table().url(tmp_path)) as others, others.lock("a"):
-        told = in_tasks(table().url(tmp_path), lambda _: turns(moment))
-    assert told == [LockError] * WAITERS
+        raised = in_tasks(table().url(tmp_path), lambda _: turns(moment))
+    assert raised == [LockError] * WAITERS
     assert ask(tmp_path, LEFT) == 0
 
 
@@ -167,7 +167,7 @@ def test_what_was_granted_to_one_that_was_closed_meanwhile_is_taken_back(tmp_pat
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])
 def test_what_cannot_be_taken_back_after_closing_is_tried_once_and_left_to_time(tmp_path: Path, world: str) -> None:
-    """Nothing may go on for as long as a ttl behind somebody who has closed everything."""
+    """Nothing may go on for as long as a ttl after a caller has closed everything."""
     claim = Claim(new_claim_id(), Terms("a", "a", "h", 600.0))
 
     async def story(locks: Any) -> None:

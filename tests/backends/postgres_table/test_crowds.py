@@ -41,7 +41,7 @@ def locks(url: str) -> Iterator[lockfast.Locks]:
 
 
 class Waiter:
-    """A thread that takes the lock as soon as it can, and lets go of it when told."""
+    """A thread that takes the lock as soon as it can, and releases it on demand."""
 
     def __init__(self, locks: lockfast.Locks, wait: float | None = None) -> None:
         self.lease: lockfast.Lease | None = None
@@ -70,7 +70,7 @@ def held(locks: lockfast.Locks) -> lockfast.Lease:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[], None]) -> None:
-    """Do something after the server has answered a request of that kind, before anybody is told."""
+    """Do something after the server has answered a request of that kind, before any caller gets the answer."""
     ask = BlockingPostgres.ask
 
     async def then(self: BlockingPostgres, request: TableRequest, within: float) -> Any:
@@ -148,7 +148,7 @@ def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
 
 
 def test_nothing_is_left_if_it_gives_up_just_then(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PostgresTableBackend, "_hand_on", lambda *_: None)  # it is not told in time
+    monkeypatch.setattr(PostgresTableBackend, "_hand_on", lambda *_: None)  # it is not woken in time
     monkeypatch.setattr("lockfast._model.MAX_POLL_S", 60.0)
     lease = held(locks)
     waiter = Waiter(locks, wait=0.4)
@@ -168,7 +168,7 @@ LOOKED_AT = """SELECT sum(coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
 def looked_at(connection: psycopg.Connection[Any], claim: str) -> int:
     """How many rows it takes to answer that claim."""
     with connection.transaction():
-        (before,) = connection.execute(LOOKED_AT).fetchone() or (0,)  # of earlier transactions that are not told yet
+        (before,) = connection.execute(LOOKED_AT).fetchone() or (0,)  # of earlier transactions, reported late
         connection.execute(ASK, (claim,))
         (after,) = connection.execute(LOOKED_AT).fetchone() or (0,)
     return int(after - before)
@@ -176,7 +176,7 @@ def looked_at(connection: psycopg.Connection[Any], claim: str) -> int:
 
 def test_what_an_acquire_reads_does_not_grow_with_the_queue(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
-        for number in range(10):  # so that each statement has a plan, made for a table with nobody in it
+        for number in range(10):  # so that each statement has a plan, made for an empty table
             connection.execute(ASK, (f"early-{number}",))
         for number in range(1000):
             connection.execute(ASK, (f"late-{number}",))

@@ -1,4 +1,4 @@
-"""The lock table refuses what nobody could read, and what is there all the same keeps nobody from the rest."""
+"""The lock table refuses what no client could read, and what is there all the same keeps no client from the rest."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OURS = "FROM pg_stat_activity WHERE datname = current_database() AND application
 
 
 class Database:
-    """A database with an empty lock table, and somebody who looks at it from outside."""
+    """A database with an empty lock table, and a connection that looks at it from outside."""
 
     def __init__(self, folder: Path) -> None:
         self.url = table().url(folder)
@@ -134,7 +134,7 @@ def test_two_hundred_tasks_on_their_own_locks_cost_few_transactions(database: Da
 
     before = _statements(database)
     asyncio.run(all_at_once())
-    until(lambda: not database.connections())  # they tell of their transactions when they end
+    until(lambda: not database.connections())  # they report their transactions when they end
     assert _statements(database) - before < 40
 
 
@@ -148,7 +148,7 @@ def test_threads_that_come_together_are_taken_along(database: Database) -> None:
                 with locks.lock(f"{number}-{turn}"):
                     pass
 
-        with psycopg.connect(database.url) as slow:  # whoever asks now has to wait, so that others come meanwhile
+        with psycopg.connect(database.url) as slow:  # a request has to wait now, so that others come meanwhile
             slow.execute("LOCK TABLE distributed_locks IN EXCLUSIVE MODE")
             before = _statements(database)
             with crew(*[lambda number=number: work(number) for number in range(16)]):
@@ -203,7 +203,7 @@ def test_a_server_that_hangs_is_not_waited_for_beyond_the_time_given(server: Pos
         try:
             for _ in range(3):  # on a connection, and when one has to be made
                 with pytest.raises((AcquireTimeout, BackendUnavailable)):
-                    locks.lock("a", wait=0.3).acquire(timeout=0.3) or pytest.fail("nobody could grant it")
+                    locks.lock("a", wait=0.3).acquire(timeout=0.3) or pytest.fail("the lock was not granted")
         finally:
             server.go_on()
         with locks.lock("a", wait=LIMIT):
@@ -229,7 +229,7 @@ def test_a_server_that_hangs_holds_up_no_task_beyond_the_time_given(server: Post
 
 
 def test_a_request_that_was_given_up_does_not_wait_on_at_the_server(database: Database) -> None:
-    """Else each try would leave one more process behind, until there are no more to be had."""
+    """Else each try would leave one more process behind, until no more can be started."""
     with psycopg.connect(database.url) as slow, lockfast.connect(database.url) as locks:
         slow.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         for _ in range(3):
@@ -316,7 +316,7 @@ def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: D
 def test_a_transaction_with_an_old_snapshot_is_granted_nothing_that_is_held(
     database: Database, level: str, mode: str
 ) -> None:
-    """Whoever looks at the table as it was must fail, not be granted what somebody else has got meanwhile."""
+    """A transaction that sees the table as it was must fail, not be granted what another holds by now."""
     ask = "SELECT lockfast_acquire('', 'a', %s, %s, 60, %s, %s)"
     limit = 1 if mode == "shared" else None
     with psycopg.connect(database.url) as late:

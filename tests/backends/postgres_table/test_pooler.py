@@ -47,7 +47,7 @@ def _never_look(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _hand_over_to_thread(locks: lockfast.Locks, direct: str) -> None:
-    """A release, by somebody else, and then a waiter has it: only the server can tell of it."""
+    """Another client releases, and then a waiter has it: only the server can wake that waiter."""
     with lockfast.connect(direct) as other:
         held = other.lock("a", ttl=HOUR).acquire()
         got: list[Any] = []
@@ -99,8 +99,8 @@ def test_no_setting_stays_behind_for_the_next_client(pooled: Pooled) -> None:
         driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
         (line,) = [line for line in driver._free if line is not None]
         line.session.pg.nonblocking = 0
-        told = line.session.pg.exec_(b"SHOW synchronous_commit").get_value(0, 0)
-        assert told == b"on", "it is set for our transactions only"
+        setting = line.session.pg.exec_(b"SHOW synchronous_commit").get_value(0, 0)
+        assert setting == b"on", "it is set for our transactions only"
 
 
 @transaction_mode

@@ -1,4 +1,4 @@
-"""Why the lock table cannot be reached: told in libpq's own words, at once if that stays, and in both worlds alike."""
+"""Why the lock table cannot be reached: in libpq's own words, at once if that stays, and in both worlds alike."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.servers.waiting import LIMIT, happens, join, until
 
 pytestmark = pytest.mark.slow
 
-PATIENT = 3600.0  # seconds: what is told at all is told at once
+PATIENT = 3600.0  # seconds: what is reported at all is reported at once
 TOO_LONG = "x" * 64 + ".invalid"  # a name that no resolver needs to be asked for
 ADD_ROLE = "DO $$ BEGIN CREATE ROLE {} NOLOGIN; EXCEPTION WHEN duplicate_object THEN END $$"
 ADD_DATABASE = "CREATE DATABASE {} ENCODING '{}' LOCALE 'C' TEMPLATE template0"
@@ -68,13 +68,13 @@ def test_a_host_that_fails_at_once_is_reported_with_its_reason(
 ) -> None:
     url = f"postgresql://{where.format(folder=quote(str(tmp_path)))}"
 
-    def told() -> bool:
+    def reported() -> bool:
         with pytest.raises(BackendUnavailable) as caught:
             take(url, 0.2 if passes else PATIENT)
         assert caught.value.transient == passes
         return reason in str(caught.value)  # of what passes another reason may come first: there was no time
 
-    until(told, f"to be told {reason!r}")
+    until(reported, f"the error to say {reason!r}")
 
 
 @pytest.mark.parametrize("bad", [TOO_LONG, "/nowhere"])
@@ -99,7 +99,7 @@ def test_a_socket_that_is_not_there_yet_is_looked_for_until_the_time_is_over(tak
 def test_a_slow_resolver_is_waited_for_no_longer_than_asked_and_asked_once(
     take: Take, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be interrupted; whoever comes back later has what it found meanwhile."""
+    """It cannot be interrupted; a later request uses what it found meanwhile."""
     there = psycopg.conninfo.conninfo_to_dict(table().url(tmp_path))
     url = f"postgresql://{there['user']}@slow.invalid:{there['port']}/{there['dbname']}"
     asked, answers, names = [], threading.Event(), Names()
@@ -162,7 +162,7 @@ def test_a_database_or_role_that_is_read_only_is_refused_at_once(take: Take, tmp
 
 
 def test_a_connection_that_became_read_only_is_replaced_and_reported_as_such(tmp_path: Path) -> None:
-    """As when whoever was written to is a replica now, and a proxy has kept the connection."""
+    """As when the primary has become a replica, and a proxy has kept the connection."""
     with lockfast.connect(table().url(tmp_path)) as locks:
         with locks.lock("a"):
             pass

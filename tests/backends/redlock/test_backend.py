@@ -33,7 +33,7 @@ class TestMinorities(OnAQuorum):
         locks.raw._logic.engine.patience = 1.0  # when the story is over, there is no majority to release it
         with pytest.raises(BackendUnavailable, match="fewer than 2 of the 3 lock servers answer"):
             await locks.lock("y", wait=0.5).take()
-        assert held.held, "until its deadline nobody else can hold it"
+        assert held.held, "until its deadline no other claim can hold it"
 
     async def test_a_server_that_hangs_costs_its_time_once(self, stage: Stage) -> None:
         """What it costs is measured by `python -m bench --only promptness`."""

@@ -108,7 +108,7 @@ class TestServersThatMissSomething(OnAQuorum):
         before = _scripts_run(self.quorum, 2)
         self.quorum.proxies[2].let_pass()
         await stage.until(lambda: _scripts_run(self.quorum, 2) > before, "the repair to arrive")
-        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "nobody to hold")
+        await stage.until(lambda: self.at(stage, 2, "x") == LockInfo("x"), "no claim to hold")
 
     async def test_a_slow_server_that_forgot_everything_costs_no_lease(self, stage: Stage) -> None:
         locks = await self.ready(stage)

@@ -122,13 +122,13 @@ def test_a_request_that_comes_while_the_log_is_copied_does_not_stop_the_loop(
 
     monkeypatch.setattr(BlockingSqlite, "checkpoint", checkpoint)
 
-    async def cycle_until_told(locks: AsyncLocks) -> None:
+    async def cycle_until_stopped(locks: AsyncLocks) -> None:
         while not moves_on.is_set():
             await _cycle(locks)
 
     async def main() -> None:
         async with lockfast.aio.connect(f"sqlite:///{path}") as locks:
-            cycling = asyncio.ensure_future(cycle_until_told(locks))
+            cycling = asyncio.ensure_future(cycle_until_stopped(locks))
             driver: Any = locks._logic.engine.backend
             await until_async(lambda: begun.is_set() and driver._driver._queue, "a request to wait for the log")
             moves_on.set()

@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["threads", "asyncio"])
 def play(request: pytest.FixtureRequest, store: Path) -> Play:
-    """Tell a story to the waiters of one `Locks`."""
+    """Run a story with the waiters of one `Locks`."""
 
     def in_threads(story: Story, guard: FloodGuard | None = None) -> None:
         wakeups = BlockingWakeups(None, partial(open_inbox, store), guard or FloodGuard())

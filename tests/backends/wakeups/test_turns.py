@@ -34,16 +34,16 @@ def _is_free(turn: threading.RLock) -> bool:
 def test_interrupted_at_any_instruction_the_turn_is_given_back(outer: bool) -> None:
     turn = threading.RLock()
 
-    def tell() -> None:
+    def report() -> None:
         assert in_turn(turn, 10, lambda: True)
 
     for point in count(1):
         with Interrupt(point, lambda file: file.endswith("/backends/wakeups/turns.py")) as interrupt:
             try:
                 if outer:
-                    in_turn(turn, 10, tell)
+                    in_turn(turn, 10, report)
                 else:
-                    tell()
+                    report()
             except KeyboardInterrupt:
                 assert interrupt.struck
         assert _is_free(turn), interrupt.struck

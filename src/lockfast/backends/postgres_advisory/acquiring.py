@@ -101,7 +101,7 @@ class Acquiring:
         return await self._busy(hold, main, until)
 
     async def _confirm(self, claim: Claim, until: float) -> None:
-        """The holder believes from now on. The server may have heard nothing of the session since the wait began."""
+        """The holder believes from now on. The server may have received nothing since the wait began."""
         hold = self._holds.by_id.get(claim.id)
         if hold is None:
             raise unavailable(self._endpoint.name, "ended the session")

@@ -18,7 +18,7 @@ two integers, `pg_advisory_lock(1, 2)`, cannot be taken: the tags below are of t
 
 `pg_advisory_lock(key)` is the lock. A holder through lockfast also has `pg_advisory_lock_shared(tag, second)`, where
 `second` is that of the grant: it shows since when the lock is held, and whether the holder means the same name. Key and
-tag share a byte, so that the tag of a key can be told from those of the holder's other locks.
+tag share a byte, so that the tag of a key can be distinguished from those of the holder's other locks.
 """
 
 from __future__ import annotations

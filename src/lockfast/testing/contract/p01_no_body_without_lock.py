@@ -33,7 +33,7 @@ class NoBodyWithoutLock(Promise, about="engine"):
         assert not ran
 
     @about("store")
-    async def test_a_refusal_tells_the_name_who_holds_it_and_how_long_was_waited(self, stage: Stage) -> None:
+    async def test_a_refusal_names_the_lock_its_holder_and_how_long_was_waited(self, stage: Stage) -> None:
         await stage.locks(holder="worker-7").lock("door", ttl=60).take()
         visitor = stage.start(_body(stage.locks().lock("door", wait=5), []))
         await stage.queue("door", 1)
@@ -147,7 +147,7 @@ class NoBodyWithoutLock(Promise, about="engine"):
 
     @needs("reserves")
     async def test_a_grant_is_looked_for_again_after_waiting_and_never_assumed(self, stage: Stage) -> None:
-        """A wake-up is a hint: whoever slept through its reservation has to wait again."""
+        """A wake-up is a hint: a waiter that slept through its reservation has to wait again."""
         holder = await stage.locks().lock("door").take()
         sleepy = stage.locks()
         sleepy.faults.hang_reply("wait")

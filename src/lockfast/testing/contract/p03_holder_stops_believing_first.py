@@ -67,7 +67,7 @@ class HolderStopsBelievingFirst(Promise, about="engine"):
         assert lease.remaining == pytest.approx(15)
 
     async def test_held_is_computed_from_the_clock_and_needs_nobody_to_notice(self, stage: Stage) -> None:
-        """As after SIGSTOP: not one line of anybody's code has run since time passed."""
+        """As after SIGSTOP: not one line of code has run since time passed."""
         lease = await stage.locks().lock("post", ttl=10, renew=False).take()
         stage.clock.advance(9.99)
         assert lease.held

@@ -125,7 +125,7 @@ class FencesOnlyGrow(Promise, about="store"):
         assert len(fences) == 40
         assert fences == sorted(set(fences))
 
-    async def test_a_refused_try_tells_no_fence_and_a_broken_name_has_a_higher_one(self, stage: Stage) -> None:
+    async def test_a_refused_try_has_no_fence_and_a_broken_name_has_a_higher_one(self, stage: Stage) -> None:
         stale = await stage.locks().lock("page").take()
         assert await stage.locks().lock("page").acquire(blocking=False) is None
         await stage.locks().break_lock("page")

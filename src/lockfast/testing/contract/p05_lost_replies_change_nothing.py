@@ -49,7 +49,7 @@ class LostRepliesChangeNothing(Promise, about="store"):
         await stage.queue("box", 2)
         unlucky.faults.lose_reply("acquire")  # and the grant's reply too
         await holder.release()
-        await stage.until(lambda: stage.fences("box"), "the grant that the first one does not hear of")
+        await stage.until(lambda: stage.fences("box"), "the grant whose reply the first one does not get")
         await stage.sleep_through(first)
         lease = await first.result()
         assert await stage.fences("box") == [lease.fence]

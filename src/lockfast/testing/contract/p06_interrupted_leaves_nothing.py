@@ -236,7 +236,7 @@ class InterruptedLeavesNothing(Promise, about="store"):
     @needs("expires")
     async def test_a_failed_release_does_not_fail_a_body_that_went_well_and_is_reported(self, stage: Stage) -> None:
         locks = stage.locks(patience=1)
-        heard = stage.record(locks)
+        received = stage.record(locks)
         locks.faults.lose_request("release", ALWAYS)
 
         async def work() -> str:
@@ -244,7 +244,7 @@ class InterruptedLeavesNothing(Promise, about="store"):
                 return "well"
 
         assert await stage.finish(work()) == "well"
-        assert [event.name for event in heard if event.kind == "release_failed"] == ["seat"]
+        assert [event.name for event in received if event.kind == "release_failed"] == ["seat"]
         stage.clock.advance(10)
         assert await stage.is_free("seat")
 

@@ -80,14 +80,14 @@ class RenewalRidesOutErrors(Promise, about="engine"):
     async def test_an_error_in_passing_is_not_a_loss_whatever_it_is(self, stage: Stage, error: Exception) -> None:
         lost: list[object] = []
         locks = stage.locks()
-        heard = stage.record(locks)
+        received = stage.record(locks)
         lease = await locks.lock("line", ttl=30, on_lost=lost.append).take()
         locks.faults.lose_request("renew", 3, error)
         await stage.asleep()
         await stage.pass_time(100)
         assert lease.held
         assert not lost
-        kinds = [event.kind for event in heard]
+        kinds = [event.kind for event in received]
         assert kinds.count("renewal_failed") == 3
         assert kinds[-1] == "renewed"
 
@@ -246,9 +246,9 @@ class RenewalRidesOutErrors(Promise, about="engine"):
 
         async def kept_alive() -> bool:
             """Through two renewals; a machine that stands still for longer than its ttl gets another chance."""
-            heard = stage.record(locks)
+            received = stage.record(locks)
             lease = await locks.lock("line", ttl=0.75).take()
-            await stage.until(lambda: lease.lost or [event.kind for event in heard].count("renewed") >= 2)
+            await stage.until(lambda: lease.lost or [event.kind for event in received].count("renewed") >= 2)
             return await lease.release()
 
         await stage.until(kept_alive, "a lease of 0.75 seconds to be kept alive")

@@ -73,7 +73,7 @@ class LossIsReported(Promise, about="engine"):
         assert reported[0].lost
 
     @about("store")
-    async def test_closing_takes_the_lock_from_a_running_body_and_tells_it(self, stage: Stage) -> None:
+    async def test_closing_takes_the_lock_from_a_running_body_and_reports_the_loss(self, stage: Stage) -> None:
         reported: list[Any] = []
         locks, others = stage.locks(), stage.locks()
 
@@ -96,7 +96,7 @@ class LossIsReported(Promise, about="engine"):
         assert await stage.is_free("a")
         assert await stage.is_free("b")
 
-    async def test_a_callback_may_close_the_locks_that_it_tells_of(self, stage: Stage) -> None:
+    async def test_a_callback_may_close_the_locks_of_the_lost_lease(self, stage: Stage) -> None:
         closed: list[bool] = []
         locks = stage.locks()
 
@@ -178,17 +178,17 @@ class LossIsReported(Promise, about="engine"):
         self, stage: Stage, caplog: pytest.LogCaptureFixture
     ) -> None:
         locks = stage.locks(holder="worker-7")
-        heard = stage.record(locks)
+        received = stage.record(locks)
         lease = await locks.lock("watch", ttl=30).take()
         with caplog.at_level(logging.WARNING, "lockfast"):
-            await _lose(stage, locks, "watch", "deadline", lambda: [e for e in heard if e.kind == "lost"])
-        (event,) = [event for event in heard if event.kind == "lost"]
+            await _lose(stage, locks, "watch", "deadline", lambda: [e for e in received if e.kind == "lost"])
+        (event,) = [event for event in received if event.kind == "lost"]
         facts = (event.name, event.holder, event.claim_id, event.fence)
         assert facts == ("watch", "worker-7", lease.claim_id, lease.fence)
         assert event.held_for == pytest.approx(30)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
-    async def test_the_error_tells_what_was_lost_and_survives_pickling(self, stage: Stage) -> None:
+    async def test_the_error_names_what_was_lost_and_survives_pickling(self, stage: Stage) -> None:
         _, lease = await _expired(stage)
         with pytest.raises(LeaseLost, match=rf"'watch' \(fence {lease.fence}\) was lost 10s after") as raised:
             lease.check()

@@ -150,7 +150,7 @@ class WaitersAreWoken(Promise, about="store"):
         second = stage.start(stage.locks().lock("gate", ttl=600).take())
         await stage.queue("gate", 2)
         stage.clock.advance(0.3)
-        await holder.release()  # it is the first one's now, who does not hear of it
+        await holder.release()  # it is the first one's now, which is not woken
         stage.clock.advance(0.1)
         taken = await first.result()
         if taken is not None:
@@ -209,7 +209,7 @@ class WaitersAreWoken(Promise, about="store"):
         await holder.release()
         await stage.sleep_through(first)
         await (await first.result()).release()
-        assert (await second.result()).held  # at once: nobody waits for the dead one again
+        assert (await second.result()).held  # at once: no waiter waits for the dead one again
 
     @needs("reserves")
     async def test_a_dead_waiter_holds_up_a_newcomer_for_a_short_grace_at_most(self, stage: Stage) -> None:
@@ -273,6 +273,6 @@ async def _pass_through(locks: AwaitedLocks, order: list[int], number: int) -> N
 
 
 async def _die_waiting(stage: Stage) -> None:
-    """Take a place in the queue, and never be heard of again."""
+    """Take a place in the queue, and never ask again."""
     answer = await stage.observer.faults.acquire(stage.claim("gate", ttl=600), enqueue=True, within=5)
     assert isinstance(answer, Busy)

@@ -18,7 +18,7 @@ class PublicNames(Promise, about="engine"):
     # Lock and Lease
 
     @about("store")
-    async def test_a_lease_tells_what_was_granted(self, stage: Stage) -> None:
+    async def test_a_lease_shows_what_was_granted(self, stage: Stage) -> None:
         before = time.time()
         lease = await stage.locks(holder="worker-7").lock("shop", ttl=30).take()
         assert (lease.name, lease.holder, lease.ttl, lease.metadata) == ("shop", "worker-7", 30.0, None)
@@ -37,7 +37,7 @@ class PublicNames(Promise, about="engine"):
             await lease.extend(10)
 
     @about("store")
-    async def test_locked_tells_whether_anybody_holds_it(self, stage: Stage) -> None:
+    async def test_locked_is_true_while_the_lock_is_held(self, stage: Stage) -> None:
         mine, theirs = stage.locks().lock("shop"), stage.locks().lock("shop")
         assert not await mine.locked()
         async with mine:
@@ -79,7 +79,7 @@ class PublicNames(Promise, about="engine"):
             await lease.extend(timedelta(minutes=1))
             assert lease.ttl == 60
 
-    async def test_reprs_tell_the_state(self, stage: Stage) -> None:
+    async def test_reprs_show_the_state(self, stage: Stage) -> None:
         locks = stage.locks(holder="worker-7")
         lock = locks.lock("shop")
         lease = await lock.take()
@@ -217,7 +217,7 @@ class PublicNames(Promise, about="engine"):
     # Looking, and breaking a lock
 
     @about("store")
-    async def test_inspect_tells_who_holds_and_how_many_wait(self, stage: Stage) -> None:
+    async def test_inspect_reports_the_holders_and_how_many_wait(self, stage: Stage) -> None:
         before = time.time()
         lease = await stage.locks(holder="worker-7").lock("shop", ttl=30).take()
         waiter = stage.start(stage.locks().lock("shop").take())
@@ -293,14 +293,14 @@ class PublicNames(Promise, about="engine"):
         assert len(await locks.list("lock-")) == 300
 
     @about("store")
-    async def test_break_lock_tells_what_was_there(self, stage: Stage) -> None:
+    async def test_break_lock_returns_what_it_removed(self, stage: Stage) -> None:
         lease = await stage.locks(holder="stuck").lock("shop").take()
         breaker = stage.locks()
-        heard = stage.record(breaker)
+        received = stage.record(breaker)
         before = await breaker.break_lock("shop")
         assert before.name == "shop"
         assert [(h.holder, h.fence) for h in before.holders] == [("stuck", lease.fence)]
-        assert [(event.kind, event.name, event.fence) for event in heard] == [("broken", "shop", lease.fence)]
+        assert [(event.kind, event.name, event.fence) for event in received] == [("broken", "shop", lease.fence)]
         assert await breaker.break_lock("shop") == LockInfo("shop")
 
     @about("store")
@@ -327,19 +327,21 @@ class PublicNames(Promise, about="engine"):
 
     async def test_an_ordinary_hold_is_reported_as_asked_granted_and_released(self, stage: Stage) -> None:
         locks = stage.locks(holder="worker-7")
-        heard = stage.record(locks)
+        received = stage.record(locks)
         async with locks.lock("shop", ttl=60) as lease:
             stage.clock.advance(3)
-        assert [event.kind for event in heard] == ["asked", "granted", "released"]
-        assert {(event.name, event.holder, event.claim_id) for event in heard} == {("shop", "worker-7", lease.claim_id)}
-        assert heard[1].fence == heard[2].fence == lease.fence
-        assert heard[1].waited == 0
-        assert heard[2].held_for == pytest.approx(3)
+        assert [event.kind for event in received] == ["asked", "granted", "released"]
+        assert {(event.name, event.holder, event.claim_id) for event in received} == {
+            ("shop", "worker-7", lease.claim_id)
+        }
+        assert received[1].fence == received[2].fence == lease.fence
+        assert received[1].waited == 0
+        assert received[2].held_for == pytest.approx(3)
 
     async def test_the_events_of_a_wait_say_how_long_it_took(self, stage: Stage) -> None:
         holder = await stage.locks(holder="worker-7").lock("shop", ttl=600).take()
         locks = stage.locks()
-        heard = stage.record(locks)
+        received = stage.record(locks)
         quitter = stage.start(locks.lock("shop", wait=5).acquire())
         await stage.queue("shop", 1)
         stage.clock.advance(5)
@@ -349,19 +351,19 @@ class PublicNames(Promise, about="engine"):
         stage.clock.advance(0.25)
         await holder.release()
         await waiter.result()
-        reported = [event for event in heard if event.kind != "asked"]
+        reported = [event for event in received if event.kind != "asked"]
         assert [event.kind for event in reported] == ["waited", "waited", "granted"]
         assert [event.waited for event in reported] == pytest.approx([5, 0.25, 0.25])
-        assert "worker-7" in next(event.detail for event in heard if event.kind == "waited")
+        assert "worker-7" in next(event.detail for event in received if event.kind == "waited")
 
     async def test_a_listener_that_fails_harms_no_caller(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
         locks = stage.locks()
         locks.raw.events.listen(_fail)
-        heard = stage.record(locks)
+        received = stage.record(locks)
         with caplog.at_level("CRITICAL"):
             async with locks.lock("shop"):
                 pass
-        assert [event.kind for event in heard] == ["asked", "granted", "released"]
+        assert [event.kind for event in received] == ["asked", "granted", "released"]
 
 
 def _fail(event: Event) -> None:

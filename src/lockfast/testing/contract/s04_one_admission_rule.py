@@ -1,7 +1,7 @@
 """Section 4 of the design: one rule admits to every primitive.
 
-An exclusive claim fits when nobody holds; a shared claim fits when no exclusive claim holds and there is room.
-Nobody fits past an older waiter. Written with the verbs alone, as every backend must answer them.
+An exclusive claim fits when no claim holds; a shared claim fits when no exclusive claim holds and there is room.
+No claim passes an older waiter. Written with the verbs alone, as every backend must answer them.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ class OneAdmissionRule(Promise, about="store"):
         stage.clock.advance(5)
         assert await room.enters(room.reader(2))
 
-    async def test_positions_tell_how_many_go_first(self, stage: Stage) -> None:
+    async def test_a_position_is_the_number_of_waiters_ahead(self, stage: Stage) -> None:
         room = _Room(stage)
         assert await room.enters(room.writer())
         places = [await room.ask(room.writer()) for _ in range(4)]

@@ -175,7 +175,7 @@ class Semaphores(Promise, about="store", needs=("limits",)):
     # A crash, and an operator
 
     async def test_the_permit_of_a_crashed_holder_comes_back_after_its_ttl(self, stage: Stage) -> None:
-        dead = stage.claim("pool", ttl=7.5, mode="shared", limit=2)  # granted, and never heard of again
+        dead = stage.claim("pool", ttl=7.5, mode="shared", limit=2)  # granted, and its client sends nothing any more
         assert isinstance(await stage.observer.faults.acquire(dead, enqueue=False, within=5), Grant)
         other = await stage.locks().semaphore("pool", 2, ttl=60).take()
         waiter = stage.start(stage.locks().semaphore("pool", 2).take())

@@ -139,11 +139,11 @@ class SeveralNames(Promise, about="engine"):
         reported: list[Any] = []
         second, third = [await stage.locks().lock(name, ttl=600).take() for name in ("b", "c")]
         locks = stage.locks()
-        heard = stage.record(locks)
+        received = stage.record(locks)
         waiter = stage.start(locks.all("a", "b", "c", ttl=30, on_lost=reported.append).take())
         await stage.queue("b", 1)
         await lose(stage, locks, "a")
-        await stage.until(lambda: "lost" in [event.kind for event in heard])
+        await stage.until(lambda: "lost" in [event.kind for event in received])
         thief = await stage.locks().lock("a", ttl=600).take()
         await second.release()
         await stage.queue("a", 1)  # and not for the third, while it keeps others from the second
@@ -159,15 +159,15 @@ class SeveralNames(Promise, about="engine"):
     async def test_an_early_name_that_is_found_lost_when_time_is_up_is_a_refusal(self, stage: Stage) -> None:
         holder = await stage.locks().lock("b", ttl=600).take()
         locks = stage.locks()
-        heard = stage.record(locks)
+        received = stage.record(locks)
         waiter = stage.start(body(locks.all("a", "b", ttl=30, wait=15), []))
         await stage.queue("b", 1)
         await lose(stage, locks, "a")
-        await stage.until(lambda: "lost" in [event.kind for event in heard])
+        await stage.until(lambda: "lost" in [event.kind for event in received])
         await stage.queue("b", 1)
         locks.faults.hang_reply("acquire")
         await holder.release()
-        await stage.until(lambda: locks.faults.hanging == 1)  # the last one is granted, and heard of late
+        await stage.until(lambda: locks.faults.hanging == 1)  # the last one is granted, and its reply comes late
         stage.clock.advance(6)
         locks.faults.resume()
         with pytest.raises(AcquireTimeout, match="'a' is still not free after 16s"):

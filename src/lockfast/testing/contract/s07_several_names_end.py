@@ -115,7 +115,7 @@ class SeveralNamesEnd(Promise, about="engine"):
     @needs("breaks_alone")
     async def test_a_release_while_a_loss_ends_the_others_spoils_nothing(self, stage: Stage) -> None:
         locks = stage.locks()
-        heard = stage.record(locks)
+        received = stage.record(locks)
         lease = await locks.all("a", "b", ttl=30).take()
         locks.faults.hang_reply("release")  # freed, but the caller does not know yet
         await lose(stage, locks, "a")
@@ -124,8 +124,8 @@ class SeveralNamesEnd(Promise, about="engine"):
         locks.faults.resume()
         await stage.asleep()
         ends = {("lost", "a"), ("released", "b")}  # a loss is reported in the background
-        await stage.until(lambda: {(event.kind, event.name) for event in heard} >= ends, "both ends to be reported")
-        assert len([event for event in heard if event.kind in ("lost", "released")]) == 2
+        await stage.until(lambda: {(event.kind, event.name) for event in received} >= ends, "both ends to be reported")
+        assert len([event for event in received if event.kind in ("lost", "released")]) == 2
 
     # Interrupted
 

@@ -146,7 +146,7 @@ class Elections(Promise, about="engine", needs=("observe",)):
         assert isinstance(await verbs.acquire(claim, enqueue=False, within=5), Grant)
         (bob,) = candidates(stage, "bob")
         (campaign,) = await line_up(stage, bob)
-        assert await verbs.release(claim, linger=0.0, within=5, successor="somebody who left")
+        assert await verbs.release(claim, linger=0.0, within=5, successor="a candidate who left")
         await campaign.result()
 
     @about("store")
@@ -264,7 +264,7 @@ class Elections(Promise, about="engine", needs=("observe",)):
             await ann.run(_callback(stage, [], lose_another))
         assert await stage.is_free("lead")
 
-    async def test_run_campaigns_again_after_a_loss_and_tells_of_each(self, stage: Stage) -> None:
+    async def test_run_campaigns_again_after_a_loss_and_reports_each(self, stage: Stage) -> None:
         (ann,) = candidates(stage, "ann")
         terms: list[int] = []
         lost: list[int] = []

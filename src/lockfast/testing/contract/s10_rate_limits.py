@@ -1,7 +1,7 @@
 """Section 2 of the design, `locks.limiter`: never more than the rate, on the store's clock alone.
 
-In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, to all clients together. Whoever waits
-is served in order (see `s10_rate_limits_waiting`), and whatever goes wrong costs permits and never gives any.
+In any stretch of `t` seconds at most `burst + t * rate / per` permits are given, to all clients together. Waiters
+are served in order (see `s10_rate_limits_waiting`), and whatever goes wrong costs permits and never gives any.
 """
 
 from __future__ import annotations
@@ -207,9 +207,9 @@ class RateLimits(Promise, about="store", needs=("limiter",)):
 
 
 async def sleeps_until(stage: Stage, moment: float) -> None:
-    """Until somebody sleeps up to that very moment."""
+    """Until a waiter sleeps up to that very moment."""
 
     def sleeps() -> bool:
         return any(at == pytest.approx(moment, abs=1e-6, rel=0) for at in stage.clock.alarms)
 
-    await stage.until(sleeps, f"somebody to sleep until {moment}")
+    await stage.until(sleeps, f"a waiter to sleep until {moment}")

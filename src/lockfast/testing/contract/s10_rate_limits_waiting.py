@@ -1,6 +1,6 @@
-"""Section 2 of the design, `limiter.acquire`: whoever waits is served in order, at the very moment.
+"""Section 2 of the design, `limiter.acquire`: waiters are served in order, each at the very moment.
 
-Whoever gives up, is cancelled or dies holds up the others for a bounded time at most, and takes nothing with it.
+A waiter that gives up, is cancelled or dies holds up the others for a bounded time at most, and takes no permit.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
             await stage.observer.faults.break_(aside(qualify(stage.namespace, "api"), "turn"), within=60.0)
         else:
             locks.faults.lose_request("renew", ALWAYS)
-        heard = stage.record(locks)
+        received = stage.record(locks)
         stage.clock.advance(TURN_TTL_S)
-        await stage.until(lambda: [event for event in heard if event.kind == "lost"])
+        await stage.until(lambda: [event for event in received if event.kind == "lost"])
         assert not waiter.done
         stage.clock.advance_to(start + 60)
         assert await waiter.result() == (True, 0, 0.0)
@@ -208,7 +208,7 @@ async def _pass_time(stage: Stage, actor: Actor[Any], before: float) -> None:
 
 
 async def _serve(stage: Stage, waiters: list[Actor[Any]], start: float) -> None:
-    """Each at its time, and nobody before them."""
+    """Each at its time, and no other before them."""
     for number, waiter in enumerate(waiters):
         at = start + 7 * (number + 1)
         await sleeps_until(stage, at)

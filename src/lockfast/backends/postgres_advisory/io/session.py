@@ -49,7 +49,7 @@ Rows = list[list[bytes | None]]
 def kept_for(ttl: float) -> int:
     """Seconds for which the server must keep a silent session, so that its holder has stopped believing before.
 
-    The holder counts from before its last request, the server from when it heard that; only their rates can differ.
+    The holder counts from before its last request, the server from when it received that; only their rates can differ.
     """
     return max(KEPT_S, ceil(ttl * RATE_MARGIN + SLACK_S))
 

@@ -358,7 +358,7 @@ class AsyncioPostgres:
             warn_cannot_listen(self.endpoint)
 
     async def _receives_echo(self, session: TableSession, within: float) -> bool:
-        """Whether what another connection tells arrives here: not where a pooler gives our listening to another."""
+        """Whether notifications of other connections arrive here: not where a pooler gives our LISTEN to another."""
         await self.ask(TableRequest(*echo(self.wakeups.channel)), within)
         try:
             async with asyncio.timeout(min(ECHO_WITHIN_S, within / 2)):

@@ -1,4 +1,4 @@
-"""PostgreSQL, blocking: one connection that a thread asks on, and one that hears wake-ups.
+"""PostgreSQL, blocking: one connection that a thread asks on, and one that receives wake-ups.
 
 Decides: how a thread goes through the steps of `wire`.
 Leaves to `blocking`: which thread uses which connection.

@@ -1,4 +1,4 @@
-"""PostgreSQL for asyncio: one connection with the statement that is under way on it, and one that hears wake-ups.
+"""PostgreSQL for asyncio: one connection with the statement that is under way on it, and one that receives wake-ups.
 
 Decides: how the loop drives the steps of `wire`.
 Leaves to `asyncio_`: which request goes where.

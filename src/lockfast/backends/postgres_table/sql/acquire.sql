@@ -82,7 +82,7 @@ BEGIN
     RETURN @.lockfast_granted(p_held.fence, p_held.acquired_at);
 END $$;
 
--- The answer to a claim that wants the name for itself while others hold it and wait for it, nobody of them too long; or
+-- The answer to a claim that wants the name for itself while others hold it and wait for it, none of them too long; or
 -- null. It looks at the head of the line only, however long that is.
 CREATE OR REPLACE FUNCTION @.lockfast_busy(p_ns text, p_name text, p_claim text, p_place bigint, p_now timestamptz)
 RETURNS json
@@ -278,8 +278,8 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(LOCKFAST, hashtext(p_ns || NAMESPACE_SEPARATOR || p_name)) THEN
         PERFORM @.lockfast_lock_name(p_ns, p_name, p_patience);
     END IF;
-    -- Mostly nobody holds, waits or watches. The clock is read only here: to enter may have taken a while. Whoever has
-    -- an address has reason to think that others do.
+    -- Mostly no other claim holds, waits or observes. The clock is read only here: to enter may have taken a while. A
+    -- claim with an address has reason to think that others do.
     IF p_address IS NULL THEN
         INSERT INTO @.distributed_locks AS held
             (namespace, lock_name, holder_id, expires_at, ttl, metadata, claim, mode, max_holders, fence)
