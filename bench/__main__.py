@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
     print(table(answers))
     _keep(answers, chosen.out, "-".join(chosen.only or ["all"]) + ("-quick" if chosen.quick else ""))
-    missed = any(finding.met is False for findings in answers.values() for finding in findings)
+    missed = any(finding.within_bound is False for findings in answers.values() for finding in findings)
     return 1 if failed or (chosen.strict and missed) else 0
 
 

@@ -44,7 +44,7 @@ class Finding:
     detail: dict[str, Any] = field(default_factory=dict)  # only for the JSON
 
     @property
-    def met(self) -> bool | None:
+    def within_bound(self) -> bool | None:
         """Whether the bound was kept; None if there is none."""
         if self.at_most is not None:
             return self.value <= self.at_most

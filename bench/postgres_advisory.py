@@ -14,7 +14,7 @@ from tests.servers.postgres import PostgresServer
 
 import lockfast
 from bench.harness import Finding, Setting, per_cycle, quartiles, ratio, take_turns
-from bench.postgres_advisory_crew import KINDS, Kind, PostgresCrew
+from bench.postgres_advisory_competitors import KINDS, Kind, PostgresCompetitors
 from bench.postgres_advisory_peers import Cycle, bare_pair, peers
 from bench.redis_contended import Round, judge
 from bench.redis_server import one_core
@@ -57,12 +57,12 @@ def _alone(server: PostgresServer, setting: Setting) -> list[Finding]:
 def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
-    with PostgresCrew(server.url, PROCESSES) as crew:
+    with PostgresCompetitors(server.url, PROCESSES) as competitors:
         for kind in KINDS:
-            crew.compete(kind, _SHORT)
+            competitors.compete(kind, _SHORT)
         for turn in range(rounds):
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
-                seen[kind].append(judge(*crew.compete(kind, seconds)))
+                seen[kind].append(judge(*competitors.compete(kind, seconds)))
     ours, floor = seen["lockfast"], seen["bare"]
     slower = [b.hand_overs / a.hand_overs for a, b in zip(ours, floor, strict=True)]
     fairness = [a.fairness for a in ours]

@@ -16,7 +16,7 @@ from tests.servers.postgres import PostgresServer
 import lockfast
 from bench.harness import Finding, Samples, Setting, per_cycle, quartiles, ratio, take_turns
 from bench.postgres_advisory_peers import Cycle, peers
-from bench.postgres_table_crew import WAYS, Stretch, compete, connections
+from bench.postgres_table_competitors import WAYS, Stretch, compete, connections
 from bench.postgres_table_floor import bare_functions, distributed_pg_lock, one_by_one, prepare, round_trip
 from bench.redis_server import one_core
 from lockfast.backends.postgres_table.io.batching import MAX_CONNECTIONS, MAX_SPARE

@@ -41,7 +41,7 @@ def run(setting: Setting) -> list[Finding]:
         *_postgres(tries),
         *_quorum(tries),
         *_processes(f"sqlite:///{setting.folder}/locks.db", setting.folder, setting.scaled(5, 2)),
-        *_crowds(f"sqlite:///{setting.folder}/crowds.db", setting.scaled(5, 2)),
+        *_queues_of_dead(f"sqlite:///{setting.folder}/crowds.db", setting.scaled(5, 2)),
     ]
 
 
@@ -205,7 +205,7 @@ def _after_death(url: str) -> float:
         holder.close()
 
 
-def _crowds(sqlite: str, tries: int) -> list[Finding]:
+def _queues_of_dead(sqlite: str, tries: int) -> list[Finding]:
     what, at_most = "a holder and six waiters killed: the seventh has it after", 1.0 + 1.0
     with Server() as redis, PostgresServer() as postgres:
         empty_table(postgres.url)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from tests.servers.server import Server
 
 from bench.harness import Finding, Setting, quartiles
-from bench.redis_crew import Crew, Kind, Task
+from bench.redis_competitors import Competitors, Kind, Task
 from bench.redis_server import Monitor
 
 PROCESSES = 32
@@ -51,32 +51,32 @@ def run(setting: Setting) -> list[Finding]:
     """Findings for `python -m bench --only redis_contended`."""
     seconds, rounds = float(setting.scaled(3, 1)), setting.scaled(5, 2)
     with Server() as redis:
-        with Crew(redis.port, PROCESSES) as crew:
-            seen = _rounds(crew, seconds, rounds)
-            commands = [_commands(redis.port, crew, "lockfast", n, n) for n in (2, 8, PROCESSES)]
-            peers = [_commands(redis.port, crew, kind, PROCESSES, PROCESSES) for kind in KINDS[1:]]
-        with Crew(redis.port, 8, threads=16) as crew:
-            crew.compete("lockfast", _SHORT)
-            commands.append(_commands(redis.port, crew, "lockfast", 8, 8 * 16))
+        with Competitors(redis.port, PROCESSES) as competitors:
+            seen = _rounds(competitors, seconds, rounds)
+            commands = [_commands(redis.port, competitors, "lockfast", n, n) for n in (2, 8, PROCESSES)]
+            peers = [_commands(redis.port, competitors, kind, PROCESSES, PROCESSES) for kind in KINDS[1:]]
+        with Competitors(redis.port, 8, threads=16) as competitors:
+            competitors.compete("lockfast", _SHORT)
+            commands.append(_commands(redis.port, competitors, "lockfast", 8, 8 * 16))
     return [*_compared(seen), *commands, *_shown(seen), *peers]
 
 
-def _rounds(crew: Crew, seconds: float, rounds: int) -> dict[Kind, list[Round]]:
+def _rounds(competitors: Competitors, seconds: float, rounds: int) -> dict[Kind, list[Round]]:
     for kind in KINDS:
-        crew.compete(kind, _SHORT)
+        competitors.compete(kind, _SHORT)
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
     for turn in range(rounds):
         for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
-            seen[kind].append(judge(*crew.compete(kind, seconds)))
+            seen[kind].append(judge(*competitors.compete(kind, seconds)))
     return seen
 
 
-def _commands(port: int, crew: Crew, kind: Kind, processes: int, competitors: int) -> Finding:
+def _commands(port: int, competitors: Competitors, kind: Kind, processes: int, waiters: int) -> Finding:
     with Monitor(port) as monitor:
-        each = judge(*crew.compete(kind, 1.0, processes))
+        each = judge(*competitors.compete(kind, 1.0, processes))
     value = monitor.commands.total() / max(each.handed, 1)
     detail = {"commands": dict(monitor.commands), "hand_overs": each.handed, **each.plain()}
-    what = f"Redis, {competitors} that want it: commands per hand-over" + (f", {kind}" if kind != "lockfast" else "")
+    what = f"Redis, {waiters} that want it: commands per hand-over" + (f", {kind}" if kind != "lockfast" else "")
     return Finding(what, value, "", at_most=4 if kind == "lockfast" else None, detail=detail)
 
 

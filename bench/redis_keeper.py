@@ -57,7 +57,7 @@ class Watched(NamedTuple):
     rounds: list[Latencies]
 
 
-class _Job(NamedTuple):
+class _Task(NamedTuple):
     world: World
     url: str
     ttl: float
@@ -97,7 +97,7 @@ def _findings(world: World, seen: Watched, traced: dict[str, Any]) -> list[Findi
 
 def _watched(world: World, ttl: float) -> Watched:
     with Server() as server, Server() as idle:
-        job = _Job(world, server.url, ttl, ROUNDS * ttl / 3, False)
+        job = _Task(world, server.url, ttl, ROUNDS * ttl / 3, False)
         holder, pipe = _start(job)
         try:
             began = _receive(pipe, 120)
@@ -111,7 +111,7 @@ def _watched(world: World, ttl: float) -> Watched:
 
 def _traced(world: World) -> dict[str, Any]:
     with Server() as server:
-        holder, pipe = _start(_Job(world, server.url, 600.0, 0.0, True))
+        holder, pipe = _start(_Task(world, server.url, 600.0, 0.0, True))
         try:
             facts: dict[str, Any] = _receive(pipe, 180)
             return facts
@@ -120,7 +120,7 @@ def _traced(world: World) -> dict[str, Any]:
             holder.kill()
 
 
-def _start(job: _Job) -> tuple[Any, Connection]:
+def _start(job: _Task) -> tuple[Any, Connection]:
     context = multiprocessing.get_context("spawn")
     pipe, out = context.Pipe(duplex=False)
     holder = context.Process(target=_hold, args=(job, out))
@@ -158,7 +158,7 @@ def _slowest(port: int, idle: int, until: float) -> tuple[float, float]:
     return slowest[0], slowest[1]
 
 
-def _hold(job: _Job, out: Connection) -> None:
+def _hold(job: _Task, out: Connection) -> None:
     """In a process of its own."""
     facts = asyncio.run(_hold_in_asyncio(job, out)) if job.world == "asyncio" else _hold_in_threads(job, out)
     out.send(facts)
@@ -166,7 +166,7 @@ def _hold(job: _Job, out: Connection) -> None:
     os._exit(0)  # releasing ten thousand leases one by one at exit is no part of the question
 
 
-def _hold_in_threads(job: _Job, out: Connection) -> dict[str, Any]:
+def _hold_in_threads(job: _Task, out: Connection) -> dict[str, Any]:
     locks = lockfast.connect(job.url)
     with locks.lock("warm-up"):
         pass
@@ -184,7 +184,7 @@ def _hold_in_threads(job: _Job, out: Connection) -> dict[str, Any]:
     return facts
 
 
-async def _hold_in_asyncio(job: _Job, out: Connection) -> dict[str, Any]:
+async def _hold_in_asyncio(job: _Task, out: Connection) -> dict[str, Any]:
     locks = lockfast.aio.connect(job.url)
     async with locks.lock("warm-up"):
         pass
@@ -210,7 +210,7 @@ def _lost(leases: Iterable[Any], recorded: int) -> int:
 class _Watch:
     """CPU, and who runs, over some rounds of renewal; sampled rarely, so that measuring does not count."""
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: _Task) -> None:
         self._round, self._length = job.ttl / 3, job.watched
         self._running = self._renewing = 0
 
@@ -243,7 +243,7 @@ class _Watch:
         }
 
 
-def _each(job: _Job, before: int) -> dict[str, Any]:
+def _each(job: _Task, before: int) -> dict[str, Any]:
     each = round((_memory(job.traced) - before) / LEASES, 1)
     return {"ttl": job.ttl, "leases": LEASES, ("traced_each" if job.traced else "rss_each"): each}
 

@@ -1,4 +1,4 @@
-"""A quorum of three and of five servers: what does acquire + release cost, a dead minority, and a crowd?
+"""A quorum of three and of five servers: what does acquire + release cost, a dead minority, and contention?
 
 It is asked twice. On one core, which client and servers share, a cycle is the work of all and nothing else. Apart,
 the servers have a core of their own: then a client that asks them one after another waits for each of them, as
@@ -39,7 +39,7 @@ def run(setting: Setting) -> list[Finding]:
     for size in (3, 5):
         for where, placed in {"on one core": one_core, "apart": _apart}.items():
             findings += _measure(size, where, placed, setting)
-        findings += _crowd(f"{size} servers", size, setting)
+        findings += _contended(f"{size} servers", size, setting)
     return findings
 
 
@@ -98,7 +98,7 @@ def _measure(
     ]
 
 
-def _crowd(title: str, size: int, setting: Setting) -> list[Finding]:
+def _contended(title: str, size: int, setting: Setting) -> list[Finding]:
     """32 threads of four clients that want one name all the time."""
     each = setting.scaled(20, 6)
     with ExitStack() as stack:
@@ -109,7 +109,7 @@ def _crowd(title: str, size: int, setting: Setting) -> list[Finding]:
         def work(locks: lockfast.Locks) -> None:
             for _ in range(each):
                 asked = time.monotonic()
-                with locks.lock("crowd", ttl=LEASE):
+                with locks.lock("contended", ttl=LEASE):
                     waits.append(time.monotonic() - asked)
 
         threads = [Thread(target=work, args=(clients[number % 4],)) for number in range(32)]

@@ -34,7 +34,7 @@ def table(answers: Answers) -> str:
     """One line a finding, with its bound and whether it was met."""
     rows = [("", "measured", "middle half", "bound", "")]
     for findings in answers.values():
-        rows += [(f.what, _figure(f.value, f.unit), _spread(f), _bound(f), _VERDICT[f.met]) for f in findings]
+        rows += [(f.what, _figure(f.value, f.unit), _spread(f), _bound(f), _VERDICT[f.within_bound]) for f in findings]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -62,7 +62,7 @@ def write_json(answers: Answers, file: Path) -> None:
     results: dict[str, Any] = {
         "measured_on": _surroundings(),
         "answers": {
-            question: [{**asdict(finding), "met": finding.met} for finding in findings]
+            question: [{**asdict(finding), "met": finding.within_bound} for finding in findings]
             for question, findings in answers.items()
         },
     }
@@ -97,7 +97,7 @@ def draw(answers: Answers, file: Path) -> None:
     plots = need("matplotlib.pyplot")
     figure, axes = plots.subplots(figsize=(10, 0.36 * len(bounded) + 1.2), layout="constrained")
     rows = range(len(bounded))
-    colours = [_MET if finding.met else _MISSED for finding, _ in bounded]
+    colours = [_MET if finding.within_bound else _MISSED for finding, _ in bounded]
     axes.barh(rows, [min(strain, _EDGE) for _, strain in bounded], height=0.6, color=colours, zorder=2)
     axes.axvline(1.0, color="#333333", linewidth=1.2, zorder=3)
     axes.set_yticks(rows, [finding.what for finding, _ in bounded], fontsize=9)

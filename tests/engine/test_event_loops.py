@@ -316,23 +316,23 @@ def test_a_second_loop_beside_the_first_is_refused_before_anything_is_sent(url: 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("look", ["inspect", "list"])
-def test_a_question_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(look: str) -> None:
+@pytest.mark.parametrize("question", ["inspect", "list"])
+def test_a_question_is_enough_to_be_kept_in_the_next_loop_and_refused_beside_a_living_one(question: str) -> None:
     locks = lockfast.aio.connect(f"memory://{uuid4().hex}")
     with loop_that_is_just_closed() as loop:
         lease = loop.run_until_complete(take(locks, "x"))
 
-        async def look_once() -> None:
-            await getattr(locks, look)(*(["x"] if look == "inspect" else []))
+        async def ask_once() -> None:
+            await getattr(locks, question)(*(["x"] if question == "inspect" else []))
 
         async def beside() -> None:
             with pytest.raises(RuntimeError, match="another event loop"):
-                await asyncio.to_thread(asyncio.run, look_once())
+                await asyncio.to_thread(asyncio.run, ask_once())
 
         loop.run_until_complete(beside())
 
     async def main() -> None:
-        await look_once()
+        await ask_once()
         assert [task.get_name() for task in background_tasks()] == ["lockfast-keeper"]
         assert lease.held
         await locks.close()

@@ -288,7 +288,7 @@ def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
 # Losses that the backend notices by itself
 
 
-class _TellsEarly(StubBackend):
+class _ReportsEarly(StubBackend):
     """Its session ends after the grant, before the caller has the lease."""
 
     on_loss: Any = None
@@ -301,7 +301,7 @@ class _TellsEarly(StubBackend):
 
 
 def test_a_loss_that_is_reported_before_the_lease_is_kept_is_not_forgotten() -> None:
-    engine = Engine(_TellsEarly(500), ThreadWorld(FakeClock()), holder="us")
+    engine = Engine(_ReportsEarly(500), ThreadWorld(FakeClock()), holder="us")
     lease: Lease = drive(take(engine, "a", 30.0, False))
     assert lease.lost
     with pytest.raises(LeaseLost, match="the session that held it has ended"):
@@ -312,7 +312,7 @@ def test_a_loss_that_is_reported_before_the_lease_is_kept_is_not_forgotten() -> 
 
 
 def test_a_loss_of_what_the_claim_held_before_is_not_taken_for_one_of_what_it_holds_now() -> None:
-    backend = _TellsEarly(500)
+    backend = _ReportsEarly(500)
     backend.before = 1
     engine = Engine(backend, ThreadWorld(FakeClock()), holder="us")
     lease: Lease = drive(take(engine, "a", 30.0, False))

@@ -177,11 +177,11 @@ def test_checking_a_lost_lease_in_the_middle_of_a_request_reports_the_loss(url: 
         keeper.loop.close()  # so that the keeper does not look at the clock first
         clock.advance(100)
 
-        def look() -> None:
+        def check() -> None:
             with pytest.raises(lockfast.LeaseLost, match="ran out"):
                 lease.check()
 
-        in_the_middle_of(others, look)
+        in_the_middle_of(others, check)
         others.list()
         until(lost.is_set)
 

@@ -202,7 +202,7 @@ BUSY = Busy(1, 1.0, holder="another")
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "owed"),
+    ("outcomes", "abandoned"),
     [
         ([UNSENT], []),
         ([SENT, UNSENT], ["a"]),
@@ -214,7 +214,7 @@ BUSY = Busy(1, 1.0, holder="another")
     ids=str,
 )
 def test_only_what_may_have_reached_the_server_is_still_to_be_abandoned(
-    outcomes: list[Any], owed: list[str], kind: str, clock: FakeClock
+    outcomes: list[Any], abandoned: list[str], kind: str, clock: FakeClock
 ) -> None:
     backend = Failing(*outcomes)
 
@@ -223,10 +223,10 @@ def test_only_what_may_have_reached_the_server_is_still_to_be_abandoned(
         with pytest.raises(BackendUnavailable):
             await locks.lock("a", ttl=TTL, wait=5).acquire()
         await settle(locks, lambda: not locks.engine.unfinished)
-        assert names.count(WORKER) == len(owed)
+        assert names.count(WORKER) == len(abandoned)
 
     run_hurried(kind, lambda _: backend, work, clock)
-    assert backend.abandoned == owed
+    assert backend.abandoned == abandoned
 
 
 GONE = (

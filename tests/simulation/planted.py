@@ -44,7 +44,7 @@ class CountsFromTheReply(AsyncLease):
         super()._renewed(self._engine.now(), ttl)
 
 
-class ReleasesWhoeverHolds(MemoryBackend):
+class ReleasesAnyHolder(MemoryBackend):
     """A release frees the name, also if another claim holds it."""
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
@@ -133,7 +133,7 @@ class LeavesTheCancelledBehind(RemoteBackend):
 
 PLANTED: dict[str, Bug] = {
     "count the ttl from the reply": Bug(Parts(lease=CountsFromTheReply), "held together"),
-    "release without owner check": Bug(Parts(server=ReleasesWhoeverHolds), "held together"),
+    "release without owner check": Bug(Parts(server=ReleasesAnyHolder), "held together"),
     "wake everybody": Bug(Parts(server=WakesEverybody), "waiters of"),
     "take a wake-up for a grant": Bug(Parts(remote=TakesAWakeUpForAGrant), "held together"),
     "give up renewing at the first error": Bug(Parts(keeper=GivesUpRenewing), "failed renewals"),

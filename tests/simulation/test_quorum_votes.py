@@ -30,7 +30,7 @@ class Server(VotingBackend):
         store.fence = 0
         world: Any = Silent()
         super().__init__(store, world)
-        self.down = self.deaf = self.slow = False
+        self.down = self.loses_replies = self.slow = False
         self.years = 1e9
         self.on_the_way: list[Callable[[], Any]] = []
 
@@ -48,7 +48,7 @@ class Server(VotingBackend):
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         self._must_answer()
         answer = await super().vote(claim, fence=fence, order=order, enqueue=enqueue, within=within)
-        if self.deaf:
+        if self.loses_replies:
             raise BackendUnavailable("no answer")
         return answer
 
@@ -207,9 +207,9 @@ def test_a_vote_that_is_still_there_when_it_is_asked_for_again_stays() -> None:
     with pytest.raises(BackendUnavailable):
         ask(first, "a")  # a vote of one, which is never used
     stage.down()
-    stage.servers[0].deaf = stage.servers[1].slow = True
-    assert isinstance(ask(second, "b"), Busy)  # two votes, one of them unheard; the other is given back, slowly
-    stage.servers[0].deaf = stage.servers[1].slow = False
+    stage.servers[0].loses_replies = stage.servers[1].slow = True
+    assert isinstance(ask(second, "b"), Busy)  # two votes, one of them without a reply; the other is given back, slowly
+    stage.servers[0].loses_replies = stage.servers[1].slow = False
     fence = granted(second, "b")  # both are still there, and agree
     stage.servers[1].arrive()
     assert isinstance(ask(third, "c"), Busy)
@@ -231,10 +231,10 @@ def test_a_release_takes_the_claim_out_of_a_queue_that_it_was_put_in_without_a_r
     """Else the server would wait for one that is gone when it comes to its place."""
     stage = Stage()
     run_to_end(stage.servers[0].vote(claim("a"), fence=50, order=50, enqueue=False, within=WITHIN))
-    stage.servers[0].deaf = True
+    stage.servers[0].loses_replies = True
     client = stage.client(100)
     assert isinstance(run_to_end(client.acquire(claim("b"), enqueue=True, within=WITHIN)), Grant)
-    stage.servers[0].deaf = False
+    stage.servers[0].loses_replies = False
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 1
     assert release(client, "b")
     assert run_to_end(stage.servers[0].inspect("x", within=WITHIN)).waiters == 0

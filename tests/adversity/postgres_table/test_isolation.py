@@ -131,11 +131,11 @@ def test_a_lock_is_not_granted_twice_at_any_mixture_of_isolation_levels(url: str
                     holds.append(Hold("x", lease.claim_id, lease.fence, begin, boot_now()))
                     lease.release()
 
-    crew = [threading.Thread(target=by_sql, args=(level, number)) for level in LEVELS for number in range(2)]
-    crew.append(threading.Thread(target=by_python))
-    for thread in crew:
+    threads = [threading.Thread(target=by_sql, args=(level, number)) for level in LEVELS for number in range(2)]
+    threads.append(threading.Thread(target=by_python))
+    for thread in threads:
         thread.start()
     until(lambda: all(sum(hold.holder.startswith(level) for hold in list(holds)) > 20 for level in LEVELS))
     enough.set()
-    join(*crew)
+    join(*threads)
     assert judge(holds) == []

@@ -193,14 +193,14 @@ class TestUnderFire(OnTable):
                         lease.check()
                         holds.append(Hold("x", str(number), lease.fence, begin, boot_now()))
 
-        crew = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-        for thread in crew:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
             thread.start()
         for number in range(1, 21):
             until(lambda number=number: len(holds) > 10 * number, "more holds")  # type: ignore[misc]
             terminated += self.end_ours()
         ends.set()
-        join(*crew)
+        join(*threads)
         assert terminated > 20
         assert judge(holds) == []
         assert self.held() == 0

@@ -39,7 +39,7 @@ class Psql:
         words = [str(table().server.bin / "psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", url]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def say(self, sql: str) -> str:
+    def execute(self, sql: str) -> str:
         """The answer to the last of these statements that has one, in one line."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -81,38 +81,40 @@ def psql(url: str) -> Iterator[Psql]:
 
 
 def test_a_lock_taken_in_an_old_transaction_lasts_from_now_on(psql: Psql, url: str) -> None:
-    psql.say("BEGIN; SELECT now(); SELECT pg_sleep(0.6)")
-    assert psql.say("SELECT acquire_lock('x', 'psql', 60)") == "t"
-    assert psql.say("SELECT expires_at >= now() + interval '60.6 s' FROM distributed_locks") == "t", "not from now()"
-    psql.say("COMMIT")
+    psql.execute("BEGIN; SELECT now(); SELECT pg_sleep(0.6)")
+    assert psql.execute("SELECT acquire_lock('x', 'psql', 60)") == "t"
+    assert psql.execute("SELECT expires_at >= now() + interval '60.6 s' FROM distributed_locks") == "t", (
+        "not from now()"
+    )
+    psql.execute("COMMIT")
     with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=0).acquire() is None
 
 
 def test_a_caller_in_an_old_transaction_is_excluded_by_what_was_taken_since(psql: Psql, url: str) -> None:
-    psql.say("BEGIN; SELECT now()")
+    psql.execute("BEGIN; SELECT now()")
     with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
-        assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
-        psql.say("COMMIT")
+        assert psql.execute("SELECT acquire_lock('x', 'psql')") == "f"
+        psql.execute("COMMIT")
         assert lease.release()
 
 
 def test_what_has_expired_since_an_old_transaction_began_is_free_in_it(psql: Psql, url: str) -> None:
     with opened(url) as other:
-        assert other.say("SELECT acquire_lock('x', 'other', 0.3)") == "t"
-    psql.say("BEGIN; SELECT now()")
-    assert psql.say("SELECT pg_sleep(0.4); SELECT acquire_lock('x', 'psql')") == "t"  # not yet, by now()
-    psql.say("COMMIT")
+        assert other.execute("SELECT acquire_lock('x', 'other', 0.3)") == "t"
+    psql.execute("BEGIN; SELECT now()")
+    assert psql.execute("SELECT pg_sleep(0.4); SELECT acquire_lock('x', 'psql')") == "t"  # not yet, by now()
+    psql.execute("COMMIT")
 
 
 # Transactions that stay open
 
 
 def test_a_lock_taken_in_an_open_transaction_excludes_others_and_is_rolled_back_with_it(psql: Psql, url: str) -> None:
-    psql.say("BEGIN")
-    assert psql.say("SELECT acquire_lock('x', 'psql', 3600)") == "t"
+    psql.execute("BEGIN")
+    assert psql.execute("SELECT acquire_lock('x', 'psql', 3600)") == "t"
     with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=0).acquire() is None
         psql.kill()
@@ -124,7 +126,7 @@ def test_a_try_does_not_wait_for_an_open_transaction(
     psql: Psql, url: str, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)
-    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
     with pytest.raises(AcquireTimeout, match=r"'x' is in use by a transaction that has not ended$"):
         _try_once(url) if world == "threads" else asyncio.run(_try_once_in_a_task(url))
 
@@ -146,7 +148,7 @@ def test_waiters_for_an_open_transaction_delay_no_other_name_however_many_they_a
     psql: Psql, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "PATIENCE_MS", FOR_EVER)  # so long would each of them keep a connection
-    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
     with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         fences: list[int] = []
         waiters = [threading.Thread(target=_take_and_note, args=(locks, fences)) for _ in range(30)]
@@ -155,7 +157,7 @@ def test_waiters_for_an_open_transaction_delay_no_other_name_however_many_they_a
         until(lambda: len(other.execute(AT_A_NAME).fetchall()) > 1, "more than one to wait for the transaction")
         with locks.lock("free"):
             assert not fences
-        psql.say("ROLLBACK")
+        psql.execute("ROLLBACK")
         join(*waiters)
         assert len(set(fences)) == 30
 
@@ -167,13 +169,13 @@ def test_however_many_tasks_wait_for_an_open_transaction_they_hold_up_no_other(
 
     async def story() -> None:
         async with lockfast.aio.connect(url) as locks:
-            psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+            psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
             waiters = [asyncio.create_task(locks.lock("x").acquire(timeout=LIMIT)) for _ in range(30)]
             with psycopg.connect(url, autocommit=True) as other:
                 await asyncio.to_thread(until, lambda: other.execute(AT_A_NAME).fetchall())
             async with locks.lock("free"):
                 assert not any(waiter.done() for waiter in waiters)
-            psql.say("ROLLBACK")
+            psql.execute("ROLLBACK")
             for waiter in waiters:
                 lease = await waiter
                 assert lease is not None
@@ -191,10 +193,10 @@ def test_a_refused_acquire_in_an_open_transaction_leaves_the_name_unlocked(psql:
     with lockfast.connect(url) as locks:
         lease = locks.lock("x", ttl=60).acquire()
         assert lease is not None
-        psql.say("BEGIN")
-        assert psql.say("SELECT acquire_lock('x', 'psql')") == "f"
-        assert psql.say("SELECT extend_lock('x', 'psql', 60)") == "f"
-        assert psql.say("SELECT release_lock('x', 'psql')") == "f"
+        psql.execute("BEGIN")
+        assert psql.execute("SELECT acquire_lock('x', 'psql')") == "f"
+        assert psql.execute("SELECT extend_lock('x', 'psql', 60)") == "f"
+        assert psql.execute("SELECT release_lock('x', 'psql')") == "f"
         lease.extend(120)
         assert lease.release()
         assert locks.lock("x", wait=0).acquire() is not None
@@ -214,23 +216,23 @@ def test_an_open_transaction_at_the_name_is_no_loss_for_one_that_shares_its_lock
     with lockfast.connect(url) as locks:
         lease = locks.rwlock("x").write().acquire()
         assert lease is not None
-        psql.say("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
+        psql.execute("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
         asked.clear()
         sharing = threading.Thread(target=lease.downgrade)
         sharing.start()
         until(lambda: len(asked) > 1, "one answer that a transaction has locked the name")
-        psql.say("ROLLBACK")
+        psql.execute("ROLLBACK")
         join(sharing)
         assert lease.held
         assert locks.rwlock("x").read().acquire(blocking=False) is not None
 
 
 def test_one_that_never_came_to_its_name_leaves_nothing_to_do_there(psql: Psql, url: str) -> None:
-    psql.say("BEGIN; SELECT acquire_lock('x', 'psql')")
+    psql.execute("BEGIN; SELECT acquire_lock('x', 'psql')")
     with lockfast.connect(url) as locks:
         assert locks.lock("x", wait=1).acquire() is None
         assert not locks._logic.engine.unfinished
-        psql.say("ROLLBACK")
+        psql.execute("ROLLBACK")
         assert locks.inspect("x").waiters == 0
 
 
@@ -239,30 +241,30 @@ def test_a_waiter_leaves_the_queue_once_the_name_is_free(psql: Psql, url: str) -
         waiter = threading.Thread(target=lambda: locks.lock("x", wait=1.5).acquire())
         waiter.start()
         until(lambda: locks.inspect("x").waiters == 1 or not waiter.is_alive(), "one to wait")
-        psql.say("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
+        psql.execute("BEGIN; SELECT lockfast_lock_name('', 'x', NULL)")
         join(waiter)
-        psql.say("ROLLBACK")
+        psql.execute("ROLLBACK")
         until(lambda: locks.inspect("x").waiters == 0, "it to leave the queue")
 
 
 def test_an_extension_in_an_open_transaction_holds_up_only_its_own_name(psql: Psql, url: str) -> None:
-    assert psql.say("SELECT acquire_lock('x', 'psql', 0.5)") == "t"
-    psql.say("BEGIN")
-    assert psql.say("SELECT extend_lock('x', 'psql', 3600)") == "t"
-    psql.say("SELECT pg_sleep(0.6)")  # for everybody else it looks as if it were over
+    assert psql.execute("SELECT acquire_lock('x', 'psql', 0.5)") == "t"
+    psql.execute("BEGIN")
+    assert psql.execute("SELECT extend_lock('x', 'psql', 3600)") == "t"
+    psql.execute("SELECT pg_sleep(0.6)")  # for everybody else it looks as if it were over
     with lockfast.connect(url) as locks:
         for number in range(2 * SWEEP_EVERY):
             with locks.lock(f"other-{number}", wait=LIMIT):
                 pass
         assert locks.lock("x", wait=1).acquire() is None, "it may still be committed"
-        psql.say("COMMIT")
+        psql.execute("COMMIT")
         assert locks.lock("x", wait=0).acquire() is None
 
 
 def test_a_sweep_waits_for_no_lock(psql: Psql, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other, lockfast.connect(url) as locks:
         other.execute(EXPIRED, (40,))
-        psql.say("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
+        psql.execute("BEGIN; SELECT 1 FROM distributed_locks WHERE lock_name = 'old-1' FOR UPDATE")
 
         def all_but_one() -> bool:
             with locks.lock("busy", wait=LIMIT):
@@ -270,27 +272,27 @@ def test_a_sweep_waits_for_no_lock(psql: Psql, url: str) -> None:
             return other.execute("SELECT count(*) FROM distributed_locks WHERE fence <= 40").fetchone() == (1,)
 
         until(all_but_one, "a sweep that comes past the row that a transaction is at")
-        psql.say("ROLLBACK")
+        psql.execute("ROLLBACK")
 
 
 def test_a_sweep_in_a_long_transaction_locks_no_other_name(psql: Psql, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as other:
         other.execute(EXPIRED, (20,))
-    psql.say("BEGIN")
+    psql.execute("BEGIN")
     for number in range(2 * SWEEP_EVERY):
-        psql.say(f"SELECT acquire_lock('mine-{number}', 'psql')")
+        psql.execute(f"SELECT acquire_lock('mine-{number}', 'psql')")
     with lockfast.connect(url) as locks:
         for number in range(1, 21):
             with locks.lock(f"old-{number}", wait=0):
                 pass
-    psql.say("ROLLBACK")
+    psql.execute("ROLLBACK")
 
 
 def test_clients_that_use_only_sql_need_not_sweep_by_hand(psql: Psql) -> None:
-    psql.say(EXPIRED.replace("%s", "16"))
+    psql.execute(EXPIRED.replace("%s", "16"))
     for _ in range(2 * SWEEP_EVERY):
-        psql.say("SELECT acquire_lock('x', 'psql'), release_lock('x', 'psql')")
-    assert psql.say("SELECT count(*) FROM distributed_locks") == "0"
+        psql.execute("SELECT acquire_lock('x', 'psql'), release_lock('x', 'psql')")
+    assert psql.execute("SELECT count(*) FROM distributed_locks") == "0"
 
 
 # Names that look alike, settings of others, and many waiters

@@ -43,7 +43,7 @@ def name_on(nodes: Nodes, stage: Stage, server: Server) -> str:
     return next(name for name in names if nodes.owner(record_of(stage.namespace, name)) is server)
 
 
-def met(server: Server, error: str) -> int:
+def answered(server: Server, error: str) -> int:
     """How often that server has answered so."""
     stats = server.command("INFO", "errorstats").decode()
     found = re.search(rf"errorstat_{error}:count=(\d+)", stats)
@@ -66,7 +66,7 @@ class TestSlotsMove(Anywhere):
         move = slot, source, target = self._ends(stage, "x")
         self.nodes.begin_move(*move)
         lease = await locks.lock("x", ttl=60).take()
-        assert met(source, "ASK")
+        assert answered(source, "ASK")
         assert knows(target, lease)
         await renewed(stage, lease)
         assert await lease.release()
@@ -74,16 +74,16 @@ class TestSlotsMove(Anywhere):
         assert later.fence > lease.fence
         self.nodes.end_move(slot, source, target)
         assert await later.release()
-        assert met(source, "MOVED")
+        assert answered(source, "MOVED")
 
     async def test_a_node_that_takes_the_slot_over_need_not_know_the_script(self, stage: Stage) -> None:
         move = _, source, target = self._ends(stage, "x")
         target.command("SCRIPT", "FLUSH")
         self.nodes.begin_move(*move)
         lease = await stage.locks().lock("x").take()
-        assert met(source, "ASK")
-        assert met(target, "NOSCRIPT")
-        assert not met(target, "MOVED"), "it was asked in the same way with the script's text"
+        assert answered(source, "ASK")
+        assert answered(target, "NOSCRIPT")
+        assert not answered(target, "MOVED"), "it was asked in the same way with the script's text"
         assert await lease.release()
         self.nodes.end_move(*move)
 
@@ -97,14 +97,14 @@ class TestSlotsMove(Anywhere):
         self.nodes.move_keys(*move, record_of(stage.namespace, "x").encode())
         await renewed(stage, lease)  # its record is at the one node, the queue at the other
         release = stage.start(lease.release())
-        await stage.until(lambda: met(source, "TRYAGAIN") or met(target, "TRYAGAIN"), "a refusal in between")
+        await stage.until(lambda: answered(source, "TRYAGAIN") or answered(target, "TRYAGAIN"), "a refusal in between")
         assert not release.done
         self.nodes.end_move(slot, source, target)
         assert await release.result()
         granted = await waiter.result()
         assert granted.fence > lease.fence
         assert knows(target, granted)
-        assert met(source, "MOVED")
+        assert answered(source, "MOVED")
 
     async def test_neighbours_in_the_slot_are_not_disturbed(self, stage: Stage) -> None:
         lease = await stage.locks().lock("x", ttl=30).take()

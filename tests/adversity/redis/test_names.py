@@ -81,7 +81,7 @@ def test_lock_list_inspect_and_break_agree_on_every_name(locks: lockfast.Locks) 
 
 
 def test_asyncio_means_the_same_names(url: str, locks: lockfast.Locks) -> None:
-    async def look() -> None:
+    async def check() -> None:
         async with lockfast.aio.connect(url) as others:
             for name in NAMES:
                 with locks.lock(name):
@@ -89,7 +89,7 @@ def test_asyncio_means_the_same_names(url: str, locks: lockfast.Locks) -> None:
                     assert await others.lock(name).acquire(blocking=False) is None
             assert await others.list() == []
 
-    asyncio.run(look())
+    asyncio.run(check())
 
 
 async def _waits(locks: lockfast.aio.AsyncLocks, name: str) -> int:

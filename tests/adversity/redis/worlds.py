@@ -62,11 +62,11 @@ def knows(server: Server, lease: AwaitedLease) -> bool:
     with redis.Redis(HOST, server.port, single_connection_client=True) as client:
         with suppress(redis.ResponseError):  # no cluster
             client.execute_command("READONLY")
-        records = [_look(client, key) for key in client.keys("lockfast:*:held")]
+        records = [_record(client, key) for key in client.keys("lockfast:*:held")]
     return any(lease.claim_id.encode() in record for record in records)
 
 
-def _look(client: Any, key: bytes) -> bytes:
+def _record(client: Any, key: bytes) -> bytes:
     with suppress(redis.ResponseError):
         client.execute_command("ASKING")
     return bytes(client.get(key) or b"")

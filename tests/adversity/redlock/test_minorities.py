@@ -25,7 +25,7 @@ WORKERS = by_scale(8, soak=16)
 TTL = 1.0
 
 
-class Crowd:
+class Workers:
     """Workers that take one of two locks, again and again; what they believed is kept."""
 
     def __init__(self, url: str) -> None:
@@ -127,19 +127,19 @@ SIZES = by_scale((3,), soak=(3, 5))
 def test_no_minority_can_stop_the_work_or_let_two_in(size: int, fault: str, world: str) -> None:
     options = "node_timeout=0.5" if fault == "restart empty" else "rejoin=0&node_timeout=0.5"
     with Quorum(size) as quorum:
-        crowd = Crowd(quorum.url(options))
-        with crowd.at_work(world):
-            crowd.more(20)
+        workers = Workers(quorum.url(options))
+        with workers.at_work(world):
+            workers.more(20)
             for minority in _minorities(size, fault):
                 heal = [FAULTS[fault](quorum, node) for node in minority]
-                crowd.more(20)
+                workers.more(20)
                 for each in heal:
                     each()
                 if fault == "restart empty":  # until it counts again, another one would be one too many
                     _old_enough(quorum, minority)
-                crowd.more(10)
-        assert judge(crowd.holds) == []
-        assert len({hold.holder for hold in crowd.holds}) > 1
+                workers.more(10)
+        assert judge(workers.holds) == []
+        assert len({hold.holder for hold in workers.holds}) > 1
 
 
 def _minorities(size: int, fault: str) -> list[tuple[int, ...]]:

@@ -121,8 +121,8 @@ def _send(send: Callable[[PendingStatement], None], asked: list[bytes], statemen
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system can make a socket deaf")
-def test_a_holder_that_hears_nothing_stops_believing_before_the_server_grants_again(
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system can drop what arrives at a socket")
+def test_a_holder_that_receives_nothing_stops_believing_before_the_server_grants_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smallest = {"KEPT_S": 2, "SLACK_S": 1, "_KEEPALIVE_IDLE_S": 1, "_KEEPALIVE_PROBES": 1}  # that kernels take
@@ -139,7 +139,7 @@ def test_a_holder_that_hears_nothing_stops_believing_before_the_server_grants_ag
         until(lambda: locks.inspect("a").waiters == 1)
         believes_until = lease._deadline
         locks._logic.engine.patience = 0.5  # from here on nothing that it says is answered
-        _deafen(_session(locks).socket)
+        _drop_everything(_session(locks).socket)
         join(waiter)
         assert granted[0] >= believes_until
 
@@ -149,12 +149,12 @@ def _wait_for(connection: psycopg.Connection, name: str, granted: list[float]) -
     granted.append(boot_now())
 
 
-def _deafen(number: int) -> None:
+def _drop_everything(number: int) -> None:
     nothing = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0: keep no byte of it
     program = struct.pack("HP", 1, ctypes.addressof(nothing))
-    with socket.socket(fileno=number) as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
-        deaf.detach()
+    with socket.socket(fileno=number) as filtered:
+        filtered.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        filtered.detach()
 
 
 def test_a_ttl_that_no_kernel_can_outlast_is_refused() -> None:

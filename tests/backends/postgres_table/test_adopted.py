@@ -16,7 +16,7 @@ import lockfast
 from lockfast._connect import migration
 from lockfast.backends.postgres_table.schema import script
 from lockfast.cli import main
-from tests.backends.postgres_table.their_table import ACQUIRE, RELEASE, TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import ACQUIRE, RELEASE, TABLE, Theirs
 from tests.servers.waiting import LIMIT, join, until
 
 Release = Callable[[], bool]

@@ -134,11 +134,11 @@ def test_a_caller_whose_backend_was_closed_reads_that_its_locks_is_closed() -> N
 async def no_connection_is_left(world: str, folder: Path) -> None:
     """The loop goes on meanwhile: it is the loop that closes them."""
 
-    def look() -> bool:
+    def none_left() -> bool:
         return ask(folder, f"SELECT count(*) {OURS}") == 0
 
     what = "no connection to be left"
-    await asyncio.to_thread(until, look, what) if world == "asyncio" else until(look, what)
+    await asyncio.to_thread(until, none_left, what) if world == "asyncio" else until(none_left, what)
 
 
 @pytest.mark.parametrize("world", ["threads", "asyncio"])

@@ -63,7 +63,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def crew(*work: Callable[[], Any]) -> Iterator[list[threading.Thread]]:
+def in_threads(*work: Callable[[], Any]) -> Iterator[list[threading.Thread]]:
     threads = [threading.Thread(target=each) for each in work]
     for thread in threads:
         thread.start()
@@ -86,7 +86,7 @@ def test_one_connection_listens_for_all_waiters_and_few_ask(database: Database) 
     with lockfast.connect(database.url) as locks:
         held = locks.lock("a").acquire()
         assert held is not None
-        with crew(*[work] * 20):
+        with in_threads(*[work] * 20):
             until(lambda: locks.inspect("a").waiters == 20)
             assert database.connections() <= MAX_CONNECTIONS + MAX_SPARE + 1  # spare ones: a slow machine
             held.release()
@@ -98,7 +98,7 @@ async def _wait_for(locks: lockfast.aio.AsyncLocks, number: int) -> bool:
     return (await locks.inspect("a")).waiters == number
 
 
-async def _many_tasks(url: str, look: Callable[[], int]) -> int:
+async def _many_tasks(url: str, count: Callable[[], int]) -> int:
     async with lockfast.aio.connect(url) as locks:
         held = await locks.lock("a").acquire()
         assert held is not None
@@ -109,7 +109,7 @@ async def _many_tasks(url: str, look: Callable[[], int]) -> int:
 
         tasks = [asyncio.create_task(work()) for _ in range(20)]
         await until_async(lambda: _wait_for(locks, 20), "all to wait")
-        found = look()
+        found = count()
         await held.release()
         await asyncio.gather(*tasks)
         return found
@@ -151,7 +151,7 @@ def test_threads_that_come_together_are_taken_along(database: Database) -> None:
         with psycopg.connect(database.url) as slow:  # a request has to wait now, so that others come meanwhile
             slow.execute("LOCK TABLE distributed_locks IN EXCLUSIVE MODE")
             before = _statements(database)
-            with crew(*[lambda number=number: work(number) for number in range(16)]):
+            with in_threads(*[lambda number=number: work(number) for number in range(16)]):
                 blocked = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND {HERE}"
                 until(lambda: database.ask(blocked) >= MAX_CONNECTIONS)
                 slow.rollback()
@@ -261,7 +261,7 @@ def test_a_waiter_whose_connections_were_terminated_is_woken_all_the_same(databa
         held = others.lock("a").acquire()
         assert held is not None
         got: list[Any] = []
-        with crew(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
+        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
             until(lambda: others.inspect("a").waiters == 1)
             assert database.ask(END_ALL) >= 2
             until(lambda: database.ask(f"SELECT count(*) {OURS} AND query LIKE 'LISTEN %%'"))
@@ -304,7 +304,7 @@ def test_our_own_requests_are_right_whatever_isolation_is_usual_here(database: D
                         most[0] = max(most[0], counter[0])
                         counter[0] -= 1
 
-        with crew(*[work] * 6):
+        with in_threads(*[work] * 6):
             pass
         assert most[0] == 1
     finally:
@@ -363,7 +363,7 @@ def test_a_transaction_that_stays_open_holds_up_its_own_names_only(
         for name in names:
             slow.execute("SELECT acquire_lock(%s, 'psql')", (name,))
         got: list[Any] = []
-        with crew(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=LIMIT)) for name in names]):
+        with in_threads(*[lambda name=name: got.append(locks.lock(name).acquire(timeout=LIMIT)) for name in names]):
             waits = f"SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits) == MAX_CONNECTIONS, "all of them to wait")
             with locks.lock("free"):
@@ -378,7 +378,7 @@ def test_two_that_take_names_in_opposite_orders_in_one_transaction_are_sorted_ou
         database.connection.execute("CREATE TABLE IF NOT EXISTS gate (id int)")
         other.execute("LOCK TABLE distributed_locks IN ACCESS EXCLUSIVE MODE")
         got: list[Any] = []
-        with crew(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
+        with in_threads(lambda: got.append(locks.lock("a").acquire(timeout=LIMIT))):
             relation = "relation = 'distributed_locks'::regclass"
             waits = f"SELECT count(*) FROM pg_locks WHERE {relation} AND NOT granted AND {HERE}"
             until(lambda: database.ask(waits))

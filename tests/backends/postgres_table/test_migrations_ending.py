@@ -15,7 +15,7 @@ import pytest
 from lockfast._connect import migration
 from lockfast.backends.postgres_table.io.session import TableSession
 from lockfast.backends.postgres_table.schema import CLASS
-from tests.backends.postgres_table.their_table import TABLE, Theirs
+from tests.backends.postgres_table.adopted_table import TABLE, Theirs
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow

@@ -26,8 +26,8 @@ class Work:
 
 def test_callers_that_come_together_share_one_piece_of_work() -> None:
     async def story() -> None:
-        work, flight = Work(), SingleFlight[str]("lockfast-test")
-        callers = [asyncio.create_task(flight.run(work, LIMIT, BackendUnavailable)) for _ in range(3)]
+        work, dialling = Work(), SingleFlight[str]("lockfast-test")
+        callers = [asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable)) for _ in range(3)]
         await asyncio.sleep(0)
         work.may_end.set()
         assert await asyncio.gather(*callers) == ["done"] * 3
@@ -38,9 +38,9 @@ def test_callers_that_come_together_share_one_piece_of_work() -> None:
 
 def test_a_caller_that_leaves_does_not_stop_the_work() -> None:
     async def story() -> None:
-        work, flight = Work(), SingleFlight[str]("lockfast-test")
-        leaves = asyncio.create_task(flight.run(work, LIMIT, BackendUnavailable))
-        stays = asyncio.create_task(flight.run(work, LIMIT, BackendUnavailable))
+        work, dialling = Work(), SingleFlight[str]("lockfast-test")
+        leaves = asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable))
+        stays = asyncio.create_task(dialling.run(work, LIMIT, BackendUnavailable))
         await asyncio.sleep(0)
         leaves.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -54,11 +54,11 @@ def test_a_caller_that_leaves_does_not_stop_the_work() -> None:
 
 def test_a_caller_without_time_is_refused_and_the_work_still_gets_some() -> None:
     async def story() -> None:
-        work, flight = Work(), SingleFlight[str]("lockfast-test")
+        work, dialling = Work(), SingleFlight[str]("lockfast-test")
         with pytest.raises(BackendUnavailable, match="no answer in time"):
-            await flight.run(work, 0.0, BackendUnavailable)
+            await dialling.run(work, 0.0, BackendUnavailable)
         work.may_end.set()
-        assert await flight.run(work, LIMIT, BackendUnavailable) == "done"
+        assert await dialling.run(work, LIMIT, BackendUnavailable) == "done"
         assert work.times == [MIN_WORK_S]
 
     asyncio.run(story())
@@ -66,10 +66,10 @@ def test_a_caller_without_time_is_refused_and_the_work_still_gets_some() -> None
 
 def test_work_that_has_ended_is_begun_anew() -> None:
     async def story() -> None:
-        work, flight = Work(), SingleFlight[str]("lockfast-test")
+        work, dialling = Work(), SingleFlight[str]("lockfast-test")
         work.may_end.set()
         for _ in range(2):
-            assert await flight.run(work, LIMIT, BackendUnavailable) == "done"
+            assert await dialling.run(work, LIMIT, BackendUnavailable) == "done"
         assert len(work.times) == 2
 
     asyncio.run(story())

@@ -35,14 +35,14 @@ class Semaphores(Promise, about="store", needs=("limits",)):
 
     async def test_never_more_bodies_run_at_once_than_the_limit(self, stage: Stage) -> None:
         inside: list[int] = []
-        crowd: list[int] = []
+        counts: list[int] = []
 
         async def visit(permit: AwaitedLock) -> None:
             for _ in range(5):
                 async with permit:
                     inside.append(1)
                     await stage.breathe()
-                    crowd.append(len(inside))
+                    counts.append(len(inside))
                     inside.pop()
 
         shared = stage.locks()
@@ -50,8 +50,8 @@ class Semaphores(Promise, about="store", needs=("limits",)):
         visitors = [stage.start(visit(locks.semaphore("pool", 2))) for locks in clients]
         for visitor in visitors:
             await visitor.result()
-        assert len(crowd) == 25
-        assert max(crowd) <= 2
+        assert len(counts) == 25
+        assert max(counts) <= 2
 
     async def test_a_semaphore_of_one_and_a_lock_of_the_same_name_exclude_each_other(self, stage: Stage) -> None:
         permit = await stage.locks().semaphore("pool", 1).take()

@@ -78,7 +78,7 @@ class ReadWriteLocks(Promise, about="store", needs=("shared",)):
         for visitor in visitors:
             await visitor.result()
         assert len(seen) == 20
-        assert all(crowd == "w" or "w" not in crowd for crowd in seen), seen
+        assert all(bodies == "w" or "w" not in bodies for bodies in seen), seen
 
     async def test_a_lock_is_a_writer_of_its_name(self, stage: Stage) -> None:
         reader = await _reader(stage).take()

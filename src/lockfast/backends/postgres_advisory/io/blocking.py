@@ -207,7 +207,7 @@ class BlockingSessions:
     async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
         assert isinstance(session, WatchedSession)
         until = boot_now() + within
-        first, execute = (session.turn, self._execute) if statement.urgent else (session.crowd, self._execute_in_turn)
+        first, execute = (session.turn, self._execute) if statement.urgent else (session.queue, self._execute_in_turn)
         if not in_turn(first, within, partial(execute, session, statement, until)):
             raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()

@@ -27,7 +27,7 @@ class WatchedSession(AdvisorySession):
     def __init__(self, dialled: Dialled, name: str, watch: SessionWatch, on_end: OnEnd) -> None:
         super().__init__(dialled, name)
         self.turn = threading.RLock()  # its owner reads and writes
-        self.crowd = threading.RLock()  # of the statements that are not urgent one at a time waits for the turn
+        self.queue = threading.RLock()  # of the statements that are not urgent one at a time waits for the turn
         self._watch = watch
         self._on_end = on_end
         self.poll = select.poll()

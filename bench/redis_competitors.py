@@ -31,12 +31,12 @@ class Task(NamedTuple):
     until: float
 
 
-class Crew:
+class Competitors:
     """`processes` times `threads` competitors, which stay connected from one stretch of time to the next."""
 
     def __init__(self, port: int, processes: int, threads: int = 1) -> None:
         context = multiprocessing.get_context("forkserver")  # they import once together, not each alone
-        context.set_forkserver_preload(["bench.redis_crew", "redis", "redis_lock"])
+        context.set_forkserver_preload(["bench.redis_competitors", "redis", "redis_lock"])
         name = f"bench:{processes}x{threads}"
         Token.mint(port, name)
         self._pipes, self._workers = [], []
@@ -48,7 +48,7 @@ class Crew:
             self._pipes.append(here)
             self._workers.append(worker)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Competitors:
         return self
 
     def compete(self, kind: Kind, seconds: float, members: int | None = None) -> tuple[Task, list[array[float]]]:

@@ -19,7 +19,7 @@ from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, stand_still, until
 
 pytestmark = pytest.mark.slow
-CROWD = 40
+INSPECTIONS = 40
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def test_a_task_that_renews_or_releases_goes_before_inspections(url: str, ends: 
         async with lockfast.aio.connect(url) as locks:
             lease = await locks.lock("a").acquire()
             assert lease is not None
-            crowd = [asyncio.ensure_future(locks.inspect("a")) for _ in range(CROWD)]
+            inspections = [asyncio.ensure_future(locks.inspect("a")) for _ in range(INSPECTIONS)]
             await asyncio.sleep(0)  # now all of them have asked
             if ends:
                 assert await lease.release()
             else:
                 await lease.extend(60)
-            assert sum(one.done() for one in crowd) < CROWD / 2
-            await asyncio.gather(*crowd)
+            assert sum(one.done() for one in inspections) < INSPECTIONS / 2
+            await asyncio.gather(*inspections)
 
     asyncio.run(story())
 
@@ -66,16 +66,16 @@ def test_a_thread_that_renews_or_releases_goes_before_inspections(
             how()
             done.append(what)
 
-        look = partial(locks.inspect, "a")
-        crowd = [threading.Thread(target=work, args=("looks", look)) for _ in range(CROWD)]
+        inspect = partial(locks.inspect, "a")
+        inspections = [threading.Thread(target=work, args=("inspects", inspect)) for _ in range(INSPECTIONS)]
         keeper = threading.Thread(target=work, args=("keeps", keep))
         monkeypatch.setattr(blocking_module, "in_turn", counted)
         with backend._sessions.ready.turn:
-            for thread in crowd:
+            for thread in inspections:
                 thread.start()
-            until(lambda: len(asked) >= CROWD)
+            until(lambda: len(asked) >= INSPECTIONS)
             keeper.start()
-            until(lambda: len(asked) >= CROWD + 2)  # one of the crowd has come as far as the turn
-            stand_still(*crowd, keeper)
-        join(*crowd, keeper)
-        assert done.index("keeps") < CROWD / 2
+            until(lambda: len(asked) >= INSPECTIONS + 2)  # one inspection has come as far as the turn
+            stand_still(*inspections, keeper)
+        join(*inspections, keeper)
+        assert done.index("keeps") < INSPECTIONS / 2

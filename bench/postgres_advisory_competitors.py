@@ -1,6 +1,6 @@
 """Processes that want one advisory lock all the time, and what they note.
 
-Decides: how competitors are started, get their commands and report; see `redis_crew`, which does the same for Redis.
+Decides: how competitors are started, get their commands and report; see `redis_competitors`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Literal, get_args
 import psycopg
 
 import lockfast
-from bench.redis_crew import Task, hold_again_and_again, receive
+from bench.redis_competitors import Task, hold_again_and_again, receive
 
 Kind = Literal["lockfast", "bare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class PostgresCrew:
+class PostgresCompetitors:
     """Competitors that stay connected from one stretch of time to the next."""
 
     def __init__(self, url: str, processes: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["bench.postgres_advisory_crew"])
+        context.set_forkserver_preload(["bench.postgres_advisory_competitors"])
         self._pipes, self._workers = [], []
         for _ in range(processes):
             here, there = context.Pipe()
@@ -38,7 +38,7 @@ class PostgresCrew:
             self._pipes.append(here)
             self._workers.append(worker)
 
-    def __enter__(self) -> PostgresCrew:
+    def __enter__(self) -> PostgresCompetitors:
         return self
 
     def compete(self, kind: Kind, seconds: float) -> tuple[Task, list[array[float]]]:

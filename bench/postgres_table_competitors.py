@@ -50,10 +50,10 @@ def _threads(url: str, waiters: int, begin: float, until: float, first: int = 0)
                 if begin <= now < until:
                     notes.append((lease.fence, who, now))
 
-        crew = [threading.Thread(target=work, args=(first + number,)) for number in range(waiters)]
-        for thread in crew:
+        competitors = [threading.Thread(target=work, args=(first + number,)) for number in range(waiters)]
+        for thread in competitors:
             thread.start()
-        for thread in crew:
+        for thread in competitors:
             thread.join()
     return notes
 
@@ -68,18 +68,18 @@ def _tasks(url: str, waiters: int, begin: float, until: float) -> Notes:
             if begin <= now < until:
                 notes.append((lease.fence, who, now))
 
-    async def crew() -> None:
+    async def competitors() -> None:
         async with lockfast.aio.connect(url) as locks:
             await asyncio.gather(*(work(locks.lock("contended"), number) for number in range(waiters)))
 
-    asyncio.run(crew())
+    asyncio.run(competitors())
     return notes
 
 
 def _processes(url: str, waiters: int, begin: float, until: float) -> Notes:
     each = waiters // PROCESSES
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["bench.postgres_table_crew"])
+    context.set_forkserver_preload(["bench.postgres_table_competitors"])
     with context.Pool(PROCESSES) as pool:
         pool.starmap(time.sleep, [(0.01,)] * PROCESSES)  # they are there, before time begins to count
         jobs = [(url, each, begin, until, each * number) for number in range(PROCESSES)]
@@ -108,13 +108,13 @@ def connections(url: str, waiters: int) -> int:
                 with locks.lock("waited for"):
                     pass
 
-            crew = [threading.Thread(target=wait) for _ in range(waiters)]
+            competitors = [threading.Thread(target=wait) for _ in range(waiters)]
             with other.lock("waited for"):
-                for thread in crew:
+                for thread in competitors:
                     thread.start()
                 while other.inspect("waited for").waiters < waiters:
                     time.sleep(0.01)
                 (found,) = looks.execute(ours.encode()).fetchone() or (0,)
-            for thread in crew:
+            for thread in competitors:
                 thread.join()
             return int(found)
