@@ -24,7 +24,7 @@ from bench.harness import Finding, Setting, quartiles
 from bench.peers import need
 
 PROCESSES = 8
-GUARD = 60.0  # seconds after which a process that does not come is given up
+GUARD_S = 60.0  # seconds after which a process that does not come is given up
 
 Kind = Literal["lockfast", "filelock"]
 
@@ -91,7 +91,7 @@ def _round(kind: Kind, path: Path, seconds: float) -> Round:
         worker.start()
         out.close()  # then a worker that dies is noticed at once
     try:
-        start.wait(GUARD)
+        start.wait(GUARD_S)
         notes = [_notes(pipe) for pipe, _ in pipes]
     finally:
         for worker in workers:
@@ -101,7 +101,7 @@ def _round(kind: Kind, path: Path, seconds: float) -> Round:
 
 
 def _notes(pipe: Connection) -> array[float]:
-    if not pipe.poll(GUARD):
+    if not pipe.poll(GUARD_S):
         raise TimeoutError("a competing process did not report")
     notes = array("d")
     notes.frombytes(pipe.recv_bytes())
@@ -112,7 +112,7 @@ def _compete(kind: Kind, path: Path, start: Barrier, seconds: float, out: Connec
     """In a process of its own: take and give back, and note the two moments of each hold."""
     lock = _open(kind, path)
     notes = array("d")
-    start.wait(GUARD)
+    start.wait(GUARD_S)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         with lock:

@@ -20,7 +20,7 @@ from bench.redis_contended import Round, judge
 from bench.redis_server import one_core
 
 PROCESSES = 32
-_SHORT = 0.5  # seconds of a stretch that only warms up
+_WARM_UP_S = 0.5  # seconds of a stretch that only warms up
 
 
 def run(setting: Setting) -> list[Finding]:
@@ -59,7 +59,7 @@ def _contended(server: PostgresServer, setting: Setting) -> list[Finding]:
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
     with PostgresCompetitors(server.url, PROCESSES) as competitors:
         for kind in KINDS:
-            competitors.compete(kind, _SHORT)
+            competitors.compete(kind, _WARM_UP_S)
         for turn in range(rounds):
             for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:
                 seen[kind].append(judge(*competitors.compete(kind, seconds)))

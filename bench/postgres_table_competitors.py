@@ -19,7 +19,7 @@ import psycopg
 import lockfast
 
 PROCESSES = 4
-_WARM = 0.5  # seconds that are not counted
+_WARM_UP_S = 0.5  # seconds that are not counted
 Notes = list[tuple[int, int, float]]  # fence, competitor, moment
 
 
@@ -94,7 +94,7 @@ WAYS: dict[str, Callable[[str, int, float, float], Notes]] = {
 
 
 def compete(way: str, url: str, waiters: int, seconds: float) -> Stretch:
-    begin = time.monotonic() + _WARM + (1.5 if way.endswith("processes") else 0)
+    begin = time.monotonic() + _WARM_UP_S + (1.5 if way.endswith("processes") else 0)
     return judge(WAYS[way](url, waiters, begin, begin + seconds), waiters, seconds)
 
 

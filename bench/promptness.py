@@ -28,7 +28,7 @@ from bench.harness import Finding, Setting
 from lockfast._model import GRACE_S, poll_after
 from lockfast._time import boot_now
 
-WAIT = 0.3  # seconds
+WAIT_S = 0.3  # seconds
 LATE = poll_after(0) + GRACE_S  # seconds: what the first in line may have to wait when it was not woken
 Try = Callable[[], float]  # seconds
 
@@ -96,7 +96,7 @@ def _stands_still(server: Server | PostgresServer, url: str) -> Try:
         with _ready(url) as locks:
             server.pause()
             try:
-                return _given_up(locks.lock("y", wait=WAIT)) - WAIT
+                return _given_up(locks.lock("y", wait=WAIT_S)) - WAIT_S
             finally:
                 server.go_on()
 
@@ -107,13 +107,13 @@ def _in_line(server: Server | PostgresServer, url: str) -> Try:
     def once() -> float:
         with _ready(url) as locks, _ready(url) as holder, holder.lock("z"):
             taken: list[float] = []
-            thread = Thread(target=lambda: taken.append(_given_up(locks.lock("z", wait=2 * WAIT))))
+            thread = Thread(target=lambda: taken.append(_given_up(locks.lock("z", wait=2 * WAIT_S))))
             thread.start()
             until(lambda: holder.inspect("z").waiters == 1, "one to wait")
             server.pause()
             join(thread)
             server.go_on()
-            return taken[0] - 2 * WAIT
+            return taken[0] - 2 * WAIT_S
 
     return once
 

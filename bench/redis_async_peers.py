@@ -12,7 +12,7 @@ from typing import Any
 
 import lockfast
 from bench.peers import need
-from bench.redis_peers import LEASE
+from bench.redis_peers import LEASE_S
 
 Cycle = Callable[[], Awaitable[object]]
 Maker = Callable[[str], Cycle]  # from a lock's name to one acquire and release of it
@@ -29,7 +29,7 @@ async def ours(port: int, tasks: int) -> AsyncIterator[Maker]:
 async def redis_py(port: int, tasks: int) -> AsyncIterator[Maker]:
     client = need("redis.asyncio").Redis(port=port, max_connections=tasks + 1)  # by default it refuses the 101st
     try:
-        yield lambda name: _cycle(client.lock(name, timeout=LEASE))
+        yield lambda name: _cycle(client.lock(name, timeout=LEASE_S))
     finally:
         await client.aclose()
 
@@ -40,7 +40,7 @@ async def redis_py_100(port: int, tasks: int) -> AsyncIterator[Maker]:
     library = need("redis.asyncio")
     client = library.Redis(connection_pool=library.BlockingConnectionPool(port=port, max_connections=100, timeout=None))
     try:
-        yield lambda name: _cycle(client.lock(name, timeout=LEASE))
+        yield lambda name: _cycle(client.lock(name, timeout=LEASE_S))
     finally:
         await client.aclose()
         await client.connection_pool.disconnect()
@@ -50,7 +50,7 @@ async def redis_py_100(port: int, tasks: int) -> AsyncIterator[Maker]:
 async def coredis(port: int, tasks: int) -> AsyncIterator[Maker]:
     lock = need("coredis.patterns.lock").Lock
     async with need("coredis").Redis(port=port) as client:
-        yield lambda name: _cycle(lock(client, name, timeout=LEASE))
+        yield lambda name: _cycle(lock(client, name, timeout=LEASE_S))
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def aioredlock(port: int, tasks: int) -> AsyncIterator[Maker]:
 
     def make(name: str) -> Cycle:
         async def cycle() -> None:
-            await manager.unlock(await manager.lock(name, lock_timeout=LEASE))
+            await manager.unlock(await manager.lock(name, lock_timeout=LEASE_S))
 
         return cycle
 

@@ -24,7 +24,7 @@ from bench.redis_peers import left_out
 from bench.redis_server import one_core
 
 TASKS = 1000
-GUARD = 60.0  # seconds after which a process that does not report is given up
+GUARD_S = 60.0  # seconds after which a process that does not report is given up
 _ONE: dict[str, Opener] = {
     "lockfast": peers.ours,
     "redis-py Lock": peers.redis_py,
@@ -104,7 +104,7 @@ class _Contender:
 
     def turn(self, times: int) -> float:
         self._pipe.send(times)
-        if not self._pipe.poll(GUARD):
+        if not self._pipe.poll(GUARD_S):
             raise TimeoutError("a contender did not report")
         answer = self._pipe.recv()
         if isinstance(answer, str):

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 import lockfast
 from bench.peers import need
 from bench.redis_floor import Token
-from bench.redis_peers import LEASE
+from bench.redis_peers import LEASE_S
 
 Kind = Literal["lockfast", "python-redis-lock", "redis-py Lock", "bare BLPOP"]
-GUARD = 60.0  # seconds after which a process that does not report is given up
+GUARD_S = 60.0  # seconds after which a process that does not report is given up
 
 
 class Task(NamedTuple):
@@ -69,7 +69,7 @@ class Competitors:
 
 
 def receive(pipe: Connection, seconds: float) -> list[array[float]]:
-    if not pipe.poll(seconds + GUARD):
+    if not pipe.poll(seconds + GUARD_S):
         raise TimeoutError("a competing process did not report")
     answer = pipe.recv()
     if isinstance(answer, str):
@@ -98,8 +98,8 @@ def _open(locks: lockfast.Locks, port: int, name: str) -> dict[Kind, AbstractCon
     client = need("redis").Redis(port=port, socket_timeout=None)  # by default it gives up waiting after 5 s
     return {
         "lockfast": locks.lock(name),
-        "python-redis-lock": need("redis_lock").Lock(client, name, expire=LEASE),
-        "redis-py Lock": client.lock(f"{name}:redis-py", timeout=LEASE),
+        "python-redis-lock": need("redis_lock").Lock(client, name, expire=LEASE_S),
+        "redis-py Lock": client.lock(f"{name}:redis-py", timeout=LEASE_S),
         "bare BLPOP": Token(port, name),
     }
 

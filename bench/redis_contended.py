@@ -22,7 +22,7 @@ from bench.redis_server import Monitor
 
 PROCESSES = 32
 KINDS: tuple[Kind, ...] = get_args(Kind)  # ours first
-_SHORT = 0.5  # seconds of a stretch that only warms up
+_WARM_UP_S = 0.5  # seconds of a stretch that only warms up
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ def run(setting: Setting) -> list[Finding]:
             commands = [_commands(redis.port, competitors, "lockfast", n, n) for n in (2, 8, PROCESSES)]
             peers = [_commands(redis.port, competitors, kind, PROCESSES, PROCESSES) for kind in KINDS[1:]]
         with Competitors(redis.port, 8, threads=16) as competitors:
-            competitors.compete("lockfast", _SHORT)
+            competitors.compete("lockfast", _WARM_UP_S)
             commands.append(_commands(redis.port, competitors, "lockfast", 8, 8 * 16))
     return [*_compared(seen), *commands, *_shown(seen), *peers]
 
 
 def _rounds(competitors: Competitors, seconds: float, rounds: int) -> dict[Kind, list[Round]]:
     for kind in KINDS:
-        competitors.compete(kind, _SHORT)
+        competitors.compete(kind, _WARM_UP_S)
     seen: dict[Kind, list[Round]] = {kind: [] for kind in KINDS}
     for turn in range(rounds):
         for kind in KINDS[turn % len(KINDS) :] + KINDS[: turn % len(KINDS)]:

@@ -33,7 +33,7 @@ from bench.harness import Finding, Setting, quartiles
 from lockfast._worlds.asyncio_ import background_tasks
 
 LEASES = 10_000
-TTL = 30.0  # what the bound is stated for
+TTL_S = 30.0  # what the bound is stated for
 ROUNDS = 3  # of renewal that are watched
 _RENEWS = "lockfast-renewal"  # the name of a thread or task that does
 
@@ -77,7 +77,7 @@ def run(setting: Setting) -> list[Finding]:
 
 def _findings(world: World, seen: Watched, traced: dict[str, Any]) -> list[Finding]:
     facts = seen.facts
-    share = facts["cpu_per_round"] / (TTL / 3) * 100
+    share = facts["cpu_per_round"] / (TTL_S / 3) * 100
     name = f"10,000 Redis leases, {world}"
     added, turns = [each.added for each in seen.rounds], [each.turn for each in seen.rounds]
     rounds = {"rounds": [each._asdict() for each in seen.rounds]}

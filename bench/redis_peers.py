@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.peers import Missing, need
 
-LEASE = 30  # seconds
+LEASE_S = 30  # seconds
 Cycle = Callable[[], object]
 AsyncCycle = Callable[[], Awaitable[None]]
 
@@ -39,30 +39,30 @@ def left_out(name: str, error: Exception) -> None:
 
 
 def _redis_py(port: int) -> Cycle:
-    lock = need("redis").Redis(port=port).lock("bench:redis-py", timeout=LEASE)
+    lock = need("redis").Redis(port=port).lock("bench:redis-py", timeout=LEASE_S)
     return held(lock)
 
 
 def _python_redis_lock(port: int) -> Cycle:
-    lock = need("redis_lock").Lock(need("redis").Redis(port=port), "bench:python-redis-lock", expire=LEASE)
+    lock = need("redis_lock").Lock(need("redis").Redis(port=port), "bench:python-redis-lock", expire=LEASE_S)
     return held(lock)
 
 
 def _pottery(port: int) -> Cycle:
     client = need("redis").Redis(port=port)
-    lock = need("pottery").Redlock(key="bench:pottery", masters={client}, auto_release_time=LEASE)
+    lock = need("pottery").Redlock(key="bench:pottery", masters={client}, auto_release_time=LEASE_S)
     return held(lock)
 
 
 def _redlock_ng(port: int) -> Cycle:
     manager = need("redlock").Redlock([f"redis://127.0.0.1:{port}/0"])
-    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE * 1000)))
+    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE_S * 1000)))
 
 
 def _sherlock(port: int) -> Cycle:
     logging.getLogger("sherlock").setLevel(logging.WARNING)
     client = need("redis").StrictRedis(port=port)
-    lock = need("sherlock").RedisLock("bench:sherlock", client=client, expire=LEASE)
+    lock = need("sherlock").RedisLock("bench:sherlock", client=client, expire=LEASE_S)
     return held(lock)
 
 

@@ -27,7 +27,7 @@ import lockfast
 from bench.harness import Finding, Setting, per_cycle, ratio, take_turns
 from bench.peers import need
 from bench.redis_floor import _DELETE_IF_OURS, _OURS, _connected, _packed
-from bench.redis_peers import LEASE, Cycle, _taken, held, left_out
+from bench.redis_peers import LEASE_S, Cycle, _taken, held, left_out
 from bench.redis_server import one_core
 from lockfast.backends.redis.io.resp import call, command
 from lockfast.backends.redis.requests import script, source
@@ -109,7 +109,7 @@ def _contended(title: str, size: int, setting: Setting) -> list[Finding]:
         def work(locks: lockfast.Locks) -> None:
             for _ in range(each):
                 asked = time.monotonic()
-                with locks.lock("contended", ttl=LEASE):
+                with locks.lock("contended", ttl=LEASE_S):
                     waits.append(time.monotonic() - asked)
 
         threads = [Thread(target=work, args=(clients[number % 4],)) for number in range(32)]
@@ -202,9 +202,9 @@ def _peers(ports: list[int]) -> dict[str, Cycle]:
 
 def _redlock_ng(ports: list[int]) -> Cycle:
     manager: Any = need("redlock").Redlock([f"redis://{HOST}:{port}/0" for port in ports])
-    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE * 1000)))
+    return lambda: manager.release(_taken(manager.acquire("bench:redlock-ng", LEASE_S * 1000)))
 
 
 def _pottery(ports: list[int]) -> Cycle:
     clients = {need("redis").Redis(port=port) for port in ports}
-    return held(need("pottery").Redlock(key="bench:pottery", masters=clients, auto_release_time=LEASE))
+    return held(need("pottery").Redlock(key="bench:pottery", masters=clients, auto_release_time=LEASE_S))

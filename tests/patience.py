@@ -12,11 +12,11 @@ from typing import Any
 from lockfast import BackendUnavailable
 from lockfast.testing.awaited import AwaitedLock, AwaitedLocks
 
-SOON = 0.1  # seconds
+SOON_S = 0.1  # seconds
 
 
 @contextmanager
-def impatient(locks: Any, seconds: float = SOON) -> Iterator[None]:
+def impatient(locks: Any, seconds: float = SOON_S) -> Iterator[None]:
     """Meanwhile these locks, of either world, give up after so many seconds what cannot be asked for."""
     engine = getattr(locks, "raw", locks)._logic.engine
     before, engine.patience = engine.patience, seconds

@@ -10,7 +10,7 @@ import importlib
 import pytest
 
 HOUR = 3600.0
-OFTEN = 0.02
+OFTEN_S = 0.02
 _BACKENDS = (
     "memory.backend",
     "sqlite.backend",
@@ -27,7 +27,7 @@ def never_look(patch: pytest.MonkeyPatch) -> None:
 
 def look_often(patch: pytest.MonkeyPatch) -> None:
     """From now on waiters and observers of this process need no wake-up to learn of a change, and soon do."""
-    _look_every(OFTEN, patch)
+    _look_every(OFTEN_S, patch)
 
 
 def _look_every(seconds: float, patch: pytest.MonkeyPatch) -> None:

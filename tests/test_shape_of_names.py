@@ -1,4 +1,4 @@
-"""Names: what may be imported, what a class may be called and how long it may be, and which words are no longer used.
+"""Names: what may be imported, what a class may be called and how long it may be, old words, units of constants.
 
 Decides: the old words and what each is called now. Each rule is a function from parsed modules to its offences by
 name, and each is tried on planted offences below.
@@ -212,6 +212,30 @@ def _old(name: str) -> tuple[tuple[str, str], ...]:
     return tuple((word, WORDS[word]) for word in words if word in WORDS)
 
 
+UNITS = ("_S", "_MS", "_NS", "_RATIO")
+RATIOS = {"MAX_DRIFT", "MAX_RATE", "RATE_MARGIN"}  # the name says what they are a part of, or that they have no unit
+
+
+def constants_without_unit(modules: dict[str, Module]) -> Offences:
+    """A constant that is a fraction or endless is a length of time, nearly always: its name says in which unit."""
+    found: Offences = defaultdict(list)
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _has_float(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (target.id for target in targets if isinstance(target, ast.Name)):
+                    if name.isupper() and not name.endswith(UNITS) and name.strip("_") not in RATIOS:
+                        found[f"{package_of(module.name)}: {name}"].append(f"{module.name}:{node.lineno}")
+    return found
+
+
+def _has_float(value: ast.expr) -> bool:
+    """A number or a calculation with numbers, one of which has a point."""
+    if isinstance(value, ast.BinOp):
+        return _has_float(value.left) or _has_float(value.right)
+    return isinstance(value, ast.Constant) and isinstance(value.value, float)
+
+
 # The promises
 
 
@@ -229,6 +253,10 @@ def test_no_class_is_longer_than_a_reader_can_hold_with_its_bases() -> None:
 
 def test_no_name_has_a_word_of_the_old_vocabulary() -> None:
     assert old_words(MODULES) == {}
+
+
+def test_a_constant_carries_its_unit() -> None:
+    assert constants_without_unit(MODULES) == {}
 
 
 def test_no_name_around_the_package_has_a_word_of_the_old_vocabulary() -> None:
@@ -264,6 +292,8 @@ PLANTED: list[tuple[Rule, dict[str, str], str]] = [
     (old_words, {"engine.planted": "MAX_SEATS = 3"}, "engine: MAX_SEATS"),
     (old_words, {"engine.planted": "class X:\n    def f(self): self.heir = 1"}, "engine: heir"),
     (old_words, {"engine.planted": "class PostboxReader: pass"}, "engine: PostboxReader"),
+    (constants_without_unit, {"engine.planted": "_PAUSE: Final = 60 * 0.5"}, "engine: _PAUSE"),
+    (constants_without_unit, {"testing.planted": "HORIZON = 600.0"}, "testing: HORIZON"),
     (old_words, {"tests.engine.test_crowds": ""}, "tests: test_crowds"),
     (old_words, {"bench.redis_crew": ""}, "bench: redis_crew"),
     (old_words, {"tests.planted": "def test_a_loss_is_told(): pass"}, "tests: test_a_loss_is_told"),
@@ -286,11 +316,12 @@ def test_what_is_allowed_is_not_an_offence() -> None:
             "_facades.planted": "class Same: pass",
             "aio": "class Same: pass",
             "engine.planted": "from lockfast import _model\nfrom lockfast._ids import new_claim_id\n_model.__name__\n"
-            "class Same: pass\nlines = next_line = placed = turned = 1\nself._private = 1",
+            "class Same: pass\nlines = next_line = placed = turned = 1\nself._private = 1\n"
+            "PAUSE_S = 0.5\nMAX_RATE = 1e300\nTRIES = 3\nNAMES = (0.5,)\nshare = 0.5",
             "backends.redis.planted": f"class One:\n{_LONG}",
             "backends.sqlite.planted": f"class Two(One):\n{_LONG}",
             "testing.contract.planted": f"class Chapter(Promise):\n{_LONG}{_LONG}",
         }
     )
-    for rule in (private_imports, class_names_twice, long_classes, old_words):
+    for rule in (private_imports, class_names_twice, long_classes, old_words, constants_without_unit):
         assert rule(allowed) == {}

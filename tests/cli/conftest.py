@@ -125,7 +125,7 @@ def heart(tmp_path: Path) -> Iterator[Heart]:
         os.kill(heart.pid(), 9)
 
 
-EXACTLY = 0.01  # seconds by which `expiry` may be wrong
+EXACTLY_S = 0.01  # seconds by which `expiry` may be wrong
 
 
 def expiry(locks: lockfast.Locks, name: str) -> float:
@@ -137,4 +137,4 @@ def _expiry(locks: lockfast.Locks, name: str) -> float:
     before = boot_now()
     (holder,) = locks.inspect(name).holders
     found, after = holder.expires_at - time.time() + boot_now(), boot_now()
-    return found if after - before < EXACTLY else 0.0
+    return found if after - before < EXACTLY_S else 0.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockfast._time import boot_now
-from tests.cli.conftest import EXACTLY, Heart, Shell, expiry
+from tests.cli.conftest import EXACTLY_S, Heart, Shell, expiry
 from tests.servers.processes import has_ended
 from tests.servers.waiting import LIMIT, until
 
@@ -97,7 +97,7 @@ def test_when_lockfast_is_stopped_the_group_is_dead_before_the_deadline(shell: S
             next_holder_at = boot_now()
             assert has_ended(grandchild)
             assert heart.last_beat() < deadline
-            assert next_holder_at >= deadline - EXACTLY
+            assert next_holder_at >= deadline - EXACTLY_S
     os.kill(running.pid, signal.SIGCONT)
     _, err = running.communicate(timeout=LIMIT)
     assert running.returncode == 74

@@ -25,7 +25,7 @@ from lockfast.observe.events import Event
 from lockfast.testing import ALWAYS, FakeClock, FaultyBackend
 from tests.servers.waiting import LIMIT, until, until_async
 
-LONGEST_PAUSE = 3.1  # seconds after a renewal that failed, with a ttl of 30
+LONGEST_PAUSE_S = 3.1  # seconds after a renewal that failed, with a ttl of 30
 
 
 @pytest.fixture
@@ -209,11 +209,11 @@ def test_one_that_blocks_when_a_renewal_fails_costs_no_lease(url: str, clock: Fa
             assert kept is not None
             made[0].lose_request("renew", ALWAYS)
             for number in (1, 2):
-                clock.advance(10 if number == 1 else LONGEST_PAUSE)
+                clock.advance(10 if number == 1 else LONGEST_PAUSE_S)
                 until(lambda least=number: made[0].calls["renew"] >= least, "a renewal to fail")  # type: ignore[misc]
             until(lambda: handler.began, "it to block")
             made[0].heal()
-            clock.advance(LONGEST_PAUSE)
+            clock.advance(LONGEST_PAUSE_S)
             until(lambda: kept.remaining == 30, "the renewal")
             gate.set()
     finally:

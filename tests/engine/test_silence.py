@@ -304,17 +304,17 @@ def test_an_answer_that_comes_while_silence_is_reported_ends_the_outage(stage: S
 
 # How long a server that does not answer is asked
 
-PATIENCE = 3.0
+PATIENCE_S = 3.0
 
 
 @pytest.mark.parametrize("ask", [ask for ask in ASKED if ask is not take_permit])  # which asks for less, and again
 def test_whatever_has_no_wait_of_its_own_gives_up_when_patience_is_over(stage: Stage, ask: Any) -> None:
     asked = stage.do(ask(stage.locks))
-    stage.engine.patience, stage.backend.delay = PATIENCE, TTL
+    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL
     started = stage.simulation.time
     with suppress(BackendUnavailable):  # a renewal does not raise it
         stage.do(asked)
-    assert started + PATIENCE / 2 <= stage.simulation.time <= started + PATIENCE + 0.01
+    assert started + PATIENCE_S / 2 <= stage.simulation.time <= started + PATIENCE_S + 0.01
     stage.backend.delay = 0.0  # a renewal would be tried again
     assert stage.kinds == ["unreachable"]
 
@@ -325,10 +325,10 @@ def test_closing_takes_no_longer_than_patience_and_says_what_it_waits_for(stage:
     stage.pass_time(0.1)
     failed: list[str] = []
     stage.engine.events.listen(lambda event: failed.append(event.name) if event.kind == "release_failed" else None)
-    stage.engine.patience, stage.backend.delay = PATIENCE, TTL
+    stage.engine.patience, stage.backend.delay = PATIENCE_S, TTL
     started = stage.simulation.time
     stage.do(stage.locks.close())
-    assert stage.simulation.time <= started + PATIENCE + 0.01
+    assert stage.simulation.time <= started + PATIENCE_S + 0.01
     [(kind, at, detail)] = stage.reported
     assert at == approx(started + REPORT_AFTER_S + POLL_AGAIN_S)
     assert kind == "unreachable"
@@ -357,10 +357,10 @@ def test_closing_with_little_patience_is_not_silent_either(stage: Stage) -> None
 
 def test_closing_asks_a_second_time_if_the_first_connection_leads_nowhere(stage: Stage) -> None:
     stage.do(stage.locks.lock("a", ttl=TTL).acquire())
-    stage.backend.delay = PATIENCE * 0.6  # longer than half of it, where the first request ends
-    stage.engine.patience = PATIENCE
+    stage.backend.delay = PATIENCE_S * 0.6  # longer than half of it, where the first request ends
+    stage.engine.patience = PATIENCE_S
     job = stage.start(stage.locks.close())
-    stage.pass_time(PATIENCE * 0.55)
+    stage.pass_time(PATIENCE_S * 0.55)
     stage.backend.delay = 0.0
     stage.simulation.run_until_done(job)
     assert stage.backend.released == ["a"]

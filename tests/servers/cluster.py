@@ -18,11 +18,11 @@ from tests.servers.waiting import until
 
 SLOTS = 16384
 SHARDS = 3
-_CALM = 15_000  # milliseconds of silence after which a node counts as failed: not by the load of a test machine
-_NERVOUS = 500  # and when one has to fail; nodes also exchange their state faster
+_CALM_MS = 15_000  # milliseconds of silence after which a node counts as failed: not by the load of a test machine
+_NERVOUS_MS = 500  # and when one has to fail; nodes also exchange their state faster
 _ARGS = (
     *("--cluster-enabled", "yes"),
-    *("--cluster-node-timeout", str(_NERVOUS)),
+    *("--cluster-node-timeout", str(_NERVOUS_MS)),
     *("--cluster-replica-no-failover", "yes"),
     *("--cluster-replica-validity-factor", "0"),
     *("--cluster-allow-replica-migration", "no"),
@@ -62,7 +62,7 @@ class Nodes(Group):
             replica.command("CLUSTER", "REPLICATE", self.id(primary))
         _until(lambda: all(replica.replicates for replica in self.replicas), "the replicas")
         _until(lambda: all(self._is_well(node) for node in self.all), "all to be of one mind")
-        self._configure("cluster-node-timeout", _CALM)
+        self._configure("cluster-node-timeout", _CALM_MS)
         return self
 
     def _configure(self, option: str, value: str | int) -> None:
@@ -111,7 +111,7 @@ class Nodes(Group):
     def replace(self, primary: Server) -> None:
         """Let its replica take over, by order: an election may take several rounds."""
         assert not primary.running
-        self._configure("cluster-node-timeout", _NERVOUS)
+        self._configure("cluster-node-timeout", _NERVOUS_MS)
         successor = self.replicas[self.primaries.index(primary)]
         successor.command("CLUSTER", "FAILOVER", "TAKEOVER")
         _until(lambda: successor.command("ROLE")[0] == b"master", "the replica to take over")

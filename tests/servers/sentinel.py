@@ -16,8 +16,8 @@ from tests.servers.server import HOST, Server
 from tests.servers.waiting import until
 
 SERVICE = "locks"
-_CALM = 60_000  # milliseconds of silence after which a server counts as down: not by the load of a test machine
-_NERVOUS = 500  # and when the primary is to be replaced
+_CALM_MS = 60_000  # milliseconds of silence after which a server counts as down: not by the load of a test machine
+_NERVOUS_MS = 500  # and when the primary is to be replaced
 _NOT_YET = (redis.RedisError, OSError, ValueError)
 
 # The Sentinels' own timers, in milliseconds: they are made for the distances of a real network.
@@ -69,7 +69,7 @@ class Watched(Group):
         first = sentinel is self.sentinels[0]  # it runs for the lead before the others do: they would split the votes
         quorum = len(self.sentinels) // 2 + 1 if first else len(self.sentinels)
         sentinel.command("SENTINEL", "MONITOR", SERVICE, HOST, primary.port, quorum)
-        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _CALM)
+        sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _CALM_MS)
         sentinel.command("SENTINEL", "SET", SERVICE, "failover-timeout", 2000)
 
     def kill_primary(self) -> None:
@@ -77,7 +77,7 @@ class Watched(Group):
         self.primary.kill()
         for sentinel in self.sentinels:
             first = sentinel is self.sentinels[0]
-            sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _NERVOUS + 100 * first)
+            sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _NERVOUS_MS + 100 * first)
 
     def _knows_all(self, sentinel: Server) -> bool:
         (facts,) = sentinel.command("SENTINEL", "MASTERS")

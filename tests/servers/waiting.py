@@ -20,8 +20,8 @@ T = TypeVar("T")
 Errors = tuple[type[BaseException], ...]
 
 LIMIT = 60.0  # real seconds; only ever reached when something is broken
-_BLINK = 0.002  # seconds between two looks
-_AT_MOST = 0.02  # so long when many were in vain
+_LOOK_EVERY_S = 0.002  # seconds between two looks
+_LOOK_EVERY_MAX_S = 0.02  # so long when many were in vain
 
 
 def until(condition: Callable[[], T], what: str = "", *, despite: Errors = ()) -> T:
@@ -120,7 +120,7 @@ class _Looks:
     @property
     def pause(self) -> float:
         """Seconds until the next look: longer and longer, since each look costs the others time."""
-        return min(_AT_MOST, _BLINK * (1 + self._number / 10))
+        return min(_LOOK_EVERY_MAX_S, _LOOK_EVERY_S * (1 + self._number / 10))
 
     def check(self) -> None:
         if time.monotonic() >= self._until:

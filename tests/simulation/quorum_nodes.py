@@ -20,7 +20,7 @@ from lockfast.errors import BackendUnavailable
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 from lockfast.testing.simulated_network import Faults, Network, RemoteBackend
 
-NODE_TIMEOUT = 0.3
+NODE_TIMEOUT_S = 0.3
 
 
 class VotingBackend(MemoryBackend):
@@ -142,17 +142,17 @@ class SimulatedNode(RemoteBackend):
 
     async def vote(self, claim: Claim, *, fence: int, order: int, enqueue: bool, within: float) -> Grant | Busy:
         options: dict[str, Any] = {"fence": fence, "order": order, "enqueue": enqueue}
-        answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
+        answer: Grant | Busy = await self._ask("vote", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT_S))
         return answer
 
     async def record_fence(self, claim: Claim, *, fence: int, instead_of: int, within: float) -> bool:
-        options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT)}
+        options: dict[str, Any] = {"fence": fence, "instead_of": instead_of, "within": min(within, NODE_TIMEOUT_S)}
         answer: bool = await self._ask("record_fence", claim, [claim.id], **options)
         return answer
 
     async def give_back(self, claim: Claim, *, up_to: int, order: int, enqueue: bool, within: float) -> None:
         options: dict[str, Any] = {"up_to": up_to, "order": order, "enqueue": enqueue}
-        await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT))
+        await self._ask("give_back", claim, [claim.id], **options, within=min(within, NODE_TIMEOUT_S))
 
     def woken(self, id: str) -> None:
         waiters[self.world].wake(id)
@@ -232,7 +232,7 @@ class SimulatedFanout:
             if verb is not None:
                 self._world.spawn(run(node, verb), "job, a question to one node")
         asked = sum(verb is not None for verb in verbs)
-        until = self._world.now() + min(within, NODE_TIMEOUT) + 0.05
+        until = self._world.now() + min(within, NODE_TIMEOUT_S) + 0.05
         while not enough(results) and sum(one is not PENDING for one in results) < asked:
             if settled is not None and settled(results):
                 until = min(until, self._world.now() + LINGER_S)

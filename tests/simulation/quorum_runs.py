@@ -21,10 +21,10 @@ from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost
 from lockfast.primitives.lock import LockLogic
 from lockfast.testing.history import Hold, judge
 from lockfast.testing.simulated import SimulatedWorld, Simulation
-from lockfast.testing.simulated_network import DRIFT, Faults
+from lockfast.testing.simulated_network import MAX_DRIFT, Faults
 from tests.simulation.quorum_nodes import NodeNetwork, SimulatedFanout, SimulatedNode, VotingBackend
 
-LONGEST_TTL = 4.0
+LONGEST_TTL_S = 4.0
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.02, repeated=0.02, slow=0.03, lost_wake=0.05)
 
 
@@ -33,9 +33,9 @@ class Climate(NamedTuple):
 
     forgets: bool = False  # servers come back empty
     rejoin: float | None = None  # how long such a one is kept out; None: for the longest ttl that a client knows of
-    fast: float = DRIFT  # how much faster than true time the clock of a server runs at most
+    fast: float = MAX_DRIFT  # how much faster than true time the clock of a server runs at most
     at_once: bool = False  # a server that forgot is back in no time
-    ttls: Sequence[float] = (1.0, 2.0, LONGEST_TTL)
+    ttls: Sequence[float] = (1.0, 2.0, LONGEST_TTL_S)
     skew: float = 0.05  # seconds by which the wall clocks of clients are off at most
     late: float = 1.0  # how much more often than usual a message comes late, or a second time
 
@@ -137,14 +137,14 @@ class Run:
 
     def _client(self, name: str, quorum: type[QuorumBackend]) -> Client:
         random = self.random
-        rate = 1.0 + DRIFT * random.choice((-1.0, 0.0, 1.0, random.uniform(-1.0, 1.0)))
+        rate = 1.0 + MAX_DRIFT * random.choice((-1.0, 0.0, 1.0, random.uniform(-1.0, 1.0)))
         world = SimulatedWorld(self.simulation, name, rate=rate, start=random.uniform(0.0, 1e6))
         skew = random.uniform(-self.climate.skew, self.climate.skew)
         return Client(world, self.networks, skew=skew, rejoin=self.climate.rejoin, quorum=quorum)
 
     def _rate(self) -> float:
         fast = self.climate.fast
-        return 1.0 + self.random.choice((-DRIFT, 0.0, fast, self.random.uniform(-DRIFT, fast)))
+        return 1.0 + self.random.choice((-MAX_DRIFT, 0.0, fast, self.random.uniform(-MAX_DRIFT, fast)))
 
     async def _work(self, client: Client) -> None:
         random = self.random
@@ -185,13 +185,13 @@ class Run:
         self.counts[kind] += 1
         if kind == "crash":
             network = self.random.choice(self.networks)
-            seconds = 0.05 if self.climate.at_once else self.random.choice((0.1, 1.0, 2 * LONGEST_TTL))
+            seconds = 0.05 if self.climate.at_once else self.random.choice((0.1, 1.0, 2 * LONGEST_TTL_S))
             network.crash(seconds * self.random.uniform(0.5, 1.0), forgets=self.climate.forgets)
         elif kind == "cut":
             client = self.random.choice(self.clients)
             self.random.choice(client.nodes).cut_off_until = self.simulation.time + 4.0 * self.random.random()
         else:
-            self.random.choice(self.clients).world.freeze(2 * LONGEST_TTL * self.random.random())
+            self.random.choice(self.clients).world.freeze(2 * LONGEST_TTL_S * self.random.random())
 
     def go(self) -> Outcome:
         try:

@@ -12,7 +12,7 @@ import pytest
 from tests.scale import by_scale
 from tests.servers.run import first_new_seed
 from tests.simulation.planted_quorum import PLANTED_QUORUM
-from tests.simulation.quorum_runs import LONGEST_TTL, Climate, Outcome, simulate
+from tests.simulation.quorum_runs import LONGEST_TTL_S, Climate, Outcome, simulate
 
 SEEDS = by_scale(15, soak=400)
 SEEDS_BEYOND = by_scale(60, soak=400)  # rare things must show
@@ -22,8 +22,10 @@ WITHIN = {
     "servers that remember": Climate(),
     "messages that come late, or twice": Climate(late=6.0),
     "clocks of clients that are a minute apart": Climate(skew=60.0),
-    "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL),
-    "servers that forget, are back at once, and are kept out": Climate(forgets=True, at_once=True, rejoin=LONGEST_TTL),
+    "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL_S),
+    "servers that forget, are back at once, and are kept out": Climate(
+        forgets=True, at_once=True, rejoin=LONGEST_TTL_S
+    ),
     "the same, by clients without rejoin that agree on the ttl": Climate(forgets=True, at_once=True, ttls=(2.0,)),
 }
 BEYOND = {
@@ -94,7 +96,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 
 def test_a_few_seeds_for_the_quick_loop() -> None:
-    outcomes, total = run(Climate(forgets=True, rejoin=LONGEST_TTL), range(1000, 1010))
+    outcomes, total = run(Climate(forgets=True, rejoin=LONGEST_TTL_S), range(1000, 1010))
     assert [outcome.wrong for outcome in outcomes if outcome.wrong] == []
     assert total["holds"] > 50
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockfast.engine.order import LockOrder
 
 MIN_RENEW_EVERY_S: Final = 0.01
-MAX_RENEW_EVERY: Final = 0.9  # of the ttl
+MAX_RENEW_EVERY_RATIO: Final = 0.9  # of the ttl
 
 
 def must_be_able(engine: Engine, what: str, able: bool) -> None:
@@ -41,8 +41,8 @@ def valid_renewals(
 ) -> tuple[float | None, float | None]:
     """Both in seconds, for a `Request`. Raises ValueError for an interval that lets the lease expire."""
     every = None if renew_every is None else length(renew_every, "renew_every", least=MIN_RENEW_EVERY_S)
-    if every is not None and every > ttl * MAX_RENEW_EVERY:  # the holder stops believing a little before its ttl
-        most = f"{MAX_RENEW_EVERY:.0%} of the ttl of {ttl:g} seconds"
+    if every is not None and every > ttl * MAX_RENEW_EVERY_RATIO:  # the holder stops believing a little before its ttl
+        most = f"{MAX_RENEW_EVERY_RATIO:.0%} of the ttl of {ttl:g} seconds"
         raise ValueError(f"renew_every must be at most {most}, not {shown(renew_every)}")
     return every, None if max_hold is None else length(max_hold, "max_hold")
 

@@ -15,7 +15,7 @@ from lockfast.engine.lease import Lease
 
 NEVER: Final = float("inf")
 WATCHED: Final = ("held", "releasing")
-EARLY: Final = 0.15  # of an interval: leases due this soon are renewed along, so that renewals come in batches
+EARLY_RATIO: Final = 0.15  # of an interval: leases due this soon are renewed along, so that renewals come in batches
 MAX_ENDED: Final = 100  # leases that are over and may stay in a schedule, beside as many as are held
 
 
@@ -44,7 +44,7 @@ class RenewalState:
     def renewed(self, asked_at: float) -> None:
         self.failures = 0  # renewals that failed since the last that did not
         self.renew_at = asked_at + self.interval
-        self.renewable_at = self.renew_at - self.interval * EARLY  # along with others that are due
+        self.renewable_at = self.renew_at - self.interval * EARLY_RATIO  # along with others that are due
 
     def failed(self, now: float, chance: float) -> None:
         """Longer after each failure, and shorter again towards the deadline: a late recovery is still in time."""

@@ -20,8 +20,8 @@ from lockfast.backends.memory.store import MemoryStore
 from lockfast.errors import BackendUnavailable, LimitMismatch
 from lockfast.testing.simulated import SimulatedSignal, SimulatedWorld, Simulation
 
-DRIFT = 0.005  # how far the rate of any clock is off at most, so two differ by twice that
-PROMPT = 0.1  # seconds; a message that takes longer counts as a fault
+MAX_DRIFT = 0.005  # how far the rate of any clock is off at most, so two differ by twice that
+PROMPT_S = 0.1  # seconds; a message that takes longer counts as a fault
 
 
 class Faults(NamedTuple):
@@ -144,7 +144,7 @@ class Network:
         self.server = SimulatedServer(self, backend_type)
 
     def some_rate(self) -> float:
-        return 1.0 + DRIFT * self.random.choice((-1.0, 0.0, 1.0, self.random.uniform(-1.0, 1.0)))
+        return 1.0 + MAX_DRIFT * self.random.choice((-1.0, 0.0, 1.0, self.random.uniform(-1.0, 1.0)))
 
     def fault(self, client: RemoteBackend, kind: str, claims: Sequence[str], verb: str = "") -> None:
         self.record.append(Fault(self.simulation.time, client.world.name, kind, tuple(claims), verb))
@@ -173,7 +173,7 @@ class Network:
             self._carry(call, self._travel(call, call.client.to_server))
             self.simulation.later(self.random.uniform(0.0, 6.0), call.repeat)
         elif kind == "slow":
-            self._carry(call, self._travel(call, call.client.to_server, self.random.uniform(PROMPT, 1.5)))
+            self._carry(call, self._travel(call, call.client.to_server, self.random.uniform(PROMPT_S, 1.5)))
 
     def _fate(self, call: _Call) -> str | None:
         if call.client.cut_off_until > self.simulation.time:
@@ -201,7 +201,7 @@ class Network:
         slow = self.random.random() < self.faults.slow
         if slow:
             self.fault(call.client, "slow", call.claims, call.verb)
-        extra = self.random.uniform(PROMPT, 1.5) if slow else 0.0
+        extra = self.random.uniform(PROMPT_S, 1.5) if slow else 0.0
         takes = self._travel(call, call.client.to_client, extra)
         self.simulation.later(takes, lambda: call.received(answer), call.client.world)
 
@@ -214,7 +214,7 @@ class Network:
 
     def _travel(self, call: _Call, channel: Channel, extra: float = 0.0) -> float:
         takes = channel.travel(extra)
-        if takes > PROMPT and not extra:
+        if takes > PROMPT_S and not extra:
             self.fault(call.client, "slow", call.claims, call.verb)
         return takes
 
@@ -273,7 +273,7 @@ class _Call:
 class RemoteBackend:
     """The client's side: each verb is a request, and a reply that may never come."""
 
-    capabilities = Capabilities(drift=2 * DRIFT, renew_batch=3)
+    capabilities = Capabilities(drift=2 * MAX_DRIFT, renew_batch=3)
 
     def __init__(self, network: Network, world: SimulatedWorld) -> None:
         self.network = network

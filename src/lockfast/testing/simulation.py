@@ -20,7 +20,7 @@ from lockfast.testing.history import judge
 from lockfast.testing.simulated import Simulation, Task
 from lockfast.testing.simulated_client import SOUND, Client, Parts
 from lockfast.testing.simulated_network import NO_FAULTS, Faults, Network
-from lockfast.testing.simulation_checks import HOP, LogReader, Loss, kept_the_rest, needless_losses
+from lockfast.testing.simulation_checks import HAND_OVER_S, LogReader, Loss, kept_the_rest, needless_losses
 from lockfast.testing.simulation_jobs import Jobs
 from lockfast.testing.simulation_observations import (
     ObservationChecks,
@@ -29,11 +29,11 @@ from lockfast.testing.simulation_observations import (
     terms_grow,
     uses_without_permit,
 )
-from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL, JobPlan, Subject, some_plan, some_rate, subjects
+from lockfast.testing.simulation_plans import ABOUT, LONGEST_TTL_S, JobPlan, Subject, some_plan, some_rate, subjects
 from lockfast.testing.simulation_record import Record
 
 USUAL = Faults(lost_request=0.02, lost_reply=0.02, reset=0.02, late=0.01, repeated=0.02, slow=0.03, lost_wake=0.05)
-HORIZON = 600.0  # virtual seconds in which every client must have done its work
+HORIZON_S = 600.0  # virtual seconds in which every client must have done its work
 
 
 class SimulationOutcome(NamedTuple):
@@ -136,7 +136,7 @@ class Run:
         elif task.error is not None:
             self._wrong(f"{task!r} died of {task.error!r}")
         # What cannot be released at once on a slow network is released in the background.
-        self.simulation.later(2 * HOP, lambda: self._left_behind(task, ids), client.world)
+        self.simulation.later(2 * HAND_OVER_S, lambda: self._left_behind(task, ids), client.world)
 
     def _left_behind(self, task: Task, ids: set[str]) -> None:
         ids = ids - self.network.excused - self.lost_claims
@@ -157,13 +157,13 @@ class Run:
 
     def _freeze(self, client: Client) -> None:
         client.disturb("freeze")
-        seconds = self.random.choice((0.5, LONGEST_TTL, 2 * LONGEST_TTL, PRESENCE_S + 5)) * self.random.random()
+        seconds = self.random.choice((0.5, LONGEST_TTL_S, 2 * LONGEST_TTL_S, PRESENCE_S + 5)) * self.random.random()
         client.world.freeze(seconds)
         self._disturbed(client, seconds)
 
     def _cut_off(self, client: Client) -> None:
         client.disturb("cut_off")
-        seconds = self.random.choice((0.5, 2.0, 2 * LONGEST_TTL)) * self.random.random()
+        seconds = self.random.choice((0.5, 2.0, 2 * LONGEST_TTL_S)) * self.random.random()
         client.backend.cut_off_until = self.simulation.time + seconds
         self._disturbed(client, seconds)
 
@@ -175,7 +175,7 @@ class Run:
         for worker, machine in self.workers.items():
             if machine is client:
                 self.workers[worker] = successor
-        self.simulation.later(self.random.uniform(0.0, 2 * LONGEST_TTL), lambda: self._boot(successor))
+        self.simulation.later(self.random.uniform(0.0, 2 * LONGEST_TTL_S), lambda: self._boot(successor))
 
     def _boot(self, client: Client) -> None:
         self._watch(client)
@@ -211,7 +211,7 @@ class Run:
             for client in list(self.clients):
                 self._watch(client)
             self.simulation.later(0.5, self.nemesis)
-            while self._working() and self.simulation.time < HORIZON:
+            while self._working() and self.simulation.time < HORIZON_S:
                 self.simulation.run(self.simulation.time + 5.0)
             self._calm()
             trace = tuple((step.time, step.client, step.verb) for step in self.network.server.log)
@@ -224,7 +224,7 @@ class Run:
     def _calm(self) -> None:
         """No new faults, and no new requests: time alone must clear away what is left."""
         self.network.faults = NO_FAULTS
-        self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL + PRESENCE_S) + 10.0)
+        self.simulation.run(self.simulation.time + 1.1 * (1.5 * LONGEST_TTL_S + PRESENCE_S) + 10.0)
         for task in self.watching:
             task.cancel()
         self.simulation.run(self.simulation.time + 1.1 * PRESENCE_S if self.watching else self.simulation.time)

@@ -15,7 +15,7 @@ from lockfast._model import EXCLUSIVE, GRACE_S, MAX_POLL_S, SHARED, Claim, Grant
 from lockfast.errors import LimitMismatch
 from lockfast.testing.simulated_network import Fault, Step
 
-HOP = 0.25  # seconds in which a hand-over without faults is done, with room for a waiter or two that just gave up
+HAND_OVER_S = 0.25  # for a hand-over without faults, with room for a waiter or two that just gave up
 
 
 class Loss(NamedTuple):
@@ -167,7 +167,7 @@ class LogReader:
             return
         idle = step.now - max(free_since, waiter.since)
         dead = name.gone + sum(1 for id in name.queue if id in self.excused)
-        allowed = HOP + 0.1 * name.given_up + dead * (GRACE_S + MAX_POLL_S)
+        allowed = HAND_OVER_S + 0.1 * name.given_up + dead * (GRACE_S + MAX_POLL_S)
         if (
             free_since > name.ended_at
         ):  # an expiry wakes no waiter: the first in the queue asks by itself, or another one does
@@ -204,7 +204,7 @@ def needless_losses(
         # A slow grant may have been over before a renewal could help, and requests that hang hold up the next a little.
         if failed < 2 and hung < 4 and not touched["acquire"]:
             yield f"{loss.time:.6f}: {loss.client} lost {loss.claim_id} ({loss.reason}) after {failed} failed renewals"
-        elif loss.time - loss.deadline > HOP:
+        elif loss.time - loss.deadline > HAND_OVER_S:
             late = loss.time - loss.deadline
             yield f"{loss.time:.6f}: {loss.client} noticed the loss of {loss.claim_id} {late:.3f}s too late"
 
@@ -220,5 +220,5 @@ def kept_the_rest(losses: Sequence[Loss], log: Sequence[Step], excused: set[str]
         if not excused.isdisjoint((loss.claim_id, *loss.rest)):
             continue
         for id in loss.rest:
-            if id not in lost and let_go.get(id, float("inf")) > loss.time + HOP:
+            if id not in lost and let_go.get(id, float("inf")) > loss.time + HAND_OVER_S:
                 yield f"{loss.time:.6f}: {loss.client} lost one of several names, {loss.claim_id}, and kept {id}"

@@ -17,7 +17,7 @@ from lockfast.errors import AcquireTimeout, BackendUnavailable, LeaseLost, Limit
 from lockfast.primitives.election import LeadershipObserver
 from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import Client
-from lockfast.testing.simulation_checks import HOP
+from lockfast.testing.simulation_checks import HAND_OVER_S
 from lockfast.testing.simulation_plans import JobPlan
 from lockfast.testing.simulation_record import Belief, ElectionWatch, ReceivedChange, Record, Reign, Use
 
@@ -121,7 +121,7 @@ class Jobs:
     def _in_time(self, client: Client, plan: JobPlan, started: float) -> None:
         """`wait` is for all names together, and not for each of them."""
         task, took = self._simulation.running, self._simulation.time - started
-        if task is None or plan.wait is None or took <= 1.01 * plan.wait + HOP:
+        if task is None or plan.wait is None or took <= 1.01 * plan.wait + HAND_OVER_S:
             return
         claims, machine = client.claims_of[task], client.world.name
         stood = [fault.time for fault in client.network.record if fault.client == machine and not fault.verb]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from lockfast._model import PRESENCE_S, Grant
 from lockfast._values import NANO, Rate
 from lockfast.primitives.election import Leadership
-from lockfast.testing.simulated_network import DRIFT, Step
-from lockfast.testing.simulation_checks import HOP
+from lockfast.testing.simulated_network import MAX_DRIFT, Step
+from lockfast.testing.simulation_checks import HAND_OVER_S
 from lockfast.testing.simulation_record import ElectionWatch, Use
 
 
@@ -107,7 +107,7 @@ class ObservationChecks:
         began = {term.number: term.time for term in self._terms}
         for time, asked_at, leadership in watch.received[1:]:
             late = time - max(asked_at, began.get(leadership.term, time))
-            if not leadership.vacant and late > HOP and watch.claim_id not in self._excused:
+            if not leadership.vacant and late > HAND_OVER_S and watch.claim_id not in self._excused:
                 yield f"{time:.6f}: {watch.client.world.name} received {leadership} {late:.3f}s late without a fault"
 
 
@@ -131,7 +131,7 @@ def bookings(log: Sequence[Step]) -> list[_Booking]:
             wait = step.answer.allowance.retry_after
             slot = int(step.now * NANO) + round(wait * NANO)
             cost = step.options["cost"]
-            kept.append(_Booking(step.time + wait / (1 + 3 * DRIFT), slot, step.client, cost, step.answer.until))
+            kept.append(_Booking(step.time + wait / (1 + 3 * MAX_DRIFT), slot, step.client, cost, step.answer.until))
         elif step.verb == "unthrottle" and id(step.options) not in returned:
             returned.add(id(step.options))
             own = [each for each in kept if each.client == step.client and each.until == step.options["until"]]

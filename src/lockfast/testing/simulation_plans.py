@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple
 from lockfast._model import EXCLUSIVE, SHARED, Mode
 from lockfast._values import NANO, Rate
 
-LONGEST_TTL: Final = 5.0
+LONGEST_TTL_S: Final = 5.0
 MOST: Final = 3  # names at once, holders of a semaphore, permits at once
 
 Kind = Literal["lock", "several", "election", "limiter"]
@@ -89,7 +89,7 @@ def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> JobP
     style = pick(STYLES[subject.kind])
     if subject.name == "rwlock" and mode == EXCLUSIVE and random.random() < 0.5:
         style = "downgrade"
-    ttl = pick((1.0, 2.0, 3.0, LONGEST_TTL))
+    ttl = pick((1.0, 2.0, 3.0, LONGEST_TTL_S))
     cancelled = 0.3 if subject.kind == "limiter" else 0.03  # only there does it matter how far the waiting has come
     return JobPlan(
         subject.kind,

@@ -34,8 +34,8 @@ T = TypeVar("T")
 R = TypeVar("R", covariant=True)  # what an actor returns
 Opener = Callable[[World, Clock | None], Backend]
 
-LIMIT = 60.0  # seconds after which a story that waits is a story that failed; no machine is that slow
-BLINK = 0.0005
+LIMIT_S = 60.0  # seconds after which a story that waits is a story that failed; no machine is that slow
+LOOK_EVERY_S = 0.0005
 _real_now = time.monotonic  # a story may replace the functions of `time`
 
 
@@ -100,7 +100,7 @@ class Stage(ABC):
             # The store follows the client's own clock, so there is no drift unless a story is about it.
             made.append(self._open(world, store_clock, **{"drift": 0.0, **(capabilities or {})}))
             if store_clock is not None:  # then a short time is the story's, and a busy machine must not run out of it
-                made[-1].least = LIMIT
+                made[-1].least = LIMIT_S
             return made[-1]
 
         options.setdefault("namespace", self.namespace)
@@ -171,7 +171,7 @@ class Stage(ABC):
 
     async def until(self, condition: Callable[[], Any], what: str = "the condition") -> None:
         """Until it is true; it may be awaitable. Fails after a generous limit, or with an actor."""
-        limit = self._moment() + LIMIT
+        limit = self._moment() + LIMIT_S
         for looks in count(1):
             answer = condition()
             if await answer if isawaitable(answer) else answer:

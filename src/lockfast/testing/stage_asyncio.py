@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import lockfast
 from lockfast import aio
 from lockfast._worlds.asyncio_ import background_tasks
-from lockfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
+from lockfast.testing.stage import LIMIT_S, LOOK_EVERY_S, Actor, Opener, Stage
 
 T = TypeVar("T")
 
@@ -30,8 +30,8 @@ class _TaskActor(Generic[T]):
         return self.task.done()
 
     async def result(self) -> T:
-        await asyncio.wait({self.task}, timeout=LIMIT)
-        assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
+        await asyncio.wait({self.task}, timeout=LIMIT_S)
+        assert self.done, f"an actor did not finish within {LIMIT_S:g} real seconds"
         self.result_was_read = True
         return self.task.result()
 
@@ -72,7 +72,7 @@ class AsyncioStage(Stage):
         return asyncio.current_task()
 
     async def breathe(self, times: int = 1) -> None:
-        await asyncio.sleep(BLINK * times)
+        await asyncio.sleep(LOOK_EVERY_S * times)
 
     async def step(self) -> None:
         await asyncio.sleep(0)
@@ -94,4 +94,4 @@ class AsyncioStage(Stage):
         for locks in self._opened:
             locks.faults.heal()
         if self._actors:
-            await asyncio.wait({actor.task for actor in self._actors}, timeout=LIMIT)
+            await asyncio.wait({actor.task for actor in self._actors}, timeout=LIMIT_S)

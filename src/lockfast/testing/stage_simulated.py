@@ -24,7 +24,7 @@ from lockfast.testing.stage import Actor, Opener, Stage
 
 T = TypeVar("T")
 
-BREATH = 1.0  # seconds of the simulation: far longer than all that is under way can take
+LONG_PAUSE_S = 1.0  # seconds of the simulation: far longer than all that is under way can take
 
 
 class _SimulatedActor(Generic[T]):
@@ -100,7 +100,7 @@ class SimulatedStage(Stage):
         return sum(store.under_way for store in self._stores)
 
     async def breathe(self, times: int = 1) -> None:
-        await nap(self.simulation, BREATH * times)
+        await nap(self.simulation, LONG_PAUSE_S * times)
 
     async def step(self) -> None:
         await nap(self.simulation, self.simulation.random.expovariate(1000.0))

@@ -15,11 +15,11 @@ import lockfast
 from lockfast._reentry import run_to_end
 from lockfast.errors import BackendUnavailable
 from lockfast.testing.faults import ALWAYS, VERBS
-from lockfast.testing.stage import BLINK, LIMIT, Actor, Opener, Stage
+from lockfast.testing.stage import LIMIT_S, LOOK_EVERY_S, Actor, Opener, Stage
 
 T = TypeVar("T")
 
-ANSWERS = 0.2  # real seconds that requests on their way hold up the clock at most: some of them wait for it to move
+HOLD_UP_S = 0.2  # real seconds that requests on their way hold up the clock at most: some of them wait for it to move
 
 _sleep, _real_now = time.sleep, time.monotonic  # a story may replace the functions of `time`
 
@@ -43,8 +43,8 @@ class _ThreadActor(Generic[T]):
         return not self.thread.is_alive()
 
     async def result(self) -> T:
-        self.thread.join(LIMIT)
-        assert self.done, f"an actor did not finish within {LIMIT:g} real seconds"
+        self.thread.join(LIMIT_S)
+        assert self.done, f"an actor did not finish within {LIMIT_S:g} real seconds"
         self.result_was_read = True
         if self._error is not None:
             raise self._error
@@ -66,9 +66,9 @@ class ThreadStage(Stage):
 
     def _let_answers_come(self) -> None:
         """A store that is given the time receives it in the order in which it passed."""
-        until = _real_now() + ANSWERS
+        until = _real_now() + HOLD_UP_S
         while any(locks.faults.on_the_way for locks in self._opened) and _real_now() < until:
-            _sleep(BLINK)
+            _sleep(LOOK_EVERY_S)
 
     def _connect(self, opener: Opener, **options: Any) -> lockfast.Locks:
         return lockfast.connect(opener, **options)
@@ -88,7 +88,7 @@ class ThreadStage(Stage):
         return threading.current_thread()
 
     async def breathe(self, times: int = 1) -> None:
-        _sleep(BLINK * times)
+        _sleep(LOOK_EVERY_S * times)
 
     def run(self, story: Coroutine[Any, Any, None]) -> None:
         try:

@@ -17,12 +17,12 @@ from lockfast.backends.sqlite.io import blocking as sqlite
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite
 from tests.servers.waiting import LIMIT, until_async
 
-SHORT = 1 << 16  # bytes
+SHORT_BYTES = 1 << 16  # bytes
 
 
 @pytest.fixture(autouse=True)
 def short_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "LOG_LIMIT_BYTES", SHORT)
+    monkeypatch.setattr(sqlite, "LOG_LIMIT_BYTES", SHORT_BYTES)
     monkeypatch.setattr(sqlite, "CHECK_FILE_EVERY_S", 0.0)
     monkeypatch.setattr(sqlite, "CHECKPOINT_EVERY_S", 0.0)
 
@@ -61,7 +61,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
             assert by_itself == (0,)
             for _ in range(500):
                 await _cycle(locks)
-            assert _length_of_log(path) < 4 * SHORT
+            assert _length_of_log(path) < 4 * SHORT_BYTES
 
     asyncio.run(main())
     assert len(copied_in) > 5
@@ -78,13 +78,13 @@ def test_a_log_that_grew_during_a_long_read_is_truncated_after_it(path: Path) ->
 
             async def is_cut() -> bool:
                 await _cycle(locks)
-                return _length_of_log(path) <= SHORT
+                return _length_of_log(path) <= SHORT_BYTES
 
             await _cycle(locks)
             with closing(sqlite3.connect(path, isolation_level=None)) as reader:
                 reader.execute("BEGIN")
                 reader.execute("SELECT * FROM claims").fetchall()
-                while _length_of_log(path) < 4 * SHORT:
+                while _length_of_log(path) < 4 * SHORT_BYTES:
                     await _cycle(locks)
             await until_async(is_cut)
 
@@ -102,7 +102,7 @@ def test_a_log_that_a_reader_keeps_from_being_truncated_is_checkpointed_only_now
             with closing(sqlite3.connect(path, isolation_level=None)) as reader:
                 reader.execute("BEGIN")
                 reader.execute("SELECT * FROM claims").fetchall()
-                while _length_of_log(path) < 4 * SHORT:
+                while _length_of_log(path) < 4 * SHORT_BYTES:
                     await _cycle(locks)
 
     asyncio.run(main())

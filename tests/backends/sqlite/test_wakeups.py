@@ -36,7 +36,7 @@ from lockfast.testing import FakeClock
 from tests.polling import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
-BRIEFLY = 0.05  # seconds in which a wake-up that must not come would come
+BRIEFLY_S = 0.05  # seconds in which a wake-up that must not come would come
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the sender of a datagram")
 
 Wakeups = BlockingWakeups | AsyncioSqliteWakeups
@@ -131,7 +131,7 @@ def test_no_datagram_wakes_all_waiters(play: Play, any_socket: socket.socket, te
         any_socket.sendto(text, where(address))
         send(address, named.id)
         assert await wakeups.wait(named, LIMIT), "so what came before it was read too"
-        assert not await wakeups.wait(other, BRIEFLY)
+        assert not await wakeups.wait(other, BRIEFLY_S)
 
     play(story)
 
@@ -145,7 +145,7 @@ def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
     async def story(wakeups: Wakeups) -> None:
         claim = a_claim()
         send(wakeups.expect(claim), claim.id)
-        assert not await wakeups.wait(claim, BRIEFLY)
+        assert not await wakeups.wait(claim, BRIEFLY_S)
 
     play(story)
 
@@ -320,9 +320,9 @@ def test_an_inbox_that_gets_only_wake_ups_in_vain_is_left_unread(
         claim = a_claim()
         address = wakeups.expect(claim)
         any_socket.sendto(text, where(address))
-        assert not await wakeups.wait(claim, BRIEFLY)
+        assert not await wakeups.wait(claim, BRIEFLY_S)
         send(address, claim.id)
-        assert not await wakeups.wait(claim, BRIEFLY), "that lies there unread"
+        assert not await wakeups.wait(claim, BRIEFLY_S), "that lies there unread"
 
     play(story, strict(HOUR))
 
@@ -346,9 +346,9 @@ def test_a_wake_up_for_a_claim_that_is_woken_already_is_in_vain(play: Play) -> N
         address = {wakeups.expect(named), wakeups.expect(other)}.pop()
         for _ in range(2):
             send(address, named.id)
-            assert not await wakeups.wait(other, BRIEFLY)
+            assert not await wakeups.wait(other, BRIEFLY_S)
         send(address, other.id)
-        assert not await wakeups.wait(other, BRIEFLY), "that lies there unread"
+        assert not await wakeups.wait(other, BRIEFLY_S), "that lies there unread"
         assert await wakeups.wait(named, LIMIT)
 
     play(story, strict(HOUR))

@@ -17,7 +17,7 @@ from lockfast._model import Grant, Renewal
 from lockfast.errors import LeaseLost, LockError, NotHeld
 from lockfast.testing.awaited import AwaitedLease, AwaitedLock
 from lockfast.testing.contract.story import Promise, about, needs
-from lockfast.testing.stage import LIMIT, Stage
+from lockfast.testing.stage import LIMIT_S, Stage
 from lockfast.testing.stage_asyncio import AsyncioStage
 
 
@@ -94,10 +94,10 @@ class IdentityIsTheClaim(Promise, about="store"):
     @needs("asyncio")
     async def test_acquiring_inside_wait_for_keeps_working(self, stage: Stage) -> None:
         lock = stage.locks().lock("safe")
-        lease = await asyncio.wait_for(lock.acquire(), LIMIT)
+        lease = await asyncio.wait_for(lock.acquire(), LIMIT_S)
         assert lease is not None
         assert lease.held
-        await asyncio.wait_for(lock.release(), LIMIT)
+        await asyncio.wait_for(lock.release(), LIMIT_S)
         assert await stage.is_free("safe")
 
     async def test_a_stranger_cannot_release_it(self, stage: Stage) -> None:

@@ -15,12 +15,12 @@ from lockfast.testing.clock import FakeClock
 from lockfast.testing.contract.story import Promise, needs, on_the_real_clock
 from lockfast.testing.stage import Stage
 
-YEAR = 365 * 86400.0
+YEAR_S = 365 * 86400.0
 
 
 class OnlyTheServerClock(Promise, about="store"):
     @needs("expires")
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    @pytest.mark.parametrize("step", [YEAR_S, -YEAR_S])
     async def test_a_step_of_the_wall_clock_ends_no_hold_and_lengthens_none(self, stage: Stage, step: float) -> None:
         lease = await stage.locks().lock("hour", ttl=10, renew=False).take()
         rival = stage.locks().lock("hour")
@@ -37,7 +37,7 @@ class OnlyTheServerClock(Promise, about="store"):
             assert taken is not None
             assert taken.fence > lease.fence
 
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    @pytest.mark.parametrize("step", [YEAR_S, -YEAR_S])
     async def test_a_step_of_the_wall_clock_does_not_disturb_renewal(self, stage: Stage, step: float) -> None:
         lease = await stage.locks().lock("hour", ttl=30).take()
         await stage.asleep()
@@ -46,7 +46,7 @@ class OnlyTheServerClock(Promise, about="store"):
         assert lease.held
         assert await stage.fences("hour") == [lease.fence]
 
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    @pytest.mark.parametrize("step", [YEAR_S, -YEAR_S])
     async def test_a_step_of_the_wall_clock_does_not_disturb_the_queue(self, stage: Stage, step: float) -> None:
         holder = await stage.locks().lock("hour", ttl=600).take()
         waiter = stage.start(stage.locks().lock("hour", wait=20).take())
@@ -58,7 +58,7 @@ class OnlyTheServerClock(Promise, about="store"):
             await holder.release()
             assert (await waiter.result()).held
 
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    @pytest.mark.parametrize("step", [YEAR_S, -YEAR_S])
     async def test_clients_whose_wall_clocks_differ_do_not_meet(self, stage: Stage, step: float) -> None:
         with _wall_clock_stepped(step):
             lease = await stage.locks().lock("hour", ttl=10, renew=False).take()
@@ -68,7 +68,7 @@ class OnlyTheServerClock(Promise, about="store"):
         assert following.fence > lease.fence
 
     @on_the_real_clock
-    @pytest.mark.parametrize("step", [YEAR, -YEAR])
+    @pytest.mark.parametrize("step", [YEAR_S, -YEAR_S])
     async def test_the_machine_s_own_clock_is_not_its_wall_clock(self, stage: Stage, step: float) -> None:
         lease = await stage.locks().lock("hour", ttl=60).take()
         short = await stage.locks().lock("minute", ttl=0.05, renew=False).take()

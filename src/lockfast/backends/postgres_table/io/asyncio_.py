@@ -54,8 +54,8 @@ from lockfast.backends.postgres_table.io.session import (
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")
-_SILENT = 1.0  # seconds after which a statement that is not answered is given up with its connection, if no task waits
-_DIAL = 1.0  # seconds that connecting may take at least, however soon the first to need it gives up
+_SILENT_S = 1.0  # after which a statement that is not answered is given up with its connection, if no task waits
+_MIN_DIAL_S = 1.0  # that connecting may take at least, however soon the first to need it gives up
 
 
 class AsyncioPostgres:
@@ -184,7 +184,7 @@ class AsyncioPostgres:
         """A connection that leads nowhere is never answered; requests that still have time may wait there."""
         now = asyncio.get_running_loop().time() if self._busy else 0.0
         for connection in list(self._busy):
-            if connection.since + _SILENT <= now and all(pending.answer.done() for pending in connection.batch):
+            if connection.since + _SILENT_S <= now and all(pending.answer.done() for pending in connection.batch):
                 self._busy.remove(connection)
                 connection.close()
 
@@ -242,8 +242,8 @@ class AsyncioPostgres:
 
     async def _dial(self, within: float) -> None:
         try:
-            async with asyncio.timeout(max(within, _DIAL)):
-                session = await self._connect(max(within, _DIAL), 0 if self._checked else self._version)
+            async with asyncio.timeout(max(within, _MIN_DIAL_S)):
+                session = await self._connect(max(within, _MIN_DIAL_S), 0 if self._checked else self._version)
         except TimeoutError:
             self._fail(no_connection(self.endpoint, sent=False))
         except BackendUnavailable as error:
@@ -305,7 +305,7 @@ class AsyncioPostgres:
         loop = self._begin()
         if not self.wakeups.address and loop.time() >= self._listens_at:
             if self._listening is None or self._listening.done():
-                self._listening = background_task(loop, self._listen(max(within, _DIAL)), "lockfast-listen")
+                self._listening = background_task(loop, self._listen(max(within, _MIN_DIAL_S)), "lockfast-listen")
                 self._listening.add_done_callback(seen)
             try:
                 await self._listens(self._listening, min(LISTEN_WITHIN_S, within / 2))
