@@ -92,13 +92,13 @@ class Health(NamedTuple):
     latency: float | None = None  # seconds from a request to its reply
     version: str = ""  # where it reports it
     role: str = ""
-    kept_out: float = 0.0  # seconds for which it is excluded, because it has just restarted
+    excluded_for: float = 0.0  # seconds for which it is excluded, because it has just restarted
     error: str = ""  # why it cannot be used
 
     @property
     def counts(self) -> bool:
         """True if it can grant locks."""
-        return self.reachable and not self.kept_out and not self.error
+        return self.reachable and not self.excluded_for and not self.error
 
 
 class Diagnosis(NamedTuple):

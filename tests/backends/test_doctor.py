@@ -1,4 +1,4 @@
-"""`locks.doctor()` at real servers: one that answers is never reported as gone, and has a version and a role."""
+"""`locks.doctor()` at real servers: one that answers is never reported as unreachable, and has a version and a role."""
 
 from __future__ import annotations
 
@@ -113,4 +113,4 @@ def test_the_table_for_people_shows_version_and_role(tmp_path: Path, capsys: pyt
     assert main(["doctor", f"{advisory().url(tmp_path)}?schema=doctor_nothing"]) == 69
     _, row = capsys.readouterr().out.splitlines()
     assert " refused " in row
-    assert " gone " not in row
+    assert " unreachable " not in row

@@ -12,7 +12,7 @@ from lockfast import Diagnosis, Health
 
 WELL = Health("a", reachable=True, latency=0.001)
 GONE = Health("b", reachable=False, error="the lock server b cannot be connected to")
-YOUNG = Health("c", reachable=True, latency=0.001, kept_out=3.0)
+YOUNG = Health("c", reachable=True, latency=0.001, excluded_for=3.0)
 WRONG = Health("d", reachable=True, error="the lock server d is a replica")
 
 

@@ -40,7 +40,7 @@ class ForgetsToCount(VotingBackend):
 
 PLANTED_QUORUM: dict[str, tuple[Parts, Climate, str]] = {
     "a minority is enough": (Parts(TakesAMinority), Climate(), "held together"),
-    "kept out for the ttl of the claim that asks": (
+    "excluded for the ttl of the claim that asks": (
         Parts(KeepsOutForTheTtlOfTheAskingClaim),
         Climate(forgets=True, at_once=True),
         "held together",

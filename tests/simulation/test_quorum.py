@@ -22,15 +22,15 @@ WITHIN = {
     "servers that remember": Climate(),
     "messages that come late, or twice": Climate(late=6.0),
     "clocks of clients that are a minute apart": Climate(skew=60.0),
-    "servers that forget and are kept out for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL_S),
-    "servers that forget, are back at once, and are kept out": Climate(
+    "servers that forget and are excluded for a ttl": Climate(forgets=True, rejoin=LONGEST_TTL_S),
+    "servers that forget, are back at once, and are excluded": Climate(
         forgets=True, at_once=True, rejoin=LONGEST_TTL_S
     ),
     "the same, by clients without rejoin that agree on the ttl": Climate(forgets=True, at_once=True, ttls=(2.0,)),
 }
 BEYOND = {
     "a server's clock that runs too fast": Climate(fast=0.3),
-    "servers that forget and are kept out for less than a ttl": Climate(forgets=True, at_once=True, rejoin=0.5),
+    "servers that forget and are excluded for less than a ttl": Climate(forgets=True, at_once=True, rejoin=0.5),
 }
 LEAST = {
     "holds": 8 * SEEDS,

@@ -77,7 +77,7 @@ def restart_between(stage: Stage, rejoin: float | None) -> tuple[Client, Any, Cl
 def test_a_server_that_may_have_forgotten_lets_no_second_holder_in(stage: Stage) -> None:
     _, older, b = restart_between(stage, LONG)
     lock = b.lock(SHORT, 0.0, renew=False)
-    with pytest.raises(BackendUnavailable, match="node1 started anew and is kept out"):
+    with pytest.raises(BackendUnavailable, match="node1 has just started and is excluded"):
         stage.run(b, lock.acquire)  # which goes on asking for two seconds
     assert older.held
     newer = stage.run(b, lock.acquire)
@@ -139,7 +139,7 @@ def test_a_waiter_with_too_little_time_learns_at_once_how_long_it_takes_and_what
     assert refused.value.retry_after == pytest.approx(LONG, abs=0.1)
     said = str(refused.value)
     assert "lock 'mutex' cannot be granted for another 3.9" in said
-    assert "node2 started anew and is kept out for another 3.9" in said
+    assert "node2 has just started and is excluded for another 3.9" in said
     assert "may have forgotten a lease that is still held" in said
     assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in said
     assert "can let a second holder in" in said
@@ -151,7 +151,7 @@ def test_while_a_server_is_cut_off_new_ones_are_waited_for_no_longer_than_that_o
     b = stage.client("b", reaches=(1, 2), rejoin=LONG)
     asked_at = stage.simulation.time
     with pytest.raises(
-        BackendUnavailable, match=r"node1 started anew and is kept out for another 2.*rejoin=0"
+        BackendUnavailable, match=r"node1 has just started and is excluded for another 2.*rejoin=0"
     ) as refused:
         stage.run(b, b.lock(SHORT, None, renew=False).acquire)
     assert refused.value.retry_after is None
@@ -188,6 +188,6 @@ def test_servers_without_a_trace_of_a_vote_need_not_be_new(stage: Stage, lost: t
     assert newer.held
     stage.run(trusting, newer.release)
     careful = stage.client("c", rejoin=LONG)
-    with pytest.raises(BackendUnavailable, match="kept out"):
+    with pytest.raises(BackendUnavailable, match="excluded"):
         stage.run(careful, careful.lock(SHORT, 0.0, renew=False).acquire)
     assert older.held

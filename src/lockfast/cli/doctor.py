@@ -16,22 +16,23 @@ from lockfast.cli.store import add_store_options, reports_silence, url_of_existi
 from lockfast.sync import connect
 
 _MORE = """STATE is
-  ok        it answers, and locks can be acquired
-  refused   it answers, but grants no locks: the last column says why
-  kept out  it started anew, and does not count in a quorum yet
-  gone      it does not answer
+  ok           it answers, and locks can be acquired
+  refused      it answers, but grants no locks: the last column says why
+  excluded     it has just started, and does not count in a quorum yet
+  unreachable  it does not answer
 
 exits 69 if no locks can be acquired: the store does not answer or refuses, or
 less than a majority of a quorum counts.
 
 --json prints one object: works, and servers, a list of objects with where,
-reachable, latency (seconds), version, role, kept_out (seconds), error, counts"""
+reachable, latency (seconds), version, role, excluded_for (seconds), error and
+counts"""
 
 _HEAD = ("SERVER", "STATE", "LATENCY", "VERSION", "ROLE", "WHAT IS WRONG")
 
-_KEPT_OUT = """
-A server that started anew is kept out for one ttl (30s unless the URL says
-?rejoin=), since it may have forgotten a lease that is still held. If the
+_EXCLUDED = """
+A server that has just started is excluded for one ttl (30s unless the URL
+says ?rejoin=), since it may have forgotten a lease that is still held. If the
 servers are new, add ?rejoin=0 to the URL, or rejoin=0 to connect(): they count
 at once then, and one that loses its data can let a second holder in."""
 
@@ -59,14 +60,14 @@ def doctor(words: list[str]) -> int:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         print_table([_HEAD, *map(_row, found.servers)])
-        if any(server.kept_out for server in found.servers):
-            print(_KEPT_OUT)
+        if any(server.excluded_for for server in found.servers):
+            print(_EXCLUDED)
     return exits.OK if found.works else exits.UNAVAILABLE
 
 
 def _row(server: Health) -> Sequence[str]:
     latency = "-" if server.latency is None else f"{server.latency * 1000:.1f}ms"
-    wrong = f"started anew; counts in {span(server.kept_out)}" if server.kept_out else ""
+    wrong = f"just started; counts in {span(server.excluded_for)}" if server.excluded_for else ""
     cells = (server.where, _state(server), latency, server.version or "-", server.role or "-", server.error or wrong)
     return [visible(cell) for cell in cells]
 
@@ -74,4 +75,4 @@ def _row(server: Health) -> Sequence[str]:
 def _state(server: Health) -> str:
     if server.counts:
         return "ok"
-    return "refused" if server.reachable and server.error else "kept out" if server.reachable else "gone"
+    return "refused" if server.reachable and server.error else "excluded" if server.reachable else "unreachable"

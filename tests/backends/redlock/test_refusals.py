@@ -161,14 +161,14 @@ def test_a_server_that_restarted_is_excluded_for_one_ttl(quorum: Quorum, monkeyp
     age, older = Member.age, 0.0
     monkeypatch.setattr(Member, "age", lambda member: age(member) + older)
     with lockfast.connect(quorum.url("")) as locks:
-        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+        with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
             locks.lock("x", ttl=600, wait=1).acquire()
     with lockfast.connect(quorum.url("")) as locks:
         older = 60.0  # so much time has passed
         for _ in range(6):  # the first time asks otherwise than the last
             with locks.lock("y", ttl=60, wait=LIMIT) as lease:
                 assert lease.held
-        with pytest.raises(BackendUnavailable, match="started anew and is kept out"):
+        with pytest.raises(BackendUnavailable, match="has just started and is excluded"):
             locks.lock("y", ttl=6000, wait=1).acquire()
 
 
@@ -178,7 +178,7 @@ def test_servers_that_are_all_new_say_when_they_count_and_what_else_to_do(quorum
         for error in in_both_worlds(where, wait=5):  # not enough: they are too young for half a minute
             assert 0.0 < (error.retry_after or 0.0) <= 30.0
             assert str(error).startswith("lock 'x' cannot be granted for another ")
-            assert str(error).count("started anew and is kept out for another ") == 3
+            assert str(error).count("has just started and is excluded for another ") == 3
             assert "connect with rejoin=0 (in a URL: ?rejoin=0)" in str(error)
     with lockfast.connect(clients, rejoin=0) as locks, locks.lock("x", ttl=600, wait=LIMIT) as lease:
         assert lease.held
@@ -201,7 +201,7 @@ def test_rejoin_is_for_a_quorum_and_a_length_of_time() -> None:
 
 def test_the_doctor_counts_a_new_server_as_a_lock_would_that_is_made_without_options(quorum: Quorum) -> None:
     with lockfast.connect(quorum.url("")) as locks:
-        assert all(0.0 < server.kept_out <= 30.0 for server in locks.doctor().servers)
+        assert all(0.0 < server.excluded_for <= 30.0 for server in locks.doctor().servers)
         assert locks.lock("x", ttl=0.5, wait=60).acquire()
         assert locks.doctor().works, "half a second is the longest ttl that this client asked for"
 
@@ -246,7 +246,7 @@ def test_the_doctor_reports_each_server_in_both_worlds(quorum: Quorum) -> None:
         assert (young.reachable, young.role, young.error) == (True, "primary", "")
         assert young.version.count(".") == 2
         assert young.latency is not None
-        assert 500 < young.kept_out <= 600
+        assert 500 < young.excluded_for <= 600
         assert not diagnosis.works
     quorum.proxies[0].heal()
     assert in_a_thread(quorum.url()).works, "two of three"

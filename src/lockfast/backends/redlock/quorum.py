@@ -1,6 +1,6 @@
 """The servers of a quorum together: how many are needed, whose votes count, and what is wrong if too few answer.
 
-Decides: for how long a server that restarted is kept out, and what an error says when there is no majority.
+Decides: for how long a server that restarted is excluded, and what an error says when there is no majority.
 Leaves to `votes`, `renewals` and `backend`: what is asked.
 """
 
@@ -105,7 +105,7 @@ class Quorum:
 
 
 def _young(node: Node, left: float) -> str:
-    return f"{node.name} started anew and is kept out for another {format_duration(left)}"
+    return f"{node.name} has just started and is excluded for another {format_duration(left)}"
 
 
 def ignore(node: int, result: Any) -> None:
