@@ -172,6 +172,7 @@ def _last_word(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
+@cache
 def around() -> dict[str, Module]:
     """The Python files beside the package: tests, benchmarks, examples. Their names are dotted paths from the root."""
     files = sorted(file for folder in AROUND for file in (ROOT / folder).rglob("*.py"))
@@ -236,6 +237,20 @@ def _has_float(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, float)
 
 
+# Words with which no promise begins: a reader who sees the name alone would have to ask what is meant.
+NO_SUBJECT = {"it", "they", "them", "those", "who", "whoever", "nor", "so", "and", "but", "then", "also"}
+
+
+def promises_without_subject(modules: dict[str, Module]) -> Offences:
+    found: Offences = defaultdict(list)
+    for module in modules.values():
+        for node in module.nodes:
+            name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+            if name.startswith("test_") and name.split("_")[1] in NO_SUBJECT:
+                found[f"{package_of(module.name)}: {name}"].append(f"{module.name}:{getattr(node, 'lineno', 0)}")
+    return found
+
+
 # The promises
 
 
@@ -267,6 +282,11 @@ def test_no_name_around_the_package_has_a_word_of_the_old_vocabulary() -> None:
     assert set(ALLOWED) <= set(found), "an exception that no name needs any more"
 
 
+def test_the_name_of_a_test_names_what_it_is_about() -> None:
+    assert promises_without_subject(around()) == {}
+    assert promises_without_subject(MODULES) == {}
+
+
 # Each rule is able to fail
 
 _LONG = "    x = 1\n" * (LONGEST_CLASS // 2)
@@ -294,6 +314,7 @@ PLANTED: list[tuple[Rule, dict[str, str], str]] = [
     (old_words, {"engine.planted": "class PostboxReader: pass"}, "engine: PostboxReader"),
     (constants_without_unit, {"engine.planted": "_PAUSE: Final = 60 * 0.5"}, "engine: _PAUSE"),
     (constants_without_unit, {"testing.planted": "HORIZON = 600.0"}, "testing: HORIZON"),
+    (promises_without_subject, {"tests.planted": "def test_nor_does_a_task(): pass"}, "tests: test_nor_does_a_task"),
     (old_words, {"tests.engine.test_crowds": ""}, "tests: test_crowds"),
     (old_words, {"bench.redis_crew": ""}, "bench: redis_crew"),
     (old_words, {"tests.planted": "def test_a_loss_is_told(): pass"}, "tests: test_a_loss_is_told"),
@@ -323,5 +344,12 @@ def test_what_is_allowed_is_not_an_offence() -> None:
             "testing.contract.planted": f"class Chapter(Promise):\n{_LONG}{_LONG}",
         }
     )
-    for rule in (private_imports, class_names_twice, long_classes, old_words, constants_without_unit):
+    for rule in (
+        private_imports,
+        class_names_twice,
+        long_classes,
+        old_words,
+        constants_without_unit,
+        promises_without_subject,
+    ):
         assert rule(allowed) == {}

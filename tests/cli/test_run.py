@@ -60,7 +60,7 @@ def test_a_held_lock_gives_75_and_says_who_holds_it(shell: Shell) -> None:
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (3, "", "")
 
 
-def test_it_waits_for_ever_by_default(shell: Shell) -> None:
+def test_run_waits_for_ever_by_default(shell: Shell) -> None:
     with shell.locks() as locks:
         with locks.lock("x"):
             waiting = shell.start("run", "-v", "x", "--", "echo", "ran")
@@ -145,7 +145,7 @@ def test_a_pipeline_ends_as_soon_as_the_command_has(shell: Shell) -> None:
     assert (done.stdout, done.stderr) == ("hello\n", "")
 
 
-def test_it_runs_with_its_standard_files_closed(shell: Shell, tmp_path: Path) -> None:
+def test_run_works_with_its_standard_files_closed(shell: Shell, tmp_path: Path) -> None:
     line = f"'{sys.executable}' -m lockfast run x -- sh -c 'echo hello > out' <&- >&- 2>&-"
     done = subprocess.run(["sh", "-c", line], env=shell.environment, timeout=LIMIT, cwd=tmp_path)
     assert (done.returncode, (tmp_path / "out").read_text()) == (0, "hello\n")

@@ -30,7 +30,7 @@ def test_when_the_lease_is_broken_the_whole_group_is_ended(shell: Shell, heart: 
     assert has_ended(grandchild)
 
 
-def test_who_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) -> None:
+def test_a_command_that_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
     shell.locks().break_lock("x")
@@ -40,7 +40,7 @@ def test_who_ignores_term_is_killed_after_the_grace(shell: Shell, heart: Heart) 
     assert boot_now() >= broken_at + 2, "it had its grace"
 
 
-def test_who_ends_on_term_is_not_waited_for_any_longer(shell: Shell, heart: Heart) -> None:
+def test_run_ends_as_soon_as_its_command_has_ended_on_term(shell: Shell, heart: Heart) -> None:
     """How long that takes is measured by `python -m bench --only promptness`."""
     running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command())
     grandchild = heart.pid()

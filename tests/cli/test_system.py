@@ -187,7 +187,9 @@ def test_a_folder_that_everybody_can_write_is_refused(store: Path, capsys: pytes
     assert "any user could put another file into " in capsys.readouterr().err
 
 
-def test_it_is_in_one_place_for_all_users_and_can_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_of_the_host_is_in_one_place_for_all_users_and_can_be_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LOCKFAST_SYSTEM_URL", raising=False)
     monkeypatch.setenv("LOCKFAST_URL", "redis://elsewhere")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")

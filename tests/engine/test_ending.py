@@ -59,7 +59,7 @@ def test_a_caller_that_waits_leaves_the_queue_at_once_when_its_locks_are_closed(
 
 
 @pytest.mark.parametrize("url", ["memory://ending", "sqlite:///{folder}/locks.db"])
-def test_it_leaves_the_queue_too_when_the_answer_has_not_reached_it_yet(tmp_path: Path, url: str) -> None:
+def test_a_closed_waiter_leaves_the_queue_though_the_answer_has_not_reached_it_yet(tmp_path: Path, url: str) -> None:
     url = url.format(folder=tmp_path)
     with lockfast.connect(url) as others, others.lock("job"):
         locks = lockfast.connect(url)

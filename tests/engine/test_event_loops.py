@@ -266,7 +266,7 @@ def test_a_body_whose_loop_was_closed_has_lost_its_lock(url: str) -> None:
 
 
 @just_closed
-def test_who_waited_in_a_loop_that_was_closed_leaves_the_line(url: str) -> None:
+def test_a_waiter_in_a_loop_that_was_closed_leaves_the_queue(url: str) -> None:
     async def wait() -> asyncio.Task[AsyncLease]:
         waiting = asyncio.create_task(take(locks, "x", wait=HOUR))
         await until_async(lambda: _waits(locks), "one to wait")

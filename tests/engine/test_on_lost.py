@@ -61,7 +61,7 @@ def acquired(locks: Locks, make: str, reports: Reports) -> None:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_in_threads(url: str, make: str, reports: Reports) -> None:
+def test_on_lost_sees_the_context_of_the_acquire_in_threads(url: str, make: str, reports: Reports) -> None:
     with lockfast.connect(url) as locks:
         acquired(locks, make, reports)
         lose(locks)
@@ -77,7 +77,7 @@ def lose(locks: Locks | AsyncLocks) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "awaited"])
 @pytest.mark.parametrize("make", MAKE)
-def test_in_asyncio(url: str, make: str, kind: str, reports: Reports) -> None:
+def test_on_lost_sees_the_context_of_the_acquire_in_asyncio(url: str, make: str, kind: str, reports: Reports) -> None:
     async def main() -> None:
         async with lockfast.aio.connect(url) as locks:
             lock = MAKE[make](locks, getattr(reports, kind))

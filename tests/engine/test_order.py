@@ -184,7 +184,7 @@ def test_several_names_are_always_taken_in_order(locks: Locks) -> None:
             pass
 
 
-def test_it_is_in_the_log_too(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_is_in_the_log_too(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
     nested("a", "b", of=locks)
     with caplog.at_level(logging.WARNING, "lockfast"), pytest.warns(LockOrderWarning):
         nested("b", "a", of=locks)
@@ -192,7 +192,7 @@ def test_it_is_in_the_log_too(locks: Locks, caplog: pytest.LogCaptureFixture) ->
     assert record.getMessage().startswith("lock order: 'a' is asked for at ")
 
 
-def test_made_an_error_it_leaves_nothing_held(locks: Locks) -> None:
+def test_a_warning_made_an_error_leaves_nothing_held(locks: Locks) -> None:
     nested("a", "b", of=locks)
     with warnings.catch_warnings():
         warnings.simplefilter("error", LockOrderWarning)
@@ -285,7 +285,7 @@ def test_its_memory_is_bounded(url: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_keeps_no_locks_alive(url: str) -> None:
+def test_the_record_of_orders_keeps_no_locks_alive(url: str) -> None:
     order = LockOrder()
     locks = lockfast.connect(url)
     locks._logic.engine.order = order
@@ -324,7 +324,7 @@ print("lockfast.engine.order" in sys.modules)
         (None, {"debug": True}, True),
     ],
 )
-def test_it_is_off_unless_asked_for_and_then_not_even_imported(
+def test_debug_mode_is_off_unless_asked_for_and_then_not_even_imported(
     variable: str | None, options: dict[str, bool], on: bool
 ) -> None:
     env = {name: value for name, value in os.environ.items() if name != "LOCKFAST_DEBUG"}

@@ -32,7 +32,7 @@ def test_more_than_half_of_the_servers_must_count(servers: list[Health], works: 
     assert Diagnosis(tuple(servers)).works is works
 
 
-def test_it_is_ready_for_json() -> None:
+def test_a_diagnosis_is_ready_for_json() -> None:
     report = json.loads(json.dumps(Diagnosis((WELL, GONE)).as_dict()))
     assert report["works"] is False
     assert [server["counts"] for server in report["servers"]] == [True, False]

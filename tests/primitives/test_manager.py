@@ -22,7 +22,7 @@ from tests.servers.waiting import LIMIT
 class Manager(Promise, about="engine"):
     # Acquire here, release there
 
-    async def test_it_is_acquired_in_one_place_and_released_in_another(self, stage: Stage) -> None:
+    async def test_a_lock_is_acquired_in_one_place_and_released_in_another(self, stage: Stage) -> None:
         manager = AwaitedManager(stage)
         result = await manager.acquire("order:42:process")
         assert result
@@ -135,7 +135,7 @@ class Manager(Promise, about="engine"):
         assert await manager.extend("shop", 60) is False
         assert await AwaitedManager(stage).acquire("shop")
 
-    async def test_it_forgets_what_has_ended(self, stage: Stage) -> None:
+    async def test_the_manager_forgets_leases_that_have_ended(self, stage: Stage) -> None:
         manager = AwaitedManager(stage)
         for number in range(300):
             assert await manager.acquire(f"job:{number}", 1)

@@ -60,7 +60,7 @@ def test_threads_that_ask_first_at_once_get_the_same_one() -> None:
         assert len(set(pool.map(ask, range(8)))) == 1
 
 
-def test_it_is_where_the_environment_says(tmp_path: Path) -> None:
+def test_the_one_manager_uses_the_url_of_the_environment(tmp_path: Path) -> None:
     get_distributed_lock().acquire("a")
     with lockfast.connect(f"sqlite:///{tmp_path}/locks.db") as locks:
         assert [info.name for info in locks.list()] == ["a"]

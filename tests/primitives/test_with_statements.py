@@ -102,7 +102,7 @@ def test_a_block_that_is_over_before_its_exit_could_begin_ends_its_lease(
     until(lambda: not any(info.holders for info in locks.list()))
 
 
-def test_who_was_interrupted_there_can_have_the_lock_again_and_does_not_wait_for_itself(
+def test_a_caller_interrupted_on_entry_can_take_the_lock_again_and_does_not_wait_for_itself(
     made: AbstractContextManager[Any],
 ) -> None:
     lease = entered_and_cut_short(made)
@@ -112,7 +112,7 @@ def test_who_was_interrupted_there_can_have_the_lock_again_and_does_not_wait_for
     assert not again.held
 
 
-def test_who_was_interrupted_in_an_inner_block_goes_on_in_the_outer_one(locks: Locks) -> None:
+def test_a_caller_interrupted_in_an_inner_block_goes_on_in_the_outer_one(locks: Locks) -> None:
     lock = locks.lock("a", ttl=600, reentrant=True)
     with lock as lease:
         assert entered_and_cut_short(lock) is lease

@@ -143,7 +143,7 @@ def test_a_renewal_after_a_jump_backwards_counts_from_the_new_time(server: Jumpy
     assert lease.release()
 
 
-def test_who_waits_through_a_jump_backwards_waits_for_a_ttl_at_most(
+def test_a_waiter_waits_through_a_jump_backwards_for_a_ttl_at_most(
     server: Jumpy, locks: lockfast.Locks, others: lockfast.Locks
 ) -> None:
     """It keeps its place, and is granted the lock though no holder released it."""

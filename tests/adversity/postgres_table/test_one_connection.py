@@ -47,7 +47,9 @@ class TestNoRoom(OnTable):
         assert len(logged) == 1
         assert "too many connections" in logged[0].getMessage()
 
-    async def test_they_are_woken_again_once_there_is_room(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_waiters_are_woken_again_once_there_is_room_for_a_connection(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for module in ("blocking", "asyncio_"):
             monkeypatch.setattr(f"lockfast.backends.postgres_table.io.{module}.LISTEN_AGAIN_AFTER_S", 0.2)
         self._room_for(1)

@@ -145,7 +145,7 @@ def test_a_number_whose_name_is_unknown_is_listed_by_its_number(url: str, psql: 
         assert info.holders[0].mode == "shared"
 
 
-def test_those_who_wait_are_listed_in_order(url: str, plain: str) -> None:
+def test_waiters_are_listed_in_order(url: str, plain: str) -> None:
     number = key_of("gate").number
     with lockfast.connect(url) as locks, ExitStack() as stack:
         assert locks.lock("gate").acquire() is not None

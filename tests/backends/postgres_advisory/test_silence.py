@@ -81,7 +81,7 @@ class TestSessionsOfTheSilent(Promise):
 
     @pytest.mark.slow
     @on_the_real_clock
-    async def test_so_it_is_when_a_lease_is_extended_and_when_it_is_waited_for(self, stage: Stage) -> None:
+    async def test_the_ttl_of_an_extension_and_of_a_waiter_is_outlasted_too(self, stage: Stage) -> None:
         locks = stage.locks()
         lease = await locks.lock("a", ttl=30).take()
         await lease.extend(900)
@@ -95,7 +95,7 @@ class TestSessionsOfTheSilent(Promise):
 
     @pytest.mark.slow
     @on_the_real_clock
-    async def test_who_has_waited_for_long_is_not_believed_before_the_server_has_answered_again(
+    async def test_a_waiter_that_waited_long_believes_only_after_the_server_has_answered_again(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The server counts from the last bytes of the session: that may be the moment when the wait began."""

@@ -328,7 +328,7 @@ def test_times_without_an_end_become_such_as_can_be_counted_with(empty: Theirs) 
         assert empty.ask("SELECT release_lock('a', 'me')") is True
 
 
-def test_it_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
+def test_a_table_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
     for what in (
         "CREATE SCHEMA app",
         "ALTER TABLE distributed_locks SET SCHEMA app",
@@ -346,7 +346,7 @@ def test_it_is_adopted_in_the_schema_where_it_is(theirs: Theirs) -> None:
 # Once, twice, half
 
 
-def test_it_is_done_once_however_many_migrate(theirs: Theirs) -> None:
+def test_a_table_is_adopted_once_however_many_migrate(theirs: Theirs) -> None:
     assert theirs.ask(HOUR, "a", "me")
     said: list[str] = []
     runs = [threading.Thread(target=migration(theirs.url).run, args=(said.append,)) for _ in range(2)]

@@ -97,7 +97,7 @@ async def _waits(locks: lockfast.aio.AsyncLocks) -> bool:
     return (await locks.inspect("x")).waiters == 1
 
 
-def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_our_own_need_not_ask_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     ask = AsyncioPostgres.ask
 
@@ -121,7 +121,9 @@ def test_nor_does_a_task(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(story())
 
 
-def test_it_believes_from_before_the_release_was_sent(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waiter_believes_from_before_the_release_was_sent(
+    locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lease = held(locks)
     waiter = Waiter(locks)
     answers(monkeypatch, "release", lambda: pause(0.3))  # the answer was long on its way
@@ -130,7 +132,7 @@ def test_it_believes_from_before_the_release_was_sent(locks: lockfast.Locks, mon
     assert waiter.granted()._deadline <= sent_at + TTL
 
 
-def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
+def test_the_waiter_finds_its_grant_if_the_answer_to_the_release_is_lost(
     locks: lockfast.Locks, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = held(locks)
@@ -147,7 +149,9 @@ def test_it_learns_of_it_by_itself_if_the_answer_is_lost(
     assert waiter.granted().fence == granted
 
 
-def test_nothing_is_left_if_it_gives_up_just_then(locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_if_the_waiter_gives_up_during_the_hand_over(
+    locks: lockfast.Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PostgresTableBackend, "_hand_on", lambda *_: None)  # it is not woken in time
     monkeypatch.setattr("lockfast._model.MAX_POLL_S", 60.0)
     lease = held(locks)

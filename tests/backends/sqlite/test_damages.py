@@ -84,7 +84,7 @@ def asked(locks: Locks) -> tuple[object, ...]:
     return locks.inspect("x").damage, [info.name for info in locks.list()]
 
 
-def test_who_asks_for_what_is_no_text_waits_for_no_writer_and_goes_on(locks: Locks, store: damages.SqliteStore) -> None:
+def test_reading_what_is_no_text_waits_for_no_writer_and_ends(locks: Locks, store: damages.SqliteStore) -> None:
     hold(locks, "w")
     before = hold(locks)
     locks.cell("x").write(1)

@@ -26,7 +26,7 @@ QUESTIONS: dict[str, Callable[[Locks], object]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_who_only_asks_does_not_wait_for_a_writer(locks: Locks, path: Path, question: str) -> None:
+def test_a_reader_does_not_wait_for_a_writer(locks: Locks, path: Path, question: str) -> None:
     hold(locks)
     before = QUESTIONS[question](locks)
     writer = sqlite3.connect(path, isolation_level=None)

@@ -210,7 +210,7 @@ class IdentityIsTheClaim(Promise, about="store"):
         assert [holder.holder for holder in broken.holders] == ["stuck"]
         assert await stage.is_free("safe")
 
-    async def test_expiry_ends_it(self, stage: Stage) -> None:
+    async def test_an_expiry_ends_the_lease(self, stage: Stage) -> None:
         await stage.locks().lock("safe", ttl=10, renew=False).take()
         stage.clock.advance(9.99)
         assert await stage.locks().lock("safe").acquire(blocking=False) is None

@@ -45,7 +45,7 @@ class PublicNames(Promise, about="engine"):
             assert await theirs.locked()
         assert not await theirs.locked()
 
-    async def test_it_can_stand_in_for_the_lock_of_the_standard_library(self, stage: Stage) -> None:
+    async def test_a_lock_can_stand_in_for_the_lock_of_the_standard_library(self, stage: Stage) -> None:
         lock = stage.locks().lock("shop")
         assert await lock.acquire()
         assert not await lock.acquire(False)

@@ -114,7 +114,9 @@ class OneAdmissionRule(Promise, about="store"):
 
     @needs("expires")
     @pytest.mark.parametrize("ends", ["a hold", "a reservation"])
-    async def test_who_finds_that_time_made_room_leaves_it_to_an_older_waiter(self, stage: Stage, ends: str) -> None:
+    async def test_a_claim_that_finds_room_made_by_time_leaves_it_to_an_older_waiter(
+        self, stage: Stage, ends: str
+    ) -> None:
         room = _Room(stage)
         dead, absent, older, finder = stage.claim("room", ttl=5), room.writer(), room.writer(), room.writer()
         assert await room.enters(dead)

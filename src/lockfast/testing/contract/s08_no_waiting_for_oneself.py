@@ -258,7 +258,7 @@ class NoWaitingForOneself(Promise, about="engine"):
                 await rwlock.write().acquire()
 
     @needs("limits")
-    async def test_who_holds_every_permit_may_wait_for_one_that_another_gives_back(self, stage: Stage) -> None:
+    async def test_a_holder_of_every_permit_may_wait_for_one_that_another_thread_gives_back(self, stage: Stage) -> None:
         """A permit is often taken by one and given back by another, who does the work."""
         pool = stage.locks().semaphore("seat", 2, ttl=600)
         permits: list[AwaitedLease] = []

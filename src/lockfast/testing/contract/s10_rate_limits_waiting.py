@@ -37,7 +37,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
         assert locks.faults.calls == {"throttle": 1}
 
     @about("store")
-    async def test_those_who_wait_are_served_in_order_at_the_rate(self, stage: Stage) -> None:
+    async def test_waiters_are_served_in_order_at_the_rate(self, stage: Stage) -> None:
         start = stage.clock.now()
         await api(stage.locks()).try_acquire()
         order: list[int] = []
