@@ -1,4 +1,4 @@
-"""What a test may not do with time, as far as a machine can judge; CONTRIBUTING.md has the whole rule.
+"""What a test may not do with time, servers and systems; CONTRIBUTING.md has the whole rule.
 
 Decides: what no file under tests/ and no story of the contract may contain. Each check is a function from parsed files
 to offences, and each is tried on planted offences below, because a check that cannot fail is not a check.
@@ -48,6 +48,15 @@ MAY_WAIT_BRIEFLY = {
 MAY_SEE_ALL_SESSIONS = {
     "adversity/postgres_table/test_crashes.py": "its server is its own",
     "backends/postgres/test_page.py": "its server is its own",
+    "test_shape_of_tests.py": "an offence is planted in it",
+}
+MAY_SKIP = {
+    "capabilities.py": "it has every reason for a skip",
+    "test_shape_of_tests.py": "offences are planted in it",
+}
+MAY_READ_PROC = {
+    "capabilities.py": "it looks whether there is one",
+    "servers/processes.py": "it asks `ps` where there is none",
     "test_shape_of_tests.py": "an offence is planted in it",
 }
 MAY_NAME_A_REASON = {
@@ -249,6 +258,26 @@ def _keywords(call: ast.AST) -> list[ast.keyword]:
     return call.keywords if isinstance(call, ast.Call) else []
 
 
+# Systems
+
+
+def skips(files: Files) -> Iterator[str]:
+    """A skip for a reason of its own: `tests/capabilities.py` has them all, and says which systems have what."""
+    for file in files.values():
+        for node in file.nodes if file.name not in MAY_SKIP else ():
+            named = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+            if named in {"skip", "skipif", "xfail", "importorskip", "SkipTest"}:
+                yield file.at(node)
+
+
+def reads_of_proc(files: Files) -> Iterator[str]:
+    """macOS has no /proc: `tests/servers/processes.py` asks `ps` there."""
+    for file in files.values():
+        for node in file.nodes if file.name not in MAY_READ_PROC else ():
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("/proc"):
+                yield file.at(node)
+
+
 CHECKS: tuple[Check, ...] = (
     measured_times,
     upper_bounds,
@@ -260,6 +289,8 @@ CHECKS: tuple[Check, ...] = (
     unconfirmed_settings,
     sessions_of_other_tests,
     reasons_that_need_an_answer,
+    skips,
+    reads_of_proc,
 )
 
 
@@ -299,6 +330,9 @@ PLANTED: list[tuple[Check, str]] = [
         reasons_that_need_an_answer,
         "with pytest.raises(E, match='full'):\n    connect(url, patience=0.3).lock('x').acquire()",
     ),
+    (skips, "@pytest.mark.skipif(sys.platform != 'linux', reason='no')\ndef test_a(): pass"),
+    (skips, "def test_a():\n    pytest.skip('not today')"),
+    (reads_of_proc, "state = Path(f'/proc/{pid}/stat').read_text()"),
 ]
 
 
@@ -335,7 +369,16 @@ psql("SELECT pid FROM pg_stat_activity WHERE application_name = 'me' AND datname
 
 
 @pytest.mark.parametrize(
-    "exceptions", [MAY_MEASURE, MAY_SLEEP, MAY_WAIT_BRIEFLY, MAY_SEE_ALL_SESSIONS, MAY_NAME_A_REASON]
+    "exceptions",
+    [
+        MAY_MEASURE,
+        MAY_SLEEP,
+        MAY_WAIT_BRIEFLY,
+        MAY_SEE_ALL_SESSIONS,
+        MAY_SKIP,
+        MAY_READ_PROC,
+        MAY_NAME_A_REASON,
+    ],
 )
 def test_every_exception_is_a_file_that_there_is(exceptions: dict[str, str]) -> None:
     assert set(exceptions) <= set(read_all())

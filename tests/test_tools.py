@@ -21,9 +21,10 @@ import pytest
 
 from tests import flaky
 from tests.backends.collecting import Collector, collect_all
+from tests.capabilities import OF_THE_SYSTEM, SETTABLE_CLOCK
 from tests.no_threads import no_thread_left
 from tests.servers.clocks import SHARED, JumpyServer
-from tests.servers.processes import has_ended
+from tests.servers.processes import children_of, has_ended, listed_children, listed_state, process_state
 from tests.servers.proxy import Proxy
 from tests.servers.server import HOST
 from tests.servers.waiting import happens, join, stand_still, until
@@ -114,11 +115,29 @@ def test_the_first_process_of_a_run_goes_alone_and_the_others_together(tmp_path:
 
 
 @pytest.mark.slow
+@SETTABLE_CLOCK.needed
 def test_a_server_whose_clock_could_be_set_leaves_nothing_in_shared_memory() -> None:
     server = JumpyServer()
     with server:
         pid = server.pid
     assert list(SHARED.glob(f"*faketime*_{pid}")) == []
+
+
+@pytest.mark.slow
+def test_ps_says_the_same_of_a_process_as_proc() -> None:
+    """Where there is no /proc, `ps` is asked."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: process_state(process.pid) == listed_state(process.pid) == "T", "a stop")
+        assert process.pid in listed_children(os.getpid())
+        assert process.pid in children_of(os.getpid())
+        process.kill()
+    assert listed_state(process.pid) == "Z"
+
+
+def test_linux_has_every_capability_of_a_system() -> None:
+    if sys.platform == "linux":
+        assert [one.why_not for one in OF_THE_SYSTEM if not one.is_here] == []
 
 
 REPORT = """<testsuites><testsuite>

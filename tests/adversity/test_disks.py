@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.adversity.actor import Actor
+from tests.capabilities import skip_unless_mounts_are_allowed
 
 pytestmark = pytest.mark.slow
-
-
-@cache
-def can_mount() -> bool:
-    return subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Actor]:
     """A process whose store lies on a disk of its own, of 256 KiB, which it can fill or make read-only."""
-    if not can_mount():
-        pytest.skip("needs the capability to mount in a user namespace")
+    skip_unless_mounts_are_allowed()
     mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
     actor = Actor(f"sqlite:///{tmp_path / 'locks.db'}", prefix=("unshare", "-Urm", "sh", "-c", mount, "sh"))
     yield actor

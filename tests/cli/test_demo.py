@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import PROGRAM, Shell
-from tests.servers.processes import children, has_ended
+from tests.servers.processes import children_of, has_ended
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(shell: Shell, tmp_pat
     )
     assert running.stdout is not None
     running.stdout.readline()
-    workers = children(running.pid)
+    workers = children_of(running.pid)
     assert len(workers) == 4
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=LIMIT)
@@ -58,7 +58,7 @@ def test_a_killed_demo_leaves_no_worker(shell: Shell, tmp_path: Path) -> None:
     running = subprocess.Popen([*PROGRAM, "demo", "--url", shell.url], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     running.stdout.readline()
-    workers = children(running.pid)
+    workers = children_of(running.pid)
     running.kill()
     running.communicate()
     until(lambda: all(map(has_ended, workers)), "the end of all workers")

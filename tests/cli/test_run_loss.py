@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lockfast._time import boot_now
+from tests.capabilities import OPEN_FILES
 from tests.cli.conftest import EXACTLY_S, Heart, Shell, expiry
-from tests.servers.processes import has_ended
+from tests.servers.processes import children_of, has_ended, open_files, process_state
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ def test_when_the_store_cannot_be_asked_the_group_is_dead_before_the_deadline(sh
 def test_when_lockfast_is_killed_the_command_is_ended_at_once(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "30", "x", "--", *heart.command())
     grandchild = heart.pid()
-    children = _children(running.pid)
+    children = children_of(running.pid)
     assert len(children) == 2, "the command and the guardian"
     running.kill()
     until(lambda: has_ended(grandchild), "the end of the grandchild")
@@ -109,7 +110,7 @@ def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_l
     """The guardian's TERM has ended the command but not its deaf child, and then we are back."""
     running = shell.start("run", "--ttl", "5", "--kill-after", "2.5", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
-    (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
+    (command,) = [child for child in children_of(running.pid) if grandchild in children_of(child)]
     os.kill(running.pid, signal.SIGSTOP)
     until(lambda: has_ended(command), "the end of the command by the guardian")
     os.kill(running.pid, signal.SIGCONT)
@@ -120,7 +121,7 @@ def test_when_lockfast_goes_on_while_the_guardian_ends_the_group_no_process_is_l
 def test_when_lockfast_is_stopped_while_it_ends_the_group_the_guardian_finishes(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "--ttl", "4", "--kill-after", "2", "x", "--", *heart.command("deaf"))
     grandchild = heart.pid()
-    (command,) = [child for child in _children(running.pid) if grandchild in _children(child)]
+    (command,) = [child for child in children_of(running.pid) if grandchild in children_of(child)]
     shell.locks().break_lock("x")
     until(lambda: has_ended(command), "the end of the command, which got TERM")
     os.kill(running.pid, signal.SIGSTOP)
@@ -149,7 +150,7 @@ def test_a_short_stop_does_no_harm(shell: Shell, tmp_path: Path) -> None:
     assert running.stdout is not None
     running.stdout.readline()
     os.kill(running.pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{running.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+    until(lambda: process_state(running.pid) == "T", "a stop")
     os.kill(running.pid, signal.SIGCONT)
     (tmp_path / "go").touch()
     assert running.wait(LIMIT) == 0
@@ -159,7 +160,7 @@ def test_when_lockfast_is_killed_while_waiting_the_command_never_starts(shell: S
     with shell.locks() as locks, locks.lock("x"):
         waiting = shell.start("run", "x", "--", "touch", "ran", cwd=tmp_path)
         until(lambda: locks.inspect("x").waiters == 1, "a waiter")
-        children = _children(waiting.pid)
+        children = children_of(waiting.pid)
         assert len(children) == 2
         waiting.kill()
         until(lambda: all(map(has_ended, children)), "the end of the forked processes")
@@ -170,7 +171,7 @@ def test_nothing_is_left_running_after_an_ordinary_run(shell: Shell) -> None:
     running = shell.start("run", "x", "--", "sh", "-c", "echo ready; read line", stdin=-1)
     assert running.stdout is not None
     running.stdout.readline()
-    children = _children(running.pid)
+    children = children_of(running.pid)
     running.communicate("\n", timeout=LIMIT)
     assert len(children) == 2
     assert all(map(has_ended, children))
@@ -209,17 +210,14 @@ def test_a_release_that_fails_is_reported_and_does_not_change_the_exit_code(shel
     assert all("no answer from " in line for line in silence)
 
 
+@OPEN_FILES.needed
 def test_the_guardian_holds_none_of_our_files_and_is_in_no_session_of_ours(shell: Shell, heart: Heart) -> None:
     running = shell.start("run", "x", "--", *heart.command())
     heart.pid()
-    (guardian,) = [child for child in _children(running.pid) if os.getsid(child) == child]
-    files = {int(fd.name): os.readlink(fd) for fd in Path(f"/proc/{guardian}/fd").iterdir()}
+    (guardian,) = [child for child in children_of(running.pid) if os.getsid(child) == child]
+    files = open_files(guardian)
     assert [files.pop(fd) for fd in (0, 1, 2)] == [os.devnull] * 3
     assert [name.partition(":")[0] for name in files.values()] == ["pipe"]
     running.terminate()
     assert running.wait(LIMIT) == 128 + signal.SIGTERM
     assert has_ended(guardian)
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

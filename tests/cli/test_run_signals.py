@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Shell
-from tests.servers.processes import children, has_ended
+from tests.servers.processes import children_of, has_ended, process_state
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def waiting_command(running: subprocess.Popen[str]) -> int:
     """The process that will become the command: unlike the guardian it stays in the session of its parent."""
 
     def alone() -> int:
-        found = [pid for pid in children(running.pid) if os.getsid(pid) == os.getsid(running.pid)]
+        found = [pid for pid in children_of(running.pid) if os.getsid(pid) == os.getsid(running.pid)]
         return found[0] if len(found) == 1 else 0
 
     return until(alone, "the guardian to leave the session")
@@ -114,7 +114,7 @@ def test_a_stopped_command_can_be_continued_through_us(shell: Shell) -> None:
     assert running.stdout is not None
     child = int(running.stdout.readline())
     os.kill(child, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a stop")
+    until(lambda: process_state(child) == "T", "a stop")
     running.send_signal(signal.SIGCONT)
     out, err = running.communicate("on\n", timeout=LIMIT)
     assert (running.returncode, out, err) == (0, "on\n", "")

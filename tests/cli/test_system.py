@@ -14,6 +14,7 @@ import pytest
 
 from lockfast.cli import main
 from lockfast.cli.store import system_url
+from tests.capabilities import SEVERAL_USERS
 from tests.cli.conftest import GUARD, eventually
 
 User = tuple[int, int, list[int]]  # uid, gid, more groups
@@ -23,7 +24,6 @@ ROOT_AND_GROUP = (0, 0, [GROUP])
 DEPLOY = (47_111, 47_111, [GROUP])
 STRANGER: User = (47_112, 47_112, [])
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
 # Everything is imported first: the interpreter may be where other users cannot read it.
 AS_USER = """
@@ -79,7 +79,7 @@ def make_for_group(folder: Path) -> None:
     folder.chmod(0o2770)
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [ROOT_AND_GROUP, DEPLOY], ids=["root first", "deploy first"])
 def test_the_jobs_of_two_users_exclude_each_other(store: Path, first: User) -> None:
@@ -98,7 +98,7 @@ def test_the_jobs_of_two_users_exclude_each_other(store: Path, first: User) -> N
     assert run(second, "run", "--system", "--wait", "1m", "nightly", "echo", "now")[:2] == (0, "now\n")
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 def test_a_waiter_of_another_user_is_handed_the_lock(store: Path) -> None:
     make_for_group(store)
@@ -116,7 +116,7 @@ def test_a_waiter_of_another_user_is_handed_the_lock(store: Path) -> None:
     assert (waiter.returncode, out) == (0, "mine\n"), err
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 @pytest.mark.parametrize("user", [ROOT_AND_GROUP, DEPLOY], ids=["root", "deploy"])
 def test_the_files_are_for_the_group_alone_whatever_the_umask(store: Path, user: User) -> None:
@@ -134,7 +134,7 @@ def test_the_files_are_for_the_group_alone_whatever_the_umask(store: Path, user:
     assert {one.st_gid for one in found.values()} == {GROUP}
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 def test_a_user_who_is_not_in_the_group_learns_what_root_can_do(store: Path) -> None:
     make_for_group(store)
@@ -145,7 +145,7 @@ def test_a_user_who_is_not_in_the_group_learns_what_root_can_do(store: Path) -> 
     assert line.endswith(f"; root can add a user: usermod -aG {GROUP} {STRANGER[0]}")
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 def test_a_folder_that_root_has_for_itself_is_not_used_alone_by_others(store: Path) -> None:
     store.mkdir(mode=0o755)
@@ -154,7 +154,7 @@ def test_a_folder_that_root_has_for_itself_is_not_used_alone_by_others(store: Pa
     assert err.rstrip().endswith(f": install -d -m 2770 -g GROUP {store}")
 
 
-@needs_root
+@SEVERAL_USERS.needed
 @pytest.mark.slow
 def test_a_file_that_was_there_before_the_group_is_named_with_what_mends_it(store: Path) -> None:
     store.mkdir(mode=0o755)

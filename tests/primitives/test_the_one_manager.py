@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -102,7 +101,6 @@ def test_a_bad_url_is_not_remembered() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_has_it_too_and_holds_nothing_of_what_its_parent_does() -> None:
     in_a_child("""
 manager = lockfast.get_distributed_lock()

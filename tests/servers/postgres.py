@@ -20,7 +20,7 @@ from types import TracebackType
 
 from tests.servers.launching import call_off, launch, let_go, watch_over
 from tests.servers.postgres_programs import NEWEST, give, lesser, programs
-from tests.servers.processes import children, has_ended
+from tests.servers.processes import children_of, has_ended
 from tests.servers.server import HOST, await_stop, free_port
 from tests.servers.waiting import until
 
@@ -110,7 +110,7 @@ class PostgresServer(ReachablePostgres):
 
     def children(self) -> list[int]:
         """The processes of the connections, and its helpers."""
-        return children(self.pid)
+        return children_of(self.pid)
 
     def start(self) -> PostgresServer:
         """Return once it answers."""

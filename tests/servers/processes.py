@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ _PROC = Path("/proc")
 def process_state(pid: int) -> str:
     """As `ps` shows it: T is stopped, Z has ended, and so has a process that is no longer there."""
     if not (_PROC / "self").exists():
-        return _ps("-o", "stat=", "-p", str(pid)).strip()[:1] or "Z"
+        return listed_state(pid)
     try:
         return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -22,11 +23,27 @@ def has_ended(pid: int) -> bool:
     return process_state(pid) in "ZX"
 
 
-def children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     listed = _PROC / f"{pid}/task/{pid}/children"
-    return [
-        int(word) for word in (listed.read_text() if listed.exists() else _ps("-o", "pid=", "--ppid", str(pid))).split()
-    ]
+    if listed.exists():
+        return [int(word) for word in listed.read_text().split()]
+    return listed_children(pid)
+
+
+def open_files(pid: int) -> dict[int, str]:
+    """What is behind each descriptor; see `OPEN_FILES` in `tests/capabilities.py`."""
+    return {int(fd.name): os.readlink(fd) for fd in (_PROC / f"{pid}/fd").iterdir()}
+
+
+def listed_children(pid: int) -> list[int]:
+    """By `ps`, with options that every system has."""
+    pairs = [line.split() for line in _ps("-A", "-o", "pid=", "-o", "ppid=").splitlines()]
+    return [int(child) for child, parent in pairs if int(parent) == pid]
+
+
+def listed_state(pid: int) -> str:
+    """By `ps`; a process that is no longer listed has ended."""
+    return _ps("-o", "stat=", "-p", str(pid)).strip()[:1] or "Z"
 
 
 def _ps(*words: str) -> str:

@@ -7,7 +7,6 @@ granted too early. Fences grow.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ import pytest
 
 import lockfast
 from lockfast._time import boot_now
+from tests.capabilities import SETTABLE_CLOCK
 from tests.renewals import renew, renew_soon
 from tests.servers.clocks import Clock
 from tests.servers.postgres import PostgresServer
@@ -24,7 +24,7 @@ from tests.servers.waiting import LIMIT, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="the clock of a process can be set for it only with LD_PRELOAD"),
+    SETTABLE_CLOCK.needed,
 ]
 
 HOUR = 3600.0

@@ -7,7 +7,6 @@ Fences grow.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,13 +14,14 @@ import pytest
 
 import lockfast
 from lockfast import LeaseLost
+from tests.capabilities import SETTABLE_CLOCK
 from tests.renewals import renew, renew_soon
 from tests.servers.clocks import JumpyServer
 from tests.servers.waiting import LIMIT, until
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="the clock of a process can be set for it only with LD_PRELOAD"),
+    SETTABLE_CLOCK.needed,
 ]
 
 HOUR = 3600.0

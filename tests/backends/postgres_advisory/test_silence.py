@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from lockfast.backends.postgres_advisory.io.session import KEPT_S, PendingStatem
 from lockfast.backends.postgres_advisory.keys import key_of
 from lockfast.testing.contract import Promise, on_the_real_clock
 from lockfast.testing.stage import Stage
+from tests.capabilities import SOCKET_FILTERS
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
@@ -121,7 +121,7 @@ def _send(send: Callable[[PendingStatement], None], asked: list[bytes], statemen
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system can drop what arrives at a socket")
+@SOCKET_FILTERS.needed
 def test_a_holder_that_receives_nothing_stops_believing_before_the_server_grants_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from lockfast.backends.sqlite.io import blocking as driver
 from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import main
 from tests.backends.sqlite.stage import hold
+from tests.capabilities import SEVERAL_USERS
 
 ANOTHER_USER = 47_110  # a number that no user of this host has
 
@@ -155,7 +156,7 @@ def test_a_link_that_leads_elsewhere_now_means_a_loss(path: Path, monkeypatch: p
             lease.extend()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
+@SEVERAL_USERS.needed
 @pytest.mark.parametrize("mode", [0o1777, 0o777])
 def test_a_link_of_another_user_in_a_folder_of_everybodys_is_not_followed(path: Path, mode: int) -> None:
     folder, planted = path.parent / "tmp", path.parent / "planted.db"

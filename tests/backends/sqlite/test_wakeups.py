@@ -8,7 +8,6 @@ import os
 import socket
 import sqlite3
 import stat
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
@@ -33,11 +32,11 @@ from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.flood_guard import COST_OF_WAKE_ALL, IN_VAIN, FloodGuard
 from lockfast.testing import FakeClock
+from tests.capabilities import ABSTRACT_SOCKETS
 from tests.polling import HOUR
 from tests.servers.waiting import LIMIT, join, until
 
 BRIEFLY_S = 0.05  # seconds in which a wake-up that must not come would come
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the sender of a datagram")
 
 Wakeups = BlockingWakeups | AsyncioSqliteWakeups
 Story = Callable[[Wakeups], Coroutine[Any, Any, None]]
@@ -136,7 +135,7 @@ def test_no_datagram_wakes_all_waiters(play: Play, any_socket: socket.socket, te
     play(story)
 
 
-@linux
+@ABSTRACT_SOCKETS.needed
 def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +149,7 @@ def test_a_wake_up_of_a_user_who_cannot_write_the_store_does_not_count(
     play(story)
 
 
-@linux
+@ABSTRACT_SOCKETS.needed
 def test_a_store_that_is_not_shared_is_woken_by_its_owner_and_by_us_and_by_root(store: Path) -> None:
     assert datagrams._users_of(store) == {store.stat().st_uid, os.getuid(), os.geteuid(), 0}
 
@@ -195,6 +194,7 @@ def test_a_wake_up_is_sent_only_to_an_inbox(tmp_path: Path, monkeypatch: pytest.
             log.recv(100)
 
 
+@ABSTRACT_SOCKETS.needed
 def test_nothing_is_sent_to_an_abstract_socket_that_is_no_inbox() -> None:
     for name in (f"{datagrams._NETWORK}/log-{new_claim_id()}", f"{datagrams._NETWORK}/lockfast-{new_claim_id()}"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
