@@ -56,7 +56,7 @@ _BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_cl
 _FACES = {"sync", "aio", "_facades", ""}
 
 # Where holds are recorded: no backend imports another, except those two that are made of parts of one.
-_BELOW_IO = _WORDS | {"_worlds", "backends.wakeups"}
+_BELOW_IO = _WORDS | {"_worlds", "backends.wakeups", "backends.connecting"}
 _BELOW_BACKENDS = _BELOW_IO | {"backends.base", "backends.optional", "backends.opening"}
 PACKAGES: dict[str, set[str]] = {
     "backends.memory": _BELOW_BACKENDS,
@@ -98,8 +98,9 @@ ROOMS: dict[str, set[str]] = {
     "backends": set(),
     "backends.opening": _BELOW_IO | {"backends.base"},
     "backends.wakeups": _WORDS | {"_worlds"},
+    "backends.connecting": _WORDS | {"_worlds"},
     **PACKAGES,
-    "backend": _BELOW_BACKENDS - {"backends.wakeups"},  # for backends from outside
+    "backend": _BELOW_BACKENDS - {"backends.wakeups", "backends.connecting"},  # for backends from outside
     "_suggest": set(),
     "_connect": _BELOW_ENGINE | {"_suggest", "backends.opening"} | set(PACKAGES),
     "_clients": {"backends.opening"},

@@ -13,8 +13,8 @@ import pytest
 
 import lockfast
 import lockfast.aio
+from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres_advisory.io import blocking as blocking_module
-from lockfast.backends.wakeups.turns import in_turn
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, stand_still, until
 

@@ -17,11 +17,11 @@ from typing import Final, Protocol
 from lockfast._reentry import NoThread, outside
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, Signal, World
+from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
 from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, WatchedSession
-from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
 # So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first

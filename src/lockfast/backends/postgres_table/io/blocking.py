@@ -16,6 +16,7 @@ from uuid import uuid4
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
+from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, RolledBack, copy_of, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
@@ -53,7 +54,6 @@ from lockfast.backends.postgres_table.io.session import (
     warn_polling_for_now,
 )
 from lockfast.backends.wakeups import Wakeups
-from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
 

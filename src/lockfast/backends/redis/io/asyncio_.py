@@ -20,6 +20,7 @@ import hiredis
 from lockfast._model import Claim
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import end_tasks
+from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
@@ -34,7 +35,6 @@ from lockfast.backends.redis.io.resp import (
 )
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.asyncio_ import AsyncioWaiters
-from lockfast.backends.wakeups.single_flight import SingleFlight
 from lockfast.errors import BackendUnavailable
 
 _NEVER = float("inf")

@@ -18,6 +18,7 @@ import hiredis
 from lockfast._model import Claim
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
+from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.redis.io.endpoints import Address, RedisEndpoint
 from lockfast.backends.redis.io.resp import (
     NOTHING,
@@ -35,7 +36,6 @@ from lockfast.backends.redis.io.router import RedisDriver
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.backends.wakeups.self_pipe import SelfPipe
-from lockfast.backends.wakeups.turns import in_turn
 from lockfast.errors import BackendUnavailable
 
 _SILENCE_S = 1.0  # without a reply, after which the other connections to the server are dropped too

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lockfast.backends.wakeups.single_flight import MIN_WORK_S, SingleFlight
+from lockfast.backends.connecting.single_flight import MIN_WORK_S, SingleFlight
 from lockfast.errors import BackendUnavailable
 from tests.servers.waiting import LIMIT
 

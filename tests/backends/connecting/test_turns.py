@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import lockfast.backends
-from lockfast.backends.wakeups.turns import in_turn
+from lockfast.backends.connecting.turns import in_turn
 from tests.engine.interrupting import Interrupt
 from tests.servers.waiting import join, until
 
@@ -38,7 +38,7 @@ def test_interrupted_at_any_instruction_the_turn_is_given_back(outer: bool) -> N
         assert in_turn(turn, 10, lambda: True)
 
     for point in count(1):
-        with Interrupt(point, lambda file: file.endswith("/backends/wakeups/turns.py")) as interrupt:
+        with Interrupt(point, lambda file: file.endswith("/backends/connecting/turns.py")) as interrupt:
             try:
                 if outer:
                     in_turn(turn, 10, report)
