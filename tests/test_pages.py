@@ -119,6 +119,13 @@ def test_the_architecture_names_every_backend() -> None:
     assert [name for name in packages if f"`backends/{name}/" not in text] == []
 
 
+def test_every_backend_has_a_page_and_tests_of_its_own() -> None:
+    backends = [file.parent.name for file in (SOURCE / "backends").glob("*/open.py")]
+    assert len(backends) >= 6
+    assert [name for name in backends if not (ROOT / "docs" / "backends" / f"{name}.md").exists()] == []
+    assert [name for name in backends if not list((ROOT / "tests" / "backends" / name).glob("test_*.py"))] == []
+
+
 def test_the_first_reading_is_short() -> None:
     [line] = re.findall(r"^The short one,.*$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     files = _QUOTED.findall(line)

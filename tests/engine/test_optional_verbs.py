@@ -31,12 +31,6 @@ def test_backends_of_one_store_have_one_store_id_and_those_of_two_have_two(schem
     assert on_url(one)(WORLD).store_id == on_url(one)(WORLD).store_id != on_url(other)(WORLD).store_id
 
 
-def test_stores_of_one_name_that_are_not_one_store_have_two_ids() -> None:
-    store = MemoryStore(name="a")
-    ids = [MemoryBackend(each, WORLD).store_id for each in (store, store, MemoryStore(name="a"))]
-    assert ids[0] == ids[1] != ids[2]
-
-
 def test_a_backend_with_faults_is_the_store_that_it_stands_before() -> None:
     inner = MemoryBackend(MemoryStore(), WORLD)
     assert FaultyBackend(inner, WORLD).store_id == inner.store_id
