@@ -14,7 +14,8 @@ import pytest
 
 import lockfast
 from lockfast._worlds import drive
-from lockfast.backends.sqlite.io.blocking import BlockingSqlite, SqliteTransaction
+from lockfast.backends.sqlite.io.blocking import BlockingSqlite
+from lockfast.backends.sqlite.io.driver import SqliteTransaction
 from lockfast.backends.sqlite.schema import SCHEMA
 from lockfast.backends.wakeups.blocking import BlockingWakeups
 from lockfast.errors import BackendUnavailable

@@ -22,7 +22,8 @@ from lockfast.aio import AsyncLease, AsyncLocks
 from lockfast.backends.sqlite.io import asyncio_ as sqlite_asyncio
 from lockfast.backends.sqlite.io import blocking as sqlite
 from lockfast.backends.sqlite.io import thread as sqlite_thread
-from lockfast.backends.sqlite.io.blocking import BlockingSqlite, SqliteTransaction
+from lockfast.backends.sqlite.io.blocking import BlockingSqlite
+from lockfast.backends.sqlite.io.driver import SqliteTransaction
 from lockfast.backends.sqlite.io.stalls import Stalls
 from lockfast.backends.sqlite.io.thread import SqliteThread
 from tests.no_threads import no_thread_left

@@ -131,7 +131,7 @@ def test_a_relative_path_means_the_same_file_after_a_change_of_folder(
 
 
 def test_where_there_are_no_sockets_waiters_poll(locks: Locks, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockfast.backends.sqlite.io.blocking.open_inbox", lambda store: None)
+    monkeypatch.setattr("lockfast.backends.sqlite.io.driver.open_inbox", lambda store: None)
     holder = hold(locks)
     with lockfast.connect(f"sqlite:///{path}") as others:
         waiter = threading.Thread(target=lambda: others.lock("x").acquire())

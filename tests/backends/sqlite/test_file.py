@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable, Unsupported
-from lockfast.backends.sqlite.io import blocking as driver
+from lockfast.backends.sqlite.io import driver
 from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import main
 from tests.backends.sqlite.stage import hold

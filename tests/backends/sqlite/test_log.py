@@ -15,6 +15,7 @@ import lockfast
 from lockfast.aio import AsyncLocks
 from lockfast.backends.sqlite.io import blocking as sqlite
 from lockfast.backends.sqlite.io.blocking import BlockingSqlite
+from lockfast.backends.sqlite.io.driver import SqliteTransaction
 from tests.servers.waiting import LIMIT, until_async
 
 SHORT_BYTES = 1 << 16  # bytes
@@ -68,7 +69,7 @@ def test_no_request_in_the_loop_copies_the_log_into_the_file(path: Path, copied_
     assert threading.get_ident() not in copied_in
 
 
-def _ask_by_itself(t: sqlite.SqliteTransaction) -> Any:
+def _ask_by_itself(t: SqliteTransaction) -> Any:
     return t.execute("PRAGMA wal_autocheckpoint").fetchone()
 
 

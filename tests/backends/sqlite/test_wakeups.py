@@ -25,8 +25,8 @@ from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.sqlite.io import datagrams
 from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqliteWakeups
-from lockfast.backends.sqlite.io.blocking import open_driver
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox, DatagramSender, open_inbox
+from lockfast.backends.sqlite.io.driver import open_driver
 from lockfast.backends.sqlite.schema import SCHEMA
 from lockfast.backends.wakeups import WAKE_ALL
 from lockfast.backends.wakeups.blocking import BlockingWakeups

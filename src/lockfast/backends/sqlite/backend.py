@@ -39,7 +39,7 @@ from lockfast._model import (
 from lockfast._records import MOST_READ, StoredHold, cut_id, is_count, lock_info
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
-from lockfast.backends.sqlite.io.blocking import VERSION, SqliteDriver, SqliteTransaction, Step, T
+from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T
 from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, ClaimRow, SqliteResource, hand_over
 from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
 from lockfast.errors import LimitMismatch
@@ -474,7 +474,7 @@ class SqliteBackend:
 
     @property
     def store_id(self) -> str:
-        return repr(self._driver)
+        return f"sqlite:///{self._driver.path}"
 
     def __repr__(self) -> str:
         return repr(self._driver)

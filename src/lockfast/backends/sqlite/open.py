@@ -16,7 +16,7 @@ from lockfast.backends.opening import BackendFactory, ConnectOptions, refuse_url
 
 def open_url(parts: SplitResult, options: ConnectOptions) -> BackendFactory:
     from lockfast.backends.sqlite.backend import SqliteBackend  # here: `url_of_file` needs no sqlite3
-    from lockfast.backends.sqlite.io.blocking import open_driver
+    from lockfast.backends.sqlite.io.driver import open_driver
     from lockfast.backends.sqlite.schema import SCHEMA
 
     options.refuse_all_but(where="sqlite://")

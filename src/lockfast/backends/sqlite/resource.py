@@ -24,7 +24,7 @@ from lockfast._model import (
     next_in_queue,
 )
 from lockfast._records import NO_HOLD, damaged_lock, is_count
-from lockfast.backends.sqlite.io.blocking import SqliteTransaction, WakeUp
+from lockfast.backends.sqlite.io.driver import SqliteTransaction, WakeUp
 from lockfast.backends.sqlite.schema import HOLDS, count, count_on
 
 OF_HOLDER: Final = "WHERE key = ? AND waiting = 0 AND place = ?"

@@ -13,7 +13,7 @@ from lockfast._model import MAX_TTL_S
 from lockfast._records import is_count
 from lockfast._time import first_fence
 from lockfast._values import NANO
-from lockfast.backends.sqlite.io.blocking import SqliteSchema, SqliteTransaction
+from lockfast.backends.sqlite.io.driver import SqliteSchema, SqliteTransaction
 from lockfast.backends.sqlite.io.host import fingerprint
 from lockfast.errors import BackendUnavailable
 

@@ -23,7 +23,7 @@ from lockfast._values import (
     last_version,
     used_up,
 )
-from lockfast.backends.sqlite.io.blocking import SqliteTransaction
+from lockfast.backends.sqlite.io.driver import SqliteTransaction
 from lockfast.backends.sqlite.schema import check_boot
 
 

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from lockfast._model import Claim
@@ -28,15 +29,9 @@ from lockfast._reentry import NoThread
 from lockfast._time import boot_now, format_duration
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import call_in
-from lockfast.backends.sqlite.io.blocking import (
-    OPENING,
-    TRIES_WITHOUT_PAUSE,
-    BlockingSqlite,
-    SqliteRequest,
-    Step,
-    WakeUp,
-)
+from lockfast.backends.sqlite.io.blocking import OPENING, TRIES_WITHOUT_PAUSE, BlockingSqlite
 from lockfast.backends.sqlite.io.datagrams import DatagramInbox
+from lockfast.backends.sqlite.io.driver import SqliteRequest, Step, WakeUp
 from lockfast.backends.sqlite.io.stalls import SLOW_S, Stalls, waits
 from lockfast.backends.sqlite.io.thread import SqliteThread
 from lockfast.backends.wakeups import WAKE_ALL
@@ -276,6 +271,10 @@ class AsyncioSqlite:
             self._loop = None
             self._forget_queue()
             self._thread.after_fork()
+
+    @property
+    def path(self) -> Path:
+        return self._blocking.path
 
     @property
     def url(self) -> str:

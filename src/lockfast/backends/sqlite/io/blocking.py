@@ -12,63 +12,29 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import cached_property
 from pathlib import Path
 from traceback import clear_frames
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
 
 from lockfast._reentry import Mutex, outside, section
 from lockfast._time import boot_now
-from lockfast._worlds import Clock, World
+from lockfast._worlds import Clock
 from lockfast.backends.sqlite.io import file as sqlite_file
-from lockfast.backends.sqlite.io.datagrams import DatagramInbox, DatagramSender, open_inbox
+from lockfast.backends.sqlite.io.datagrams import DatagramSender
+from lockfast.backends.sqlite.io.driver import SqliteRequest, SqliteSchema, SqliteTransaction, Step, T, WakeUp
 from lockfast.backends.sqlite.io.host import HostIdentity, this_host
 from lockfast.backends.wakeups import Wakeups
-from lockfast.backends.wakeups.blocking import BlockingWakeups
-from lockfast.backends.wakeups.flood_guard import FloodGuard
 from lockfast.errors import BackendUnavailable
 
-T = TypeVar("T")
-
-VERSION: Final = sqlite3.sqlite_version
 TRIES_WITHOUT_PAUSE = 12  # for a file that is in use: most transactions end before a timer could fire
 CHECK_FILE_EVERY_S = 0.02  # whether the open file is still the one in the folder
 LOG_LIMIT_BYTES = 4 << 20  # to which the log is truncated after a checkpoint: it seldom needs more
 CHECKPOINT_EVERY_S = 0.1  # at most: a reader may keep the log from being restarted for long
 
 _logger = logging.getLogger("lockfast")
-
-Execute = Callable[..., sqlite3.Cursor]
-
-
-class WakeUp(NamedTuple):
-    """A message to the process at `address`: its claim should ask again."""
-
-    address: str
-    key: str
-    claim: str
-
-
-class SqliteTransaction:
-    """What a step of the backend uses during one transaction."""
-
-    __slots__ = ("execute", "host", "inbox", "now", "wakeups")
-
-    def __init__(self, execute: Execute, host: HostIdentity, inbox: Wakeups) -> None:
-        self.execute = execute
-        self.host = host
-        self.inbox = inbox  # where the waiters of this process are woken
-        self.now = host.now()
-        self.wakeups: list[WakeUp] = []  # sent after the commit
-
-
-Step = Callable[..., T]
-
-# `step`, `args`, `quick` and `reads` of `SqliteDriver.transact`. A plain tuple costs least.
-SqliteRequest = tuple[Step[Any], tuple[Any, ...], Step[Any] | None, bool]
 
 
 def _only_open(_: SqliteTransaction) -> None:
@@ -82,42 +48,6 @@ def _write_nothing_new(t: SqliteTransaction) -> None:
 
 
 OPENING: Final[SqliteRequest] = (_only_open, (), None, True)
-
-
-class SqliteSchema(NamedTuple):
-    """What the backend checks and does in a file that was just opened."""
-
-    is_current: Callable[
-        [SqliteTransaction], bool
-    ]  # only reads; raises BackendUnavailable for a file of another program
-    prepare: Callable[[SqliteTransaction], None]  # before the first write through a connection
-
-
-class SqliteDriver(Protocol):
-    """The driver of either world, as the backend uses it."""
-
-    @property
-    def wakeups(self) -> Wakeups: ...
-    async def transact(
-        self,
-        step: Step[T],
-        args: tuple[Any, ...],
-        within: float,
-        quick: Step[T | None] | None = None,
-        reads: bool = False,
-    ) -> tuple[T, list[WakeUp]]:
-        """Run `step(transaction, *args)` in one transaction; its result, and the wake-ups that reached no process.
-
-        `quick`, a single statement, is tried first; a result other than None is final.
-        A step that only `reads` sees one state of the file, delays no writer and waits for none.
-        """
-        ...
-
-    @property
-    def url(self) -> str: ...
-    async def close(self) -> None: ...
-    def before_fork(self) -> None: ...
-    def after_fork(self, *, child: bool) -> None: ...
 
 
 class BlockingSqlite:
@@ -457,18 +387,3 @@ _ERRORS = {
     sqlite3.SQLITE_NOTADB: ("is not an SQLite file, or is corrupt; move it away, and a new one is made", False),
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened; check that its folder exists and can be written", False),
 }
-
-
-def open_driver(path: Path, schema: SqliteSchema, world: World, clock: Clock | None) -> SqliteDriver:
-    """The driver for that world. Nothing is opened yet."""
-
-    def inbox() -> DatagramInbox | None:
-        return open_inbox(sqlite_file.follow(path))
-
-    guard = FloodGuard() if clock is None else None  # a test's clock may stand still
-    if world.blocking:
-        return BlockingSqlite(path, schema, BlockingWakeups(clock, inbox, guard), clock)
-    from lockfast.backends.sqlite.io.asyncio_ import AsyncioSqlite, AsyncioSqliteWakeups
-
-    wakeups = AsyncioSqliteWakeups(clock, inbox, guard)
-    return AsyncioSqlite(BlockingSqlite(path, schema, wakeups, clock, checkpoints=False), wakeups)
