@@ -47,10 +47,10 @@ from lockfast.backend import (
     WithoutValues,
     World,
     boot_now,
+    critical_section,
     first_fence,
     next_in_queue,
     poll_after,
-    section,
 )
 
 
@@ -193,7 +193,7 @@ class LockFile:
     def step(self, now: float, within: float) -> Iterator[State]:
         """One atomic step: what is changed is in the file afterwards, or nothing is if an error is raised."""
         try:
-            with section(self.mutex), open(f"{self.path}.lock", "ab") as lock:
+            with critical_section(self.mutex), open(f"{self.path}.lock", "ab") as lock:
                 _flock(lock.fileno(), boot_now() + within)
                 text = self._read()
                 state = self._parse(text)
@@ -317,7 +317,7 @@ class JsonFileBackend(WithoutValues, WithoutChanges):
         return Busy(position, retry_after, record.hold.holder, claim_id=record.hold.claim_id)
 
     async def wait(self, claim: Claim, seconds: float) -> bool:
-        with section(self._file.mutex):
+        with critical_section(self._file.mutex):
             found = self._file.signals.get(claim.id)
         return found is None or await found[1].wait(seconds)
 
@@ -378,7 +378,7 @@ class JsonFileBackend(WithoutValues, WithoutChanges):
 
     async def close(self) -> None:
         """Holds stay in the file. A caller that waits through this backend is woken, and learns that it is closed."""
-        with section(self._file.mutex):
+        with critical_section(self._file.mutex):
             for world, signal in self._file.signals.values():
                 if world is self._world:
                     signal.set()

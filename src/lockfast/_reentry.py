@@ -275,7 +275,7 @@ class outside:  # noqa: N801  (used as a statement)
 
 
 class Mutex(type(threading.RLock())):  # type: ignore[misc]
-    """For code of both worlds. In an event loop no operation is driven, so `section` marks what holds the mutex."""
+    """For code of both worlds. In an event loop no operation is driven, so `critical_section` marks the holder."""
 
     @property
     def cr_running(self) -> bool:
@@ -283,8 +283,8 @@ class Mutex(type(threading.RLock())):  # type: ignore[misc]
         return bool(self._is_owned())
 
 
-def section(mutex: Mutex) -> Mutex:
-    """`with section(mutex):` is inside an operation, wherever it stands."""
+def critical_section(mutex: Mutex) -> Mutex:
+    """`with critical_section(mutex):` is inside an operation, wherever it stands."""
     thread = get_ident()
     outer = _inside.get(thread)
     if outer is None or not outer.cr_running:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from lockfast._records import LARGEST_NUMBER, is_count
 
-NANO: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
+NS_PER_S: Final = 1_000_000_000  # limiters count in whole nanoseconds, so that nothing is lost in rounding
 MAX_BOOKED_NS: Final = 2**62  # ahead: a booking that far is damaged
 FAR_VERSION: Final = LARGEST_NUMBER // 2  # above this the next version is taken from the clock
 
@@ -43,29 +43,29 @@ class Booked(NamedTuple):
 
 def can_be_booked(until: Any, now: float) -> bool:
     """Whether a limiter can be booked up to that moment; if not, its record is damaged."""
-    return until.__class__ is int and until - now * NANO < MAX_BOOKED_NS
+    return until.__class__ is int and until - now * NS_PER_S < MAX_BOOKED_NS
 
 
 def used_up(now: float, rate: Rate) -> int:
     """Replaces a damaged booking: all permits count as just used, so that none is given twice."""
-    return round(now * NANO) + rate.interval * rate.burst
+    return round(now * NS_PER_S) + rate.interval * rate.burst
 
 
-def book(until: int, now: float, rate: Rate, cost: int, patience: float) -> Booked:
+def book_permits(until: int, now: float, rate: Rate, cost: int, patience: float) -> Booked:
     """Take `cost` permits if they are free within `patience` seconds (GCRA); `until` is the end of all bookings.
 
     With `patience` the permits are taken now and may be used after `retry_after` seconds.
     """
-    now_ns = round(now * NANO)  # rounded: truncated, a reported moment could be a nanosecond too early
+    now_ns = round(now * NS_PER_S)  # rounded: truncated, a reported moment could be a nanosecond too early
     full = rate.interval * rate.burst
     start = max(until, now_ns)
     after = start + rate.interval * cost
     early = after - full - now_ns  # nanoseconds until the permits are free
-    if early > round(min(patience, 1e9) * NANO):
+    if early > round(min(patience, 1e9) * NS_PER_S):
         left = max(0, full - (start - now_ns)) // rate.interval
-        return Booked(Allowance(False, left, early / NANO), until)
+        return Booked(Allowance(False, left, early / NS_PER_S), until)
     left = max(0, full - (after - now_ns)) // rate.interval
-    return Booked(Allowance(True, left, max(0, early) / NANO), after)
+    return Booked(Allowance(True, left, max(0, early) / NS_PER_S), after)
 
 
 class Pacer:
@@ -79,7 +79,7 @@ class Pacer:
 
     def pause(self, now: float, cost: int = 1) -> float:
         """Take the permits; seconds until the work may begin."""
-        allowance, self._until = book(self._until, now, self._rate, cost, inf)
+        allowance, self._until = book_permits(self._until, now, self._rate, cost, inf)
         return allowance.retry_after
 
 
@@ -93,7 +93,7 @@ class Stored(NamedTuple):
     damage: str = ""  # what cannot be read; then only an unconditional delete goes through
 
 
-NOTHING: Final = Stored()
+EMPTY_CELL: Final = Stored()
 
 
 def as_stored(value: Any, version: Any, fence: Any, writer: Any) -> Stored:
@@ -128,13 +128,13 @@ def last_version(stored: Stored, clock: int) -> int:
     return clock if stored.damage or stored.version > FAR_VERSION else stored.version
 
 
-def after(stored: Stored, write: Write, last: int) -> Stored:
+def apply_write(stored: Stored, write: Write, last: int) -> Stored:
     """The cell after a write that goes through; `last` is its last version, or that of the deleted cell."""
     fence = max(stored.fence, write.fence or 0)
     return Stored(fence=fence) if write.value is None else Stored(write.value, last + 1, fence, write.id)
 
 
-def decide(stored: Stored, write: Write) -> Written | None:
+def check_write(stored: Stored, write: Write) -> Written | None:
     """The outcome of a write that does not go through, or already has; None if it has to be done."""
     if stored.damage:
         plain = write.value is None and write.if_version is None and write.fence is None

@@ -18,19 +18,19 @@ for `GRACE_S` seconds; a waiter that has not asked for `PRESENCE_S` seconds lose
 `MAX_KEPT_CHANGES` changes for an observer; no waiter sleeps longer than `MAX_POLL_S`. `first_fence` is where a new
 store starts to count.
 
-**Limiters and cells.** `Rate`, `Booked` and `Allowance` are the question and the answers of `throttle`, and `book`
-decides it; `Write`, `Written` and `Stored` those of `write` and `read`, and `decide` and `after` decide a write. `NANO`
-is the nanoseconds of a second, `NOTHING` an empty cell. `WithoutValues` and `WithoutChanges` answer the verbs of what a
-backend does not have.
+**Limiters and cells.** `Rate`, `Booked` and `Allowance` are the question and the answers of `throttle`, and
+`book_permits` decides it. `Write`, `Written` and `Stored` are those of `write` and `read`: `check_write` decides
+whether a write goes through, and `apply_write` makes the new cell. `NS_PER_S` is the nanoseconds of a second,
+`EMPTY_CELL` a cell that does not exist. `WithoutValues` and `WithoutChanges` answer the verbs of what a backend does not have.
 
 **What some can do besides.** A backend has the methods of `ReportsLosses` (with its `LossListener`) if it notices by
-itself that a hold ended, of `OfOneServer` or `OfSeveralServers` if `lockfast doctor` can learn more of its servers, of
-`HasUrl` if a URL leads to its store, of `LocksInTransactions` if it locks inside a transaction of the caller, and of
+itself that a hold ended, of `HasOneServer` or `HasSeveralServers` if `lockfast doctor` can learn more of its servers,
+of `HasUrl` if a URL leads to its store, of `LocksInTransactions` if it locks inside a transaction of the caller, and of
 `TakesIntegers` if its locks have numbers of their own.
 
 **Where it runs.** `World` is what the backend waits and starts work with, in threads or in asyncio; `Signal` wakes one
 waiter. `Clock` is a clock that a test moves: a store follows the one that it is given, and `boot_now` if that is None.
-`with section(Mutex()):` holds a mutex in either world, and no finalizer can deadlock on it.
+`with critical_section(Mutex()):` holds a mutex in either world, and no finalizer can deadlock on it.
 
 **How it is opened.** `ConnectOptions` are the options of `connect()`, `split_url` reads a URL without showing its
 password in an error.
@@ -65,18 +65,30 @@ from lockfast._model import (
     next_in_queue,
     poll_after,
 )
-from lockfast._reentry import Mutex, section
+from lockfast._reentry import Mutex, critical_section
 from lockfast._time import boot_now, first_fence
-from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, after, book, decide
+from lockfast._values import (
+    EMPTY_CELL,
+    NS_PER_S,
+    Allowance,
+    Booked,
+    Rate,
+    Stored,
+    Write,
+    Written,
+    apply_write,
+    book_permits,
+    check_write,
+)
 from lockfast._worlds import Clock, Guard, Signal, World
 from lockfast.backends.base import Backend
 from lockfast.backends.opening import BackendFactory, ConnectOptions, UrlOpener, split_url
 from lockfast.backends.optional import (
+    HasOneServer,
+    HasSeveralServers,
     HasUrl,
     LocksInTransactions,
     LossListener,
-    OfOneServer,
-    OfSeveralServers,
     ReportsLosses,
     TakesIntegers,
     WithoutChanges,
@@ -85,12 +97,12 @@ from lockfast.backends.optional import (
 from lockfast.errors import BackendUnavailable, LimitMismatch, Unsupported
 
 __all__ = [
+    "EMPTY_CELL",
     "EXCLUSIVE",
     "GRACE_S",
     "MAX_KEPT_CHANGES",
     "MAX_POLL_S",
-    "NANO",
-    "NOTHING",
+    "NS_PER_S",
     "PRESENCE_S",
     "SHARED",
     "Allowance",
@@ -106,6 +118,8 @@ __all__ = [
     "ConnectOptions",
     "Grant",
     "Guard",
+    "HasOneServer",
+    "HasSeveralServers",
     "HasUrl",
     "Health",
     "HolderInfo",
@@ -117,8 +131,6 @@ __all__ = [
     "Mutex",
     "Observation",
     "Occupancy",
-    "OfOneServer",
-    "OfSeveralServers",
     "Rate",
     "Renewal",
     "ReportsLosses",
@@ -134,13 +146,13 @@ __all__ = [
     "World",
     "Write",
     "Written",
-    "after",
-    "book",
+    "apply_write",
+    "book_permits",
     "boot_now",
-    "decide",
+    "check_write",
+    "critical_section",
     "first_fence",
     "next_in_queue",
     "poll_after",
-    "section",
     "split_url",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lockfast._values import NANO, Rate, Write
+from lockfast._values import NS_PER_S, Rate, Write
 
 
 class Answer(NamedTuple):
@@ -24,14 +24,14 @@ class Bucket:
     at: int = 0  # when that was so
 
     def _leak(self, now: float) -> None:
-        at = round(now * NANO)
+        at = round(now * NS_PER_S)
         self.level, self.at = max(0, self.level - (at - self.at)), at
 
     def take(self, now: float, rate: Rate, cost: int, patience: float) -> Answer:
         self._leak(now)
         size = rate.interval * rate.burst
         wait = max(0, self.level + rate.interval * cost - size)
-        allowed = wait <= patience * NANO
+        allowed = wait <= patience * NS_PER_S
         if allowed:
             self.level += rate.interval * cost
         return Answer(allowed, max(0, size - self.level) // rate.interval, wait)

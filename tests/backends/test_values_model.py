@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
-from lockfast._values import NANO, Rate, Write
+from lockfast._values import NS_PER_S, Rate, Write
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.base import Backend
@@ -24,7 +24,7 @@ from tests.scale import by_scale
 from tests.servers.shared import valkey
 
 KEYS = ("a", "b")
-RATES = (Rate(NANO // 2, 3), Rate(NANO, 1), Rate(NANO // 3, 2))
+RATES = (Rate(NS_PER_S // 2, 3), Rate(NS_PER_S, 1), Rate(NS_PER_S // 3, 2))
 BOOKED = tuple[str, Rate, int, int]  # key, rate, cost, until
 
 
@@ -60,7 +60,7 @@ class ValuesMachine(RuleBasedStateMachine):
         expected = bucket.take(self.clock.now(), rate, cost, patience)
         allowance, until = drive(self.backend.throttle(key, rate, cost=cost, patience=patience, within=WITHIN))
         assert (allowance.allowed, allowance.remaining) == (expected.allowed, expected.remaining)
-        assert allowance.retry_after == pytest.approx(expected.wait / NANO, abs=1e-9)
+        assert allowance.retry_after == pytest.approx(expected.wait / NS_PER_S, abs=1e-9)
         if expected.allowed:
             assert until == bucket.booked_until()
             self.booked.append((key, rate, cost, until))

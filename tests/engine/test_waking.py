@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockfast._model import Busy, Change, Claim, Grant, Observation
-from lockfast._values import NANO
+from lockfast._values import NS_PER_S
 from lockfast.engine.waking import IN_VAIN
 from lockfast.primitives.locks import LocksLogic
 from lockfast.testing import FakeClock
@@ -13,7 +13,7 @@ from tests.engine.hurried import run_hurried
 from tests.engine.stub import StubBackend
 
 EVERY_S = 0.001  # between two wake-ups
-INTERVAL_S = IN_VAIN.interval / NANO
+INTERVAL_S = IN_VAIN.interval / NS_PER_S
 
 
 class Flooded(StubBackend):

@@ -16,7 +16,7 @@ import pytest
 
 import lockfast
 import lockfast.aio
-from lockfast._values import NANO
+from lockfast._values import NS_PER_S
 from lockfast.backends.memory.store import shared_store
 from lockfast.backends.sqlite import schema as sqlite_store
 from lockfast.engine import living
@@ -62,7 +62,7 @@ def test_the_same_name_in_another_store_is_another_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rate", "per"), [(3, 1), (7, 60), (0.3, 1), (11, 13)])
 def test_the_interval_of_a_rate_is_never_too_short(rate: float, per: float) -> None:
-    assert rate_of(rate, per, None).interval * rate >= per * NANO * (1 - 1e-15)
+    assert rate_of(rate, per, None).interval * rate >= per * NS_PER_S * (1 - 1e-15)
 
 
 def test_on_lost_of_run_is_not_called_for_losses_after_it(url: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import lockfast
 from lockfast import BackendUnavailable
 from lockfast._time import full_jitter
-from lockfast._values import NANO, NOTHING, Rate, Stored, Write, Written, book, decide
+from lockfast._values import EMPTY_CELL, NS_PER_S, Rate, Stored, Write, Written, book_permits, check_write
 
 RATES = st.builds(Rate, interval=st.integers(1, 10**10), burst=st.integers(1, 20))
 
@@ -27,9 +27,9 @@ def test_no_stretch_of_time_has_more_than_the_bound(rate: Rate, asks: list[tuple
     for passed, cost, patience in asks:
         now += passed
         cost = min(cost, rate.burst)
-        booked = book(until, now / NANO, rate, cost, patience)
+        booked = book_permits(until, now / NS_PER_S, rate, cost, patience)
         if booked.allowance.allowed:
-            uses.append((now + round(booked.allowance.retry_after * NANO), cost))
+            uses.append((now + round(booked.allowance.retry_after * NS_PER_S), cost))
             until = booked.until
         else:
             assert booked.until == until
@@ -46,19 +46,19 @@ def test_retry_after_is_when_it_is_allowed_and_not_a_nanosecond_earlier(
     rate: Rate, until: int, now: int, cost: int
 ) -> None:
     cost = min(cost, rate.burst)
-    answer = book(until, now / NANO, rate, cost, 0.0).allowance
+    answer = book_permits(until, now / NS_PER_S, rate, cost, 0.0).allowance
     if not answer.allowed:
-        then = now + round(answer.retry_after * NANO)
-        assert not book(until, (then - 1) / NANO, rate, cost, 0.0).allowance.allowed
-        assert book(until, then / NANO, rate, cost, 0.0).allowance.allowed
+        then = now + round(answer.retry_after * NS_PER_S)
+        assert not book_permits(until, (then - 1) / NS_PER_S, rate, cost, 0.0).allowance.allowed
+        assert book_permits(until, then / NS_PER_S, rate, cost, 0.0).allowance.allowed
 
 
 @given(rate=RATES, until=st.integers(0, 10**12), now=st.integers(0, 10**12), cost=st.integers(1, 20))
 def test_remaining_is_what_can_be_had_at_once(rate: Rate, until: int, now: int, cost: int) -> None:
-    booked = book(until, now / NANO, rate, min(cost, rate.burst), 0.0)
+    booked = book_permits(until, now / NS_PER_S, rate, min(cost, rate.burst), 0.0)
     left = booked.allowance.remaining
-    assert left == 0 or book(booked.until, now / NANO, rate, left, 0.0).allowance.allowed
-    assert left == rate.burst or not book(booked.until, now / NANO, rate, left + 1, 0.0).allowance.allowed
+    assert left == 0 or book_permits(booked.until, now / NS_PER_S, rate, left, 0.0).allowance.allowed
+    assert left == rate.burst or not book_permits(booked.until, now / NS_PER_S, rate, left + 1, 0.0).allowance.allowed
 
 
 def test_full_jitter_is_anywhere_between_nothing_and_an_exponential_backoff() -> None:
@@ -73,13 +73,13 @@ def test_full_jitter_is_anywhere_between_nothing_and_an_exponential_backoff() ->
 
 def test_a_write_is_decided_by_its_id_then_its_fence_then_its_version() -> None:
     stored = Stored('"a"', version=4, fence=7, writer="w")
-    assert decide(stored, Write("w", '"a"', if_version=3, fence=1)) == Written("written", 4, 7)  # a repeat
-    assert decide(stored, Write("x", '"b"', if_version=3, fence=6)) == Written("stale", 4, 7)
-    assert decide(stored, Write("x", '"b"', if_version=3, fence=7)) == Written("conflict", 4, 7)
-    assert decide(stored, Write("x", '"b"', if_version=4, fence=7)) is None
-    assert decide(stored, Write("x", '"b"')) is None
-    assert decide(NOTHING, Write("x", '"b"', if_version=0)) is None
-    assert decide(NOTHING, Write("x", '"b"', if_version=1)) == Written("conflict", 0, 0)
+    assert check_write(stored, Write("w", '"a"', if_version=3, fence=1)) == Written("written", 4, 7)  # a repeat
+    assert check_write(stored, Write("x", '"b"', if_version=3, fence=6)) == Written("stale", 4, 7)
+    assert check_write(stored, Write("x", '"b"', if_version=3, fence=7)) == Written("conflict", 4, 7)
+    assert check_write(stored, Write("x", '"b"', if_version=4, fence=7)) is None
+    assert check_write(stored, Write("x", '"b"')) is None
+    assert check_write(EMPTY_CELL, Write("x", '"b"', if_version=0)) is None
+    assert check_write(EMPTY_CELL, Write("x", '"b"', if_version=1)) == Written("conflict", 0, 0)
 
 
 @pytest.mark.parametrize("heals", [True, False])

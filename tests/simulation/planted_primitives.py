@@ -6,7 +6,7 @@ from typing import Any
 
 from lockfast._facades.primitives import AsyncMultiLease
 from lockfast._model import SHARED, Busy, Claim, Observation
-from lockfast._values import Booked, Rate, book
+from lockfast._values import Booked, Rate, book_permits
 from lockfast.aio import AsyncLease
 from lockfast.backends.memory.backend import MemoryBackend
 from lockfast.engine.acquire import acquire
@@ -190,7 +190,7 @@ class ChargesOnTheClientsClock(MemoryBackend):
     async def throttle(
         self, key: str, rate: Rate, *, cost: int, patience: float, within: float, now: float = 0.0
     ) -> Booked:
-        booked = book(self._store.limiters.get(key, 0), now, rate, cost, patience)
+        booked = book_permits(self._store.limiters.get(key, 0), now, rate, cost, patience)
         if booked.allowance.allowed:
             self._store.limiters[key] = booked.until
         return booked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockfast._model import Change, Claim, Grant, Observation, Terms
-from lockfast._values import NANO, Allowance, Booked, Rate
+from lockfast._values import NS_PER_S, Allowance, Booked, Rate
 from lockfast.primitives.election import Leadership
 from lockfast.testing.simulated import Simulation
 from lockfast.testing.simulated_client import SOUND, Client
@@ -19,7 +19,7 @@ from lockfast.testing.simulation_observations import (
 )
 from lockfast.testing.simulation_record import ElectionWatch, ReceivedChange, Use
 
-RATE = Rate(NANO, 2)  # one a second, two at once after a rest
+RATE = Rate(NS_PER_S, 2)  # one a second, two at once after a rest
 
 
 def granted(time: float, leader: str, term: int) -> Step:
@@ -96,12 +96,12 @@ def test_terms_that_do_not_grow_are_found() -> None:
 
 
 def booked(time: float, wait: float = 0.0, cost: int = 1, client: str = "us") -> Step:
-    answer = Booked(Allowance(True, 0, wait), round((time + wait) * NANO))
+    answer = Booked(Allowance(True, 0, wait), round((time + wait) * NS_PER_S))
     return Step(time, time, client, "throttle", "x", {"cost": cost}, answer, ())
 
 
 def given_back(until: float, options: dict[str, Any] | None = None) -> Step:
-    return Step(9, 9, "us", "unthrottle", "x", options or {"until": round(until * NANO)}, None, ())
+    return Step(9, 9, "us", "unthrottle", "x", options or {"until": round(until * NS_PER_S)}, None, ())
 
 
 def over(*log: Step) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lockfast._facades.lock import AsyncLock, Lock
 from lockfast._facades.opening import open_async_locks, open_locks
-from lockfast._reentry import Mutex, drive, nothing, section
+from lockfast._reentry import Mutex, critical_section, drive, nothing
 from lockfast._time import Seconds
 from lockfast._worlds import Clock
 from lockfast.engine.backoff import Backoff
@@ -274,7 +274,7 @@ def get_distributed_lock(url_or_client: UrlOrClient | None = None) -> Distribute
     A child of a fork has the same instance, and holds nothing of what its parent does.
     """
     global _the_one
-    with section(_mutex):
+    with critical_section(_mutex):
         one = _the_one
         if one is None or one[1]._logic.locks.engine.closed:
             made = url_or_client, DistributedLock(url_or_client)
@@ -296,7 +296,7 @@ def get_async_distributed_lock(url_or_client: UrlOrClient | None = None) -> Asyn
     import asyncio  # here: it takes long to import, and a blocking program does not need it
 
     loop = asyncio.get_running_loop()
-    with section(_mutex):
+    with critical_section(_mutex):
         for ended in [other for other in _ones if other.is_closed()]:
             _ones.pop(ended, None)
         if _is_missing(loop):

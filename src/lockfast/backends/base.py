@@ -93,7 +93,7 @@ class Backend(Protocol):
     # Values: unlike claims these have no holder. A limiter, a cell and a lock of one key are three things.
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
-        """Take permits of a limiter, see `_values.book`. A lost reply costs permits and never gives any."""
+        """Take permits of a limiter, see `_values.book_permits`. A lost reply costs permits and never gives any."""
         ...
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
@@ -108,7 +108,7 @@ class Backend(Protocol):
         ...
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
-        """See `_values.decide`. Versions of a deleted cell go on above the old ones."""
+        """See `_values.check_write`. Versions of a deleted cell go on above the old ones."""
         ...
 
     async def close(self) -> None:

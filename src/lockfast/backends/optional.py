@@ -71,7 +71,7 @@ def url_of(backend: Backend) -> str:
 
 
 @runtime_checkable
-class OfSeveralServers(Protocol):
+class HasSeveralServers(Protocol):
     """A backend that reports the health of its servers itself."""
 
     async def check_up(self) -> Sequence[Health]:
@@ -80,7 +80,7 @@ class OfSeveralServers(Protocol):
 
 
 @runtime_checkable
-class OfOneServer(Protocol):
+class HasOneServer(Protocol):
     """A backend that can identify its server, even while that grants no locks."""
 
     async def identify(self, within: float) -> tuple[str, str]:
@@ -95,13 +95,13 @@ _ASK_WITHIN_S: Final = 10.0
 
 async def check_up(backend: Backend) -> Sequence[Health]:
     """The health of the servers of a backend. One that does not report it is asked an ordinary request."""
-    if isinstance(backend, OfSeveralServers):
+    if isinstance(backend, HasSeveralServers):
         return await backend.check_up()
     where = url_of(backend) or repr(backend)
     version = role = ""
     identified = False
     try:
-        if isinstance(backend, OfOneServer):
+        if isinstance(backend, HasOneServer):
             version, role = await backend.identify(_IDENTIFY_WITHIN_S)
             identified = True
         await backend.inspect(_DOCTOR_KEY, within=_ASK_WITHIN_S)  # this one may have to connect

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 from lockfast._model import Claim
-from lockfast._reentry import Mutex, section
+from lockfast._reentry import Mutex, critical_section
 from lockfast.engine.core import Engine
 from lockfast.engine.living import held_here
 from lockfast.observe.events import logger
@@ -58,7 +58,7 @@ class LockOrder:
 
     def _note(self, held: KeyInStore, wanted: KeyInStore, step: str) -> list[str]:
         """Remember the pair; the steps that were seen to lead the other way, if it is new and there are any."""
-        with section(self._mutex):
+        with critical_section(self._mutex):
             if (held, wanted) in self._pairs:
                 return []  # reported before, or in order
             back = self._way(wanted, held)

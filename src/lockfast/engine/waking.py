@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from lockfast._model import Claim
 from lockfast._time import FOREVER
-from lockfast._values import NANO, Pacer, Rate
+from lockfast._values import NS_PER_S, Pacer, Rate
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
 
-IN_VAIN: Final = Rate(NANO // 50, 50)  # requests of one claim, 50 a second in the long run: three percent of a core
+IN_VAIN: Final = Rate(NS_PER_S // 50, 50)  # requests of one claim, 50 a second in the long run: three percent of a core
 FREE_AFTER_NEWS: Final = 2  # one asks whether there is more, one is woken by what the last one has found already
 
 

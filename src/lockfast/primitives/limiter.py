@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from lockfast._text import shown
 from lockfast._time import FOREVER, Seconds, format_duration, length
-from lockfast._values import NANO, Allowance, Booked, Rate
+from lockfast._values import NS_PER_S, Allowance, Booked, Rate
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
@@ -32,7 +32,7 @@ MAX_BOOKING_NS = 2.0**61  # nanoseconds: what a store can count, with room for t
 def rate_of(rate: float, per: Seconds, burst: int | None) -> Rate:
     """Raises ValueError for a rate that makes no sense."""
     burst = 1 if burst is None else whole(burst, "burst", 1)
-    spacing = length(per, "per") * NANO / min(positive(rate, "rate"), MAX_RATE)
+    spacing = length(per, "per") * NS_PER_S / min(positive(rate, "rate"), MAX_RATE)
     if burst > MAX_BOOKING_NS or spacing * burst > MAX_BOOKING_NS:
         raise ValueError(f"{burst} at {rate:g} in {format_duration(length(per, 'per'))} is too slow to be counted")
     return Rate(max(1, math.ceil(spacing)), burst)  # rounded so that the rate is never exceeded
@@ -124,4 +124,4 @@ class LimiterLogic:
             raise ValueError(f"cost {cost} is more than limiter {shown(self.name)} gives at once: {self._rate.burst}")
 
     def __repr__(self) -> str:
-        return f"{self.name!r} one each {format_duration(self._rate.interval / NANO)}, burst {self._rate.burst}"
+        return f"{self.name!r} one each {format_duration(self._rate.interval / NS_PER_S)}, burst {self._rate.burst}"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from lockfast._model import PRESENCE_S, Grant
-from lockfast._values import NANO, Rate
+from lockfast._values import NS_PER_S, Rate
 from lockfast.primitives.election import Leadership
 from lockfast.testing.simulated_network import MAX_DRIFT, Step
 from lockfast.testing.simulation_checks import HAND_OVER_S
@@ -129,7 +129,7 @@ def bookings(log: Sequence[Step]) -> list[_Booking]:
     for step in log:
         if step.verb == "throttle" and step.answer.allowance.allowed:
             wait = step.answer.allowance.retry_after
-            slot = int(step.now * NANO) + round(wait * NANO)
+            slot = int(step.now * NS_PER_S) + round(wait * NS_PER_S)
             cost = step.options["cost"]
             kept.append(_Booking(step.time + wait / (1 + 3 * MAX_DRIFT), slot, step.client, cost, step.answer.until))
         elif step.verb == "unthrottle" and id(step.options) not in returned:
@@ -147,7 +147,7 @@ def over_the_rate(booked: Sequence[_Booking], rate: Rate) -> Iterator[str]:
         spoken_for = max(spoken_for, slot) + rate.interval * cost
         over = spoken_for - slot - rate.interval * rate.burst
         if over > 1000:  # nanoseconds: seconds as floats are no finer than that
-            yield f"{time:.6f}: over the rate: {client} got {cost} permits {over / NANO:.6f}s too early"
+            yield f"{time:.6f}: over the rate: {client} got {cost} permits {over / NS_PER_S:.6f}s too early"
 
 
 def uses_without_permit(uses: Iterable[Use], booked: Sequence[_Booking]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final, Literal, NamedTuple
 
 from lockfast._model import EXCLUSIVE, SHARED, Mode
-from lockfast._values import NANO, Rate
+from lockfast._values import NS_PER_S, Rate
 
 LONGEST_TTL_S: Final = 5.0
 MOST: Final = 3  # names at once, holders of a semaphore, permits at once
@@ -80,7 +80,7 @@ ABOUT: Final = ("mutex", "semaphore", "rwlock", "mixed", "several", "election", 
 
 def some_rate(random: Random) -> Rate:
     """Of the run's limiter: slow enough that clients have to wait for it."""
-    return Rate(random.randint(NANO // 5, 2 * NANO), random.randint(1, MOST))
+    return Rate(random.randint(NS_PER_S // 5, 2 * NS_PER_S), random.randint(1, MOST))
 
 
 def some_plan(random: Random, subject: Subject, heat: float, rate: Rate) -> JobPlan:

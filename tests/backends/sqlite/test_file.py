@@ -13,7 +13,7 @@ import pytest
 
 import lockfast
 from lockfast import BackendUnavailable, Unsupported
-from lockfast.backends.sqlite.io import driver
+from lockfast.backends.sqlite.io import blocking, driver
 from lockfast.backends.sqlite.open import file_of, url_of_file
 from lockfast.cli import main
 from tests.backends.sqlite.stage import hold
@@ -102,7 +102,7 @@ def test_fences_keep_growing_when_an_older_copy_of_the_file_is_put_back(path: Pa
 def test_fences_keep_growing_for_a_program_that_runs_while_the_file_is_replaced(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "CHECK_FILE_EVERY_S", 0.0)
+    monkeypatch.setattr(blocking, "CHECK_FILE_EVERY_S", 0.0)
     with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()
     copy = {path.name: path.read_bytes()}
@@ -146,7 +146,7 @@ def test_a_link_leads_to_the_same_store_as_its_file(path: Path, made: str) -> No
 
 
 def test_a_link_that_leads_elsewhere_now_means_a_loss(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "CHECK_FILE_EVERY_S", 0.0)
+    monkeypatch.setattr(blocking, "CHECK_FILE_EVERY_S", 0.0)
     path.symlink_to("one.db")
     with lockfast.connect(f"sqlite:///{path}") as locks:
         lease = hold(locks)
@@ -251,7 +251,7 @@ def test_a_folder_in_which_anybody_can_replace_the_file_is_warned_of_once(
 
 
 def test_a_log_that_grew_during_a_long_read_is_truncated_after_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LOG_LIMIT_BYTES", 1 << 16)
+    monkeypatch.setattr(blocking, "LOG_LIMIT_BYTES", 1 << 16)
     log = path.with_name("locks.db-wal")
     with lockfast.connect(f"sqlite:///{path}") as locks:
         hold(locks).release()

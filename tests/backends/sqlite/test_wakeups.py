@@ -19,7 +19,7 @@ import pytest
 import lockfast
 from lockfast._ids import new_claim_id
 from lockfast._model import Claim, Terms, poll_after
-from lockfast._values import NANO, Pacer
+from lockfast._values import NS_PER_S, Pacer
 from lockfast._worlds import World, drive
 from lockfast._worlds.asyncio_ import AsyncioWorld
 from lockfast._worlds.threads import ThreadWorld
@@ -395,7 +395,7 @@ def test_a_flood_is_read_at_a_bounded_rate_and_a_pause_is_shorter_than_the_poll_
         readings += 1
         assert guard.rest() < poll_after(0)
         now += guard.rest() + 1e-6
-    assert readings * cost <= IN_VAIN.burst + 10 * NANO / IN_VAIN.interval + 2 * cost
+    assert readings * cost <= IN_VAIN.burst + 10 * NS_PER_S / IN_VAIN.interval + 2 * cost
     now += 1.0
     guard.has_read(texts, [False] * len(texts))
     assert not guard.rest(), "the flood is over"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockfast._reentry import Mutex, section
+from lockfast._reentry import Mutex, critical_section
 from lockfast._time import boot_now, first_fence
-from lockfast._values import NANO, Stored
+from lockfast._values import NS_PER_S, Stored
 from lockfast._worlds import Clock, World
 from lockfast.backends.memory.resource import MemoryResource
 
@@ -39,7 +39,7 @@ class MemoryStore:
 
     def step_in_a_loop(self) -> Mutex:
         """The same in an event loop, where the thread must be marked as inside an operation."""
-        return section(self._mutex)
+        return critical_section(self._mutex)
 
     def count(self) -> int:
         """A number that was never used before: a fence, or the number of a change."""
@@ -76,7 +76,7 @@ class MemoryStore:
 
     def _forget_limiters_at_rest(self, now: float) -> None:
         """One that is booked up to a moment that has passed is as good as new."""
-        self.limiters = {key: until for key, until in self.limiters.items() if until > now * NANO}
+        self.limiters = {key: until for key, until in self.limiters.items() if until > now * NS_PER_S}
         self.limiters_before = len(self.limiters) + 64
 
 

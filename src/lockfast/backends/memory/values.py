@@ -5,7 +5,7 @@ Decides: how they are kept. Leaves to `_values`: whether a permit is given, and 
 
 from __future__ import annotations
 
-from lockfast._values import NOTHING, Booked, Rate, Stored, Write, Written, after, book, decide
+from lockfast._values import EMPTY_CELL, Booked, Rate, Stored, Write, Written, apply_write, book_permits, check_write
 from lockfast.backends.memory.store import StoreUser
 
 
@@ -15,7 +15,7 @@ class MemoryValues(StoreUser):
         with self._step():
             now = store.clock()
             store.sweep_limiters(now)
-            booked = book(store.limiters.get(key, 0), now, rate, cost, patience)
+            booked = book_permits(store.limiters.get(key, 0), now, rate, cost, patience)
             if booked.allowance.allowed:
                 store.limiters[key] = booked.until
             return booked
@@ -28,16 +28,16 @@ class MemoryValues(StoreUser):
 
     async def read(self, key: str, *, within: float) -> Stored:
         with self._step():
-            return self._store.cells.get(key, NOTHING)
+            return self._store.cells.get(key, EMPTY_CELL)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         store = self._store
         with self._step():
-            stored = store.cells.get(key, NOTHING)
-            outcome = decide(stored, write)
+            stored = store.cells.get(key, EMPTY_CELL)
+            outcome = check_write(stored, write)
             if outcome is not None:
                 return outcome
-            written = after(stored, write, stored.version or store.last_deleted)
+            written = apply_write(stored, write, stored.version or store.last_deleted)
             if write.value is None:
                 store.cells.pop(key, None)
                 store.last_deleted = max(store.last_deleted, stored.version)

@@ -13,7 +13,7 @@ import weakref
 from typing import Any, Literal
 
 from lockfast._model import EXCLUSIVE, Claim, Grant
-from lockfast._reentry import Mutex, section
+from lockfast._reentry import Mutex, critical_section
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
 from lockfast.backends.postgres_advisory.io.session import PendingStatement
@@ -37,7 +37,7 @@ class Fences:
 
     def mint(self, read: int) -> int:
         """The fence that the server's clock gives, but never lower than the last."""
-        with section(self._mutex):
+        with critical_section(self._mutex):
             self._last = max(read, self._last + 1)
             return self._last
 

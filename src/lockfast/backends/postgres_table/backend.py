@@ -16,7 +16,7 @@ from lockfast._bounded import BoundedSet
 from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._records import NO_HOLD, damaged_lock
 from lockfast._time import boot_now
-from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
+from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.postgres.io.one_query import identify
 from lockfast.backends.postgres.io.refusals import NameInUse
 from lockfast.backends.postgres_table import requests
@@ -229,19 +229,19 @@ class PostgresTableBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
-        moment = None if now is None else str(round(now() * NANO))
-        wait = str(round(min(patience, 1e9) * NANO))
+        moment = None if now is None else str(round(now() * NS_PER_S))
+        wait = str(round(min(patience, 1e9) * NS_PER_S))
         allowed, left, early, until = await self._ask(
             "throttle", key, str(rate.interval), str(rate.burst), str(cost), wait, moment, within=within
         )
-        return Booked(Allowance(allowed, int(left), float(early) / NANO), int(until))
+        return Booked(Allowance(allowed, int(left), float(early) / NS_PER_S), int(until))
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         await self._ask("unthrottle", key, str(rate.interval * cost), str(until), within=within)
 
     async def read(self, key: str, *, within: float) -> Stored:
         found = await self._read_only("read", key, within=within)
-        return NOTHING if found is None else as_stored(*found)
+        return EMPTY_CELL if found is None else as_stored(*found)
 
     async def write(self, key: str, write: Write, *, within: float) -> Written:
         only = None if write.if_version is None else str(write.if_version)

@@ -31,7 +31,7 @@ from lockfast._model import (
 )
 from lockfast._records import NO_HOLD, StoredHold, cut_id, damaged_lock, lock_info
 from lockfast._time import boot_now
-from lockfast._values import NANO, NOTHING, Allowance, Booked, Rate, Stored, Write, Written, as_stored
+from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, words
 from lockfast.backends.redis.io.router import Call, RedisDriver
@@ -220,12 +220,12 @@ class RedisBackend:
 
     async def throttle(self, key: str, rate: Rate, *, cost: int, patience: float, within: float) -> Booked:
         now = self._driver.now
-        moment = "" if now is None else _moment(round(now() * NANO))
-        wait = round(min(patience, 9e6) * NANO)
+        moment = "" if now is None else _moment(round(now() * NS_PER_S))
+        wait = round(min(patience, 9e6) * NS_PER_S)
         args = (moment, rate.interval, rate.burst, cost, wait)
         allowed, left, early, until = await self._run_on_value("throttle", f"{tagged(key)}:limit", args, within)
         seconds, nanos = map(int, until.split())
-        return Booked(Allowance(allowed == 1, left, early / NANO), seconds * NANO + nanos)
+        return Booked(Allowance(allowed == 1, left, early / NS_PER_S), seconds * NS_PER_S + nanos)
 
     async def unthrottle(self, key: str, rate: Rate, *, cost: int, until: int, within: float) -> None:
         args = (_moment(until), _moment(until - rate.interval * cost))
@@ -243,7 +243,7 @@ class RedisBackend:
         found = (value, fence, writer)
         if found == (None, None, None):  # a deleted cell keeps its last version
             last = as_stored(None, 0 if version is None else _count(version), 0, "")
-            return last if last.damage else NOTHING
+            return last if last.damage else EMPTY_CELL
         if None in found:
             return Stored(damage="a part of it is gone")
         try:
@@ -332,4 +332,4 @@ def granted(answer: bytes) -> Grant:
 
 
 def _moment(nanoseconds: int) -> str:
-    return f"{nanoseconds // NANO} {nanoseconds % NANO}"
+    return f"{nanoseconds // NS_PER_S} {nanoseconds % NS_PER_S}"

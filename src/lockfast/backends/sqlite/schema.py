@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 from lockfast._model import MAX_TTL_S
 from lockfast._records import is_count
 from lockfast._time import first_fence
-from lockfast._values import NANO
+from lockfast._values import NS_PER_S
 from lockfast.backends.sqlite.io.driver import SqliteSchema, SqliteTransaction
 from lockfast.backends.sqlite.io.host import fingerprint
 from lockfast.errors import BackendUnavailable
@@ -221,4 +221,4 @@ def _sweep(t: SqliteTransaction) -> None:
         (t.now, t.now),
     )
     t.execute("DELETE FROM changes WHERE key NOT IN (SELECT key FROM claims WHERE waiting = 2)")
-    t.execute("DELETE FROM limiters WHERE until <= ?", (int(t.now * NANO),))
+    t.execute("DELETE FROM limiters WHERE until <= ?", (int(t.now * NS_PER_S),))

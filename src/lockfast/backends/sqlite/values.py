@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from lockfast._time import first_fence
 from lockfast._values import (
-    NANO,
-    NOTHING,
+    EMPTY_CELL,
+    NS_PER_S,
     Booked,
     Rate,
     Stored,
     Write,
     Written,
-    after,
+    apply_write,
     as_stored,
-    book,
+    book_permits,
     can_be_booked,
-    decide,
+    check_write,
     last_version,
     used_up,
 )
@@ -33,7 +33,7 @@ def throttle(t: SqliteTransaction, key: str, rate: Rate, cost: int, patience: fl
     if not can_be_booked(until, t.now):
         until = used_up(t.now, rate)
         t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, until))
-    booked = book(until, t.now, rate, cost, patience)
+    booked = book_permits(until, t.now, rate, cost, patience)
     if booked.allowance.allowed:
         _delete_some_unused(t)
         t.execute("INSERT OR REPLACE INTO limiters VALUES (?, ?)", (key, booked.until))
@@ -43,7 +43,7 @@ def throttle(t: SqliteTransaction, key: str, rate: Rate, cost: int, patience: fl
 def _delete_some_unused(t: SqliteTransaction) -> None:
     """A limiter that is booked up to a past moment equals a new one. Two are deleted for each that may be added."""
     at_rest = "SELECT key FROM limiters WHERE until <= ? ORDER BY until LIMIT 2"
-    t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NANO),))
+    t.execute(f"DELETE FROM limiters WHERE key IN ({at_rest})", (int(t.now * NS_PER_S),))
 
 
 def unthrottle(t: SqliteTransaction, key: str, rate: Rate, cost: int, until: int) -> None:
@@ -54,16 +54,16 @@ def unthrottle(t: SqliteTransaction, key: str, rate: Rate, cost: int, until: int
 
 def read(t: SqliteTransaction, key: str) -> Stored:
     row = t.execute("SELECT value, version, fence, writer FROM cells WHERE key = ?", (key,)).fetchone()
-    return as_stored(*row) if row else NOTHING
+    return as_stored(*row) if row else EMPTY_CELL
 
 
 def write(t: SqliteTransaction, key: str, write: Write) -> Written:
     stored = read(t, key)
-    outcome = decide(stored, write)
+    outcome = check_write(stored, write)
     if outcome is not None:
         return outcome
     last = last_version(stored, first_fence())
-    written = after(stored, write, last or _last_deleted(t))
+    written = apply_write(stored, write, last or _last_deleted(t))
     if write.value is None:
         _delete(t, key, last)
     else:

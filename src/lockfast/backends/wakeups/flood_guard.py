@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lockfast._time import boot_now
-from lockfast._values import NANO, Pacer, Rate
+from lockfast._values import NS_PER_S, Pacer, Rate
 from lockfast.backends.wakeups import WAKE_ALL
 
-IN_VAIN: Final = Rate(NANO // 500, 500)  # 500 readings a second in the long run: two percent of a core
+IN_VAIN: Final = Rate(NS_PER_S // 500, 500)  # 500 readings a second in the long run: two percent of a core
 COST_OF_WAKE_ALL: Final = 125  # so at most four a second: a wake-up that did not fit is late by 0.25 s at most
 
 

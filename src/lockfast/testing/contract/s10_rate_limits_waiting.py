@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockfast._time import pause_before_retry
-from lockfast._values import NANO, Rate
+from lockfast._values import NS_PER_S, Rate
 from lockfast.primitives.locks import TURN_TTL_S
 from lockfast.primitives.names import aside, qualify
 from lockfast.testing.awaited_primitives import AwaitedLimiter
@@ -124,7 +124,7 @@ class WaitingForRateLimits(Promise, about="engine", needs=("limiter",)):
 
     async def test_one_that_died_while_it_waited_holds_up_the_others_for_a_bounded_time(self, stage: Stage) -> None:
         verbs = stage.locks().faults
-        rate, key = Rate(1 * NANO, 1), qualify(stage.namespace, "api")
+        rate, key = Rate(1 * NS_PER_S, 1), qualify(stage.namespace, "api")
         turn = stage.claim("api", ttl=TURN_TTL_S)
         turn = turn._replace(terms=turn.terms._replace(key=aside(key, "turn")))
         await verbs.throttle(key, rate, cost=1, patience=0.0, within=5)

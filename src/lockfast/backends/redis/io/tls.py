@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
-from lockfast._reentry import Mutex, section
+from lockfast._reentry import Mutex, critical_section
 from lockfast._text import shown
 
 _PREFIX: Final = "ssl_"
@@ -153,7 +153,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     folders = (tls.ca_path, os.environ.get(usual.openssl_capath_env, usual.openssl_capath))
     files = (tls.certfile, tls.keyfile, tls.ca_certs, usual.cafile, *chain(*map(_certificates_in, folders)))
     states = tuple(map(_state, files))
-    with section(_mutex):  # of threads that connect together, the first builds it for all
+    with critical_section(_mutex):  # of threads that connect together, the first builds it for all
         return _build(tls, states)
 
 

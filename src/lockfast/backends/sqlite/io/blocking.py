@@ -19,7 +19,7 @@ from traceback import clear_frames
 from typing import Any, Final
 from urllib.parse import quote
 
-from lockfast._reentry import Mutex, outside, section
+from lockfast._reentry import Mutex, critical_section, outside
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.sqlite.io import file as sqlite_file
@@ -112,7 +112,7 @@ class BlockingSqlite:
         """Try once, and wait for nothing but the disk. None if another process has the file before `until`."""
         try:
             # Not `acquire(timeout=…)`: only `with` cannot be interrupted between taking the mutex and guarding it.
-            with section(self._mutex):
+            with critical_section(self._mutex):
                 answer, wakeups = self._answer(*request)
         except sqlite3.Error as error:
             if _is_busy(error) and boot_now() < until:
@@ -232,7 +232,7 @@ class BlockingSqlite:
 
     def is_open(self, now: float) -> bool:
         """Whether a request finds the file open. Else the next request opens it, or raises why it cannot."""
-        with section(self._mutex), suppress(OSError):
+        with critical_section(self._mutex), suppress(OSError):
             return self._db is not None and self._is_current(now)
         return False
 
@@ -306,7 +306,7 @@ class BlockingSqlite:
 
         Waits for the disk, and delays no other process. If it fails, the log goes on growing.
         """
-        with section(self._mutex):
+        with critical_section(self._mutex):
             if self._db is not None:
                 with suppress(sqlite3.Error):
                     self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
