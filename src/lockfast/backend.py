@@ -21,7 +21,8 @@ store starts to count.
 **Limiters and cells.** `Rate`, `Booked` and `Allowance` are the question and the answers of `throttle`, and
 `book_permits` decides it. `Write`, `Written` and `Stored` are those of `write` and `read`: `check_write` decides
 whether a write goes through, and `apply_write` makes the new cell. `NS_PER_S` is the nanoseconds of a second,
-`EMPTY_CELL` a cell that does not exist. `WithoutValues` and `WithoutChanges` answer the verbs of what a backend does not have.
+`EMPTY_CELL` a cell that does not exist. `WithoutValues` and `WithoutChanges` answer the verbs of what a backend does
+not have.
 
 **What some can do besides.** A backend has the methods of `ReportsLosses` (with its `LossListener`) if it notices by
 itself that a hold ended, of `HasOneServer` or `HasSeveralServers` if `lockfast doctor` can learn more of its servers,
