@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.engine.core import Engine
 from lockfast.engine.early_losses import MAX_EARLY_LOSSES
+from lockfast.engine.extending import downgrade, extend
+from lockfast.engine.keeper import Keeper
 from lockfast.engine.keeper_loop import IDLE_S
 from lockfast.engine.lease import Lease
 from lockfast.errors import BackendUnavailable, LeaseLost
 from lockfast.testing.clock import FakeClock
 from lockfast.testing.simulated import Park, SimulatedWorld, Simulation
 from tests.engine.stub import OnLost, StubBackend, take
-from tests.servers.waiting import until
+from tests.servers.waiting import join, until
 
 
 class Stage:
@@ -283,6 +286,29 @@ def test_a_lease_that_comes_while_the_loop_ends_needs_no_other_thread(
     stage.pass_time(1000)
     assert late.held
     assert stage.backend.renewals
+
+
+@pytest.mark.parametrize("change", [extend, downgrade])
+def test_nothing_is_kept_of_a_lease_that_another_thread_releases_while_it_is_changed(
+    change: Callable[..., Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = StubBackend()
+    engine = Engine(backend, ThreadWorld(FakeClock()), holder="us")
+    lease: Lease = drive(take(engine, "a", 30.0, False))
+    renewed = Keeper.renewed
+
+    def renewed_too_late(keeper: Keeper, lease: Lease, asked_at: float) -> None:
+        other = threading.Thread(target=lambda: drive(engine.release(lease)))
+        other.start()
+        join(other)
+        renewed(keeper, lease, asked_at)
+
+    monkeypatch.setattr(Keeper, "renewed", renewed_too_late)
+    backend._fence = 0  # a downgrade is granted with the fence that the lease has
+    drive(change(engine, lease, *((60.0,) if change is extend else ())))
+    assert backend.released == ["a"]
+    assert engine.keeper._states == {}
+    drive(engine.close())
 
 
 # Losses that the backend notices by itself

@@ -80,7 +80,12 @@ class Keeper:
     def state_of(self, lease: Lease) -> RenewalState:
         """Made when it is first needed: most leases are released before the loop inspects them."""
         id = lease._claim.id
-        return self._states.get(id) or self._states.setdefault(id, RenewalState(lease))
+        state = self._states.get(id)
+        if state is None:
+            state = self._states.setdefault(id, RenewalState(lease))
+            if id not in self.leases:  # another thread has released it, and may have called `forget` before that line
+                self._states.pop(id, None)
+        return state
 
     def begin_again(self) -> None:
         """In a new event loop, after the old one was closed with all that ran in it: what is held is kept from there.
