@@ -50,6 +50,7 @@ _WORDS = {
     "_reentry",
     "_secrets",
     "_debug",
+    "_refusals",
 }
 _BELOW_ENGINE = _WORDS | {"_worlds", "backends.base", "backends.optional", "observe"}
 _BELOW_FACES = _BELOW_ENGINE | {"backends.opening", "engine", "primitives", "_clients", "_connect"}
@@ -88,6 +89,7 @@ ROOMS: dict[str, set[str]] = {
     "_records": {"errors", "_model", "_text"},
     "_values": {"_records"},
     "_debug": set(),
+    "_refusals": {"errors"},
     "_reentry": {"errors"},
     "_worlds": _WORDS,
     "backends.base": _WORDS,

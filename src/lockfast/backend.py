@@ -36,8 +36,9 @@ waiter. `Clock` is a clock that a test moves: a store follows the one that it is
 **How it is opened.** `ConnectOptions` are the options of `connect()`, `split_url` reads a URL without showing its
 password in an error.
 
-**What it raises.** `BackendUnavailable` if the store cannot be asked or does not answer within `within` seconds,
-`LimitMismatch` from `acquire`, `Unsupported` when it is opened with an option that it does not take.
+**What it raises.** `BackendUnavailable` if the store cannot be asked or does not answer within `within` seconds, the
+`LimitMismatch` that `limit_mismatch` makes from `acquire`, `Unsupported` when it is opened with an option that it does
+not take.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ from lockfast._model import (
     poll_after,
 )
 from lockfast._reentry import Mutex, critical_section
+from lockfast._refusals import limit_mismatch
 from lockfast._time import boot_now, first_fence
 from lockfast._values import (
     EMPTY_CELL,
@@ -153,6 +155,7 @@ __all__ = [
     "check_write",
     "critical_section",
     "first_fence",
+    "limit_mismatch",
     "next_in_queue",
     "poll_after",
     "split_url",

@@ -7,7 +7,7 @@ facts of its message as attributes and survives pickling.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 
 class LockError(Exception):
@@ -18,12 +18,6 @@ class LockError(Exception):
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         vars(self).update(facts)
-
-    @classmethod
-    def closed(cls, where: str = "", **facts: Any) -> Self:
-        """The `Locks` that was asked is closed; `where` is the store that it asked."""
-        text = "this Locks is closed; connect again"
-        return cls(f"{where}: {text}" if where else text, **facts)
 
 
 class AcquireTimeout(LockError, TimeoutError):
@@ -55,16 +49,6 @@ class LimitMismatch(LockError, ValueError):
 
     limit: int | None = None  # the one in use; None: readers of a read/write lock, which has none
     asked: int | None = None
-
-    @classmethod
-    def between(cls, name: str, limit: int | None, asked: int | None) -> LimitMismatch:
-        """The error for a backend to raise: `limit` is the one in use, `asked` the other."""
-        text = f"{name!r} is in use {_with(limit)}, and was asked for {_with(asked)}; one name has one limit at a time"
-        return cls(text, name=name, limit=limit, asked=asked)
-
-
-def _with(limit: int | None) -> str:
-    return "by readers, without a limit" if limit is None else f"with limit {limit}"
 
 
 class Conflict(LockError):

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lockfast._ids import new_claim_id
 from lockfast._model import Busy, Claim, Grant
+from lockfast._refusals import closed_locks
 from lockfast._time import FOREVER, format_duration
 from lockfast.engine.lease import Lease
 from lockfast.engine.reporting import reported_acquire
 from lockfast.engine.request import Adopt, Request
 from lockfast.engine.waking import Waking
-from lockfast.errors import BackendUnavailable, LockError
+from lockfast.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from lockfast.engine.core import Engine
@@ -65,7 +66,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
         engine.waiting[claim.id] = claim  # before sending: from then on it may stand in the queue, or be granted
         while True:
             if engine.closed:
-                raise LockError.closed()
+                raise closed_locks()
             within = most
             if wait and give_up_at - asked_at < within:
                 within = max(MIN_WITHIN_S, give_up_at - asked_at)
@@ -86,7 +87,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
                 engine.outage.ended(claim.id)
                 unsent = was_unsent and not error.sent
                 if engine.closed:
-                    raise LockError.closed() from error  # a better reason than that its connection was closed
+                    raise closed_locks() from error  # a better reason than that its connection was closed
                 # The outcome is unknown; the same claim is asked for again, so it is granted once at most.
                 failures += 1
                 pause = engine.retry.pause(failures, engine.world.chance())
@@ -107,7 +108,7 @@ async def _ask(engine: Engine, request: Request, claim: Claim, wait: float | Non
             failures, most = 0, engine.patience
             answered_at = engine.now()
             if engine.closed:
-                raise LockError.closed()
+                raise closed_locks()
             if wait is None and not checked:
                 engine.must_not_wait_for_itself(claim)
                 checked = True
@@ -154,5 +155,5 @@ def _believe(engine: Engine, request: Request, claim: Claim, grant: Grant, asked
         )
     engine.keeper.keep(lease)
     if engine.closed:  # while the request was under way: no keeper would renew it. Checked last, see `close`
-        raise LockError.closed()
+        raise closed_locks()
     return lease

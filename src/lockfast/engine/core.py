@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from lockfast._ids import default_holder
 from lockfast._model import Claim
 from lockfast._reentry import Mutex, nothing, start_put_off
+from lockfast._refusals import closed_locks
 from lockfast._worlds import ChangesLoops, World
 from lockfast.backends.base import Backend
 from lockfast.backends.optional import ReportsLosses
@@ -24,7 +25,6 @@ from lockfast.engine.keeper import Keeper
 from lockfast.engine.lease import Lease
 from lockfast.engine.outage import Outage
 from lockfast.engine.unfinished import Unfinished
-from lockfast.errors import LockError
 from lockfast.observe.events import Events
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Engine:
 
     def must_be_open(self) -> None:
         if self.closed:
-            raise LockError.closed()
+            raise closed_locks()
 
     # Losses, a fork, the end
 

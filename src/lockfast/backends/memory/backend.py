@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from itertools import chain
 
 from lockfast._model import EXCLUSIVE, PRESENCE_S, SHARED, Busy, Capabilities, Claim, Grant, Renewal, poll_after
+from lockfast._refusals import limit_mismatch
 from lockfast.backends.memory.inspection import MemoryInspection
 from lockfast.backends.memory.resource import MemoryHolder, MemoryResource, MemoryWaiter
 from lockfast.backends.memory.values import MemoryValues
-from lockfast.errors import LimitMismatch
 
 
 class MemoryBackend(MemoryInspection, MemoryValues):
@@ -64,7 +64,7 @@ class MemoryBackend(MemoryInspection, MemoryValues):
         for other in chain((held.claim for held in holders), (waiter.claim for waiter in waiters)):
             if other.terms.mode == SHARED and other.id != claim.id:
                 if other.terms.limit != terms.limit:
-                    raise LimitMismatch.between(terms.name, other.terms.limit, terms.limit)
+                    raise limit_mismatch(terms.name, other.terms.limit, terms.limit)
                 return
 
     def _grant_again(self, resource: MemoryResource, holder: MemoryHolder, claim: Claim, now: float) -> Grant:

@@ -15,6 +15,7 @@ from typing import Any, Final
 from lockfast._bounded import BoundedSet
 from lockfast._model import Busy, Capabilities, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._records import NO_HOLD, damaged_lock
+from lockfast._refusals import limit_mismatch
 from lockfast._time import boot_now
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.postgres.io.one_query import identify
@@ -29,7 +30,7 @@ from lockfast.backends.postgres_table.requests import (
     columns_of,
     split,
 )
-from lockfast.errors import BackendUnavailable, LimitMismatch
+from lockfast.errors import BackendUnavailable
 
 MAX_CONTENDED: Final = 4096  # names
 MAX_IN_DOUBT: Final = 10_000  # claims
@@ -97,7 +98,7 @@ class PostgresTableBackend:
         if "damaged" in answer:
             raise damaged_lock(terms.name, self, NO_HOLD)
         if "limit" in answer:
-            raise LimitMismatch.between(terms.name, answer["limit"], terms.limit)
+            raise limit_mismatch(terms.name, answer["limit"], terms.limit)
         return requests.busy(answer, cannot_listen=driver.cannot_listen)
 
     async def _acquire_or_wait(self, claim: Claim, within: float) -> Any:

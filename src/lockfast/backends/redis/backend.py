@@ -30,13 +30,14 @@ from lockfast._model import (
     poll_after,
 )
 from lockfast._records import NO_HOLD, StoredHold, cut_id, damaged_lock, lock_info
+from lockfast._refusals import limit_mismatch
 from lockfast._time import boot_now
 from lockfast._values import EMPTY_CELL, NS_PER_S, Allowance, Booked, Rate, Stored, Write, Written, as_stored
 from lockfast.backends.redis import requests
 from lockfast.backends.redis.io.resp import ReplyError, call, command, words
 from lockfast.backends.redis.io.router import Call, RedisDriver
 from lockfast.backends.redis.requests import MICRO, Prepared, keys_of, name_in, pattern_of, script, tagged
-from lockfast.errors import BackendUnavailable, LimitMismatch
+from lockfast.errors import BackendUnavailable
 
 MAX_IN_DOUBT: Final = 10_000  # claims
 MAX_CONTENDED: Final = 4096  # names
@@ -95,7 +96,7 @@ class RedisBackend:
         self._contended.add(terms.key)
         if len(answer) == 1:
             self._must_be_readable(terms.name, answer[0])
-            raise LimitMismatch.between(terms.name, answer[0] or None, terms.limit)
+            raise limit_mismatch(terms.name, answer[0] or None, terms.limit)
         return _busy(*answer)
 
     async def _acquire(self, claim: Claim, address: str, within: float) -> Any:

@@ -37,12 +37,12 @@ from lockfast._model import (
     poll_after,
 )
 from lockfast._records import MOST_READ, StoredHold, cut_id, is_count, lock_info
+from lockfast._refusals import limit_mismatch
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.sqlite import values
 from lockfast.backends.sqlite.io.driver import VERSION, SqliteDriver, SqliteTransaction, Step, T
 from lockfast.backends.sqlite.resource import OF_HOLDER, OF_WAITER, SOUND_WAITER, ClaimRow, SqliteResource, hand_over
 from lockfast.backends.sqlite.schema import HOLDS, STORE, check_boot, count, count_on, is_void, no_store
-from lockfast.errors import LimitMismatch
 
 MAX_LISTED_AT_ONCE = 100  # keys, in one transaction of half a millisecond: an event loop stops meanwhile
 MAX_CONTENDED: Final = 4096  # names
@@ -133,7 +133,7 @@ def _refuse_other_limits(t: SqliteTransaction, claim: Claim) -> None:
         (terms.key, SHARED, claim.id, t.now),
     ).fetchone()
     if row is not None and row[0] != terms.limit:
-        raise LimitMismatch.between(terms.name, row[0], terms.limit)
+        raise limit_mismatch(terms.name, row[0], terms.limit)
 
 
 def _grant_again(t: SqliteTransaction, resource: SqliteResource, mine: ClaimRow, claim: Claim) -> Grant:

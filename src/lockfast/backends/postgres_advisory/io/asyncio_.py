@@ -11,6 +11,7 @@ import asyncio
 import weakref
 from collections import deque
 
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Signal
 from lockfast._worlds.asyncio_ import end_tasks, in_executor
@@ -101,7 +102,7 @@ class AsyncioSessions:
 
     async def _dial(self, within: float) -> AsyncioAdvisorySession:
         if self._closed:
-            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+            raise closed_driver(self.endpoint.name)
         loop = self._belong_here()
         dialling = in_executor(loop, dial, self.endpoint, self.holder, self._prepare, within)
         try:
@@ -111,7 +112,7 @@ class AsyncioSessions:
             raise
         if self._closed:
             dialled.pgconn.finish()
-            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+            raise closed_driver(self.endpoint.name)
         session = AsyncioAdvisorySession(dialled, self.endpoint.name, loop, self._ended_there)
         self._opened.add(session)
         return session

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from lockfast._reentry import NoThread, outside
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, Signal, World
 from lockfast.backends.connecting.turns import in_turn
@@ -22,7 +23,6 @@ from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
 from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, WatchedSession
-from lockfast.errors import BackendUnavailable
 
 # So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first
 # that waits for its lock: a claim outside the server's queue is passed by every session that joins it.
@@ -134,7 +134,7 @@ class BlockingSessions:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+            raise closed_driver(self.endpoint.name)
 
     def _ended_there(self, session: AdvisorySession) -> None:
         with self._mutex:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockfast._model import Claim
+from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks, seen
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
@@ -99,7 +100,7 @@ class AsyncioPostgres:
         return loop
 
     def _closed_error(self) -> BackendUnavailable:
-        return BackendUnavailable.closed(self.endpoint.name, transient=False)
+        return closed_driver(self.endpoint.name)
 
     async def ask(self, request: TableRequest, within: float) -> Any:
         loop = self._begin(is_cleanup=request.is_cleanup)

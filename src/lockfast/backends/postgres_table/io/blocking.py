@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from lockfast._model import Claim
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.connecting.turns import in_turn
@@ -164,7 +165,7 @@ class BlockingPostgres:
     def _queue_up(self, pending: _PendingRequest) -> None:
         with self._mutex:
             if self._closed and not pending.request.is_cleanup:
-                raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+                raise closed_driver(self.endpoint.name)
             if self._free:
                 pending.connection, pending.home = self._free[-1], self._free
                 del self._free[-1]
@@ -335,7 +336,7 @@ class BlockingPostgres:
 
     def _listen(self, until: float) -> None:
         if self._closed:
-            raise BackendUnavailable.closed(self.endpoint.name, transient=False)
+            raise closed_driver(self.endpoint.name)
         session = self._connect(until, 0)
         try:
             run(session.simple_query(listen(self._channel)), until)

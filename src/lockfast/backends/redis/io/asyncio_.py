@@ -18,6 +18,7 @@ from typing import Any
 import hiredis
 
 from lockfast._model import Claim
+from lockfast._refusals import closed_driver
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import end_tasks
 from lockfast.backends.connecting.single_flight import SingleFlight
@@ -346,7 +347,7 @@ class AsyncioConnections:
 
     def _must_be_open(self) -> None:
         if self._closed:
-            raise BackendUnavailable.closed(self._endpoint.name, transient=False)
+            raise closed_driver(self._endpoint.name)
 
     async def _connection_to(self, address: Address | None, within: float) -> AsyncioConnection:
         self._must_be_open()

@@ -16,6 +16,7 @@ from typing import Any
 import hiredis
 
 from lockfast._model import Claim
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock, World
 from lockfast.backends.connecting.turns import in_turn
@@ -220,7 +221,7 @@ class BlockingConnections:
 
     def _dial(self, address: Address | None, within: float) -> BlockingConnection:
         if self._closed:
-            raise BackendUnavailable.closed(self._endpoint.name, transient=False)
+            raise closed_driver(self._endpoint.name)
         return BlockingConnection(self._endpoint, address, within)
 
     def _put_back(self, address: Address | None, connection: BlockingConnection) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from lockfast._model import Claim, Health
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast._worlds.asyncio_ import background_task, end_tasks
@@ -93,7 +94,7 @@ class AsyncioFanout:
 
     def _belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._closed:
-            raise BackendUnavailable.closed(self.members[0].name, transient=False)
+            raise closed_driver(self.members[0].name)
         if self.wakeups.is_new(loop):
             self._forget()
         self._loop = loop

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from lockfast._model import Health
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.redis.io.blocking import BlockingConnection
@@ -101,7 +102,7 @@ class BlockingFanout:
     def _take(self, claim: str) -> ConnectionSet:
         """The set that a vote for this claim is still under way on, so that what is asked now comes later."""
         if self._closed:
-            raise BackendUnavailable.closed(self.members[0].name, transient=False)
+            raise closed_driver(self.members[0].name)
         self._stragglers.asked_at = boot_now()
         late = self._late.pop(claim, None)
         if late is not None:
@@ -178,7 +179,7 @@ class BlockingFanout:
     def _subscribe(self, nodes: Sequence[int], within: float) -> list[BackendUnavailable | None]:
         inbox, limit = self.wakeups.inbox(), max(0.01, min(self.node_timeout, within / 2))  # votes follow in the rest
         if inbox is None:
-            return [BackendUnavailable.closed(self.members[node].name, transient=False) for node in nodes]
+            return [closed_driver(self.members[node].name) for node in nodes]
         assert isinstance(inbox, QuorumInbox)
         return at_once([partial(self._subscribe_to, node, inbox, limit) for node in nodes])
 

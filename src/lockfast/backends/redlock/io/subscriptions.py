@@ -14,11 +14,11 @@ from contextlib import suppress
 
 import hiredis
 
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast.backends.redis.io.blocking import BlockingConnection
 from lockfast.backends.redis.io.resp import ReplyError, command, keep_alive, refusal
 from lockfast.backends.wakeups import WAKE_ALL
-from lockfast.errors import BackendUnavailable
 
 
 class QuorumInbox:
@@ -55,7 +55,7 @@ class QuorumInbox:
                 self.poll.register(number, select.POLLIN)
         if self._closed:
             connection.close()
-            raise BackendUnavailable.closed(connection.name, transient=False)
+            raise closed_driver(connection.name)
         self.notify()  # the thread that sleeps here does not poll it yet
 
     def notify(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from lockfast._reentry import Mutex, critical_section, outside
+from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
 from lockfast._worlds import Clock
 from lockfast.backends.sqlite.io import file as sqlite_file
@@ -282,7 +283,7 @@ class BlockingSqlite:
         return self._unavailable(text, transient=transient)
 
     def closed_error(self) -> BackendUnavailable:
-        return BackendUnavailable.closed(f"the lock store {str(self.path)!r}", transient=False)
+        return closed_driver(f"the lock store {str(self.path)!r}")
 
     def _unavailable(self, what: str, *, transient: bool) -> BackendUnavailable:
         return BackendUnavailable(f"the lock store {str(self.path)!r} {what}", transient=transient)
