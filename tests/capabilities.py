@@ -33,7 +33,8 @@ SETTABLE_CLOCK = Capability(_LINUX, "only with LD_PRELOAD can the clock of one p
 SOCKET_FILTERS = Capability(_LINUX, "only Linux can drop whatever arrives at a socket")
 ABSTRACT_SOCKETS = Capability(_LINUX, "only Linux has abstract names of sockets, and reports who sent a datagram")
 OPEN_FILES = Capability(Path("/proc/self/fd").is_dir(), "only /proc lists the open files of another process")
-OF_THE_SYSTEM = (SETTABLE_CLOCK, SOCKET_FILTERS, ABSTRACT_SOCKETS, OPEN_FILES)
+THREAD_STATES = Capability(Path("/proc/self/task").is_dir(), "only /proc shows whether a thread runs")
+OF_THE_SYSTEM = (SETTABLE_CLOCK, SOCKET_FILTERS, ABSTRACT_SOCKETS, OPEN_FILES, THREAD_STATES)
 
 SEVERAL_USERS = Capability(os.geteuid() == 0, "only root can be several users")
 

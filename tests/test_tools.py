@@ -21,7 +21,7 @@ import pytest
 
 from tests import flaky
 from tests.backends.collecting import Collector, collect_all
-from tests.capabilities import OF_THE_SYSTEM, SETTABLE_CLOCK
+from tests.capabilities import OF_THE_SYSTEM, SETTABLE_CLOCK, THREAD_STATES
 from tests.no_threads import no_thread_left
 from tests.servers.clocks import SHARED, JumpyServer
 from tests.servers.processes import children_of, has_ended, listed_children, listed_state, process_state
@@ -252,7 +252,7 @@ def test_a_thread_that_is_refused_is_named_whatever_it_was_to_run() -> None:
     assert refused == ["named", "plain"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="this system does not say what a thread does")
+@THREAD_STATES.needed
 def test_a_thread_stands_still_when_it_waits_for_another_and_not_before() -> None:
     computes, lock = threading.Event(), threading.Lock()
     waits: list[int] = []

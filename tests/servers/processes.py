@@ -1,9 +1,10 @@
-"""What the system says of a process: from /proc where there is one, else from `ps`, which takes far longer."""
+"""What the system says of a process or a thread: from /proc where there is one, else from `ps`, which takes far longer."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -33,6 +34,15 @@ def children_of(pid: int) -> list[int]:
 def open_files(pid: int) -> dict[int, str]:
     """What is behind each descriptor; see `OPEN_FILES` in `tests/capabilities.py`."""
     return {int(fd.name): os.readlink(fd) for fd in (_PROC / f"{pid}/fd").iterdir()}
+
+
+def thread_switches(thread: threading.Thread) -> list[str]:
+    """Whether it runs, and how often it began to wait; nothing where there is no /proc."""
+    try:
+        status = (_PROC / f"self/task/{thread.native_id}/status").read_text()
+    except OSError:
+        return []
+    return [line for line in status.splitlines() if line.startswith(("State:", "voluntary_ctxt_switches:"))]
 
 
 def listed_children(pid: int) -> list[int]:

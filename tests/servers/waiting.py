@@ -13,8 +13,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.servers.processes import thread_switches
 
 T = TypeVar("T")
 Errors = tuple[type[BaseException], ...]
@@ -84,19 +85,10 @@ def stand_still(*threads: threading.Thread) -> None:
 
     def unchanged() -> bool:
         nonlocal before
-        last, before = before, [_switches(thread) for thread in threads]
+        last, before = before, [thread_switches(thread) for thread in threads]
         return before == last and all(lines[0].split()[1:2] != ["R"] for lines in before if lines)
 
     until(unchanged, f"{len(threads)} threads to stand still")
-
-
-def _switches(thread: threading.Thread) -> list[str]:
-    """Whether it runs, and how often it began to wait."""
-    try:
-        status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
-    except OSError:
-        return []
-    return [line for line in status.splitlines() if line.startswith(("State:", "voluntary_ctxt_switches:"))]
 
 
 def happens(event: threading.Event, what: str = "the event") -> None:
