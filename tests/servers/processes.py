@@ -1,4 +1,4 @@
-"""What the system says of a process or a thread: from /proc where there is one, else from `ps`, which takes far longer."""
+"""What the system says of a process or a thread: from /proc where there is one, else from `ps`, which is far slower."""
 
 from __future__ import annotations
 
