@@ -11,13 +11,14 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable
-from contextvars import ContextVar
 from itertools import count
 
-_last_read: ContextVar[tuple[FakeClock, float] | None] = ContextVar("lockfast_clock_last_read", default=None)
+from lockfast.testing.per_task import PerTask
+
+_last_read: PerTask[tuple[FakeClock, float]] = PerTask()
 
 _Sleeps = Callable[[], bool]
-falls_asleep: ContextVar[Callable[[_Sleeps], None] | None] = ContextVar("lockfast_falls_asleep", default=None)
+falls_asleep: PerTask[Callable[[_Sleeps], None]] = PerTask()
 """Called when this thread or task has set an alarm, with what says whether the clock has yet to wake it."""
 
 
