@@ -13,12 +13,12 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-from lockfast.testing.per_task import PerTask
+from lockfast.testing.context_value import ContextValue
 
-_last_read: PerTask[tuple[FakeClock, float]] = PerTask()
+_last_read: ContextValue[tuple[FakeClock, float]] = ContextValue("lockfast_clock_last_read")
 
 _Sleeps = Callable[[], bool]
-falls_asleep: PerTask[Callable[[_Sleeps], None]] = PerTask()
+falls_asleep: ContextValue[Callable[[_Sleeps], None]] = ContextValue("lockfast_falls_asleep")
 """Called when this thread or task has set an alarm, with what says whether the clock has yet to wake it."""
 
 
