@@ -19,7 +19,7 @@ from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
 from lockfast.backends.postgres_advisory.inspection import ahead_of, blocker_of
-from lockfast.backends.postgres_advisory.io.blocking import open_sessions
+from lockfast.backends.postgres_advisory.io.driver import open_sessions
 from lockfast.backends.postgres_advisory.io.session import (
     RATE_MARGIN,
     AdvisorySession,

@@ -15,7 +15,7 @@ from lockfast._time import boot_now
 from lockfast._worlds import World
 from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
-from lockfast.backends.postgres_advisory.io.blocking import Sessions
+from lockfast.backends.postgres_advisory.io.driver import Sessions
 from lockfast.backends.postgres_advisory.io.session import (
     AdvisorySession,
     Params,

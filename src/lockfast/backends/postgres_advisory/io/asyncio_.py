@@ -18,7 +18,7 @@ from lockfast._worlds.asyncio_ import end_tasks, in_executor
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.blocking import MAX_IDLE_S, SESSIONS_PER_WAITING
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled, Done, PendingStatement, Rows, dial
 from lockfast.backends.postgres_advisory.io.watch import OnEnd
 from lockfast.errors import BackendUnavailable

@@ -12,77 +12,17 @@ import threading
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
 
 from lockfast._reentry import NoThread, outside
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
-from lockfast._worlds import Clock, Signal, World
+from lockfast._worlds import Clock, Signal
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
 from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, WatchedSession
-
-# So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first
-# that waits for its lock: a claim outside the server's queue is passed by every session that joins it.
-SESSIONS_PER_WAITING: Final = 4
-MAX_IDLE_S: Final = 30.0  # after which a session in which no claim waits or holds is closed, and a few seconds more
-
-
-class Sessions(Protocol):
-    """What the backend asks of either driver."""
-
-    endpoint: PostgresEndpoint
-    holder: str  # what new sessions are called, for operators
-
-    @property
-    def ready(self) -> AdvisorySession | None:
-        """The main session, if there is one."""
-        ...
-
-    async def main(self, within: float) -> AdvisorySession:
-        """The session for everything that does not wait. Raises BackendUnavailable."""
-        ...
-
-    async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
-        """A session for one claim; None if as many wait as may. `beside` these, see SESSIONS_PER_WAITING."""
-        ...
-
-    def mark_holding(self, session: AdvisorySession) -> None:
-        """A lock is held in that session: it does not count as one that waits any more."""
-        ...
-
-    def give_back(self, session: AdvisorySession) -> bool:
-        """It holds nothing, and nothing is in flight. False if it was closed."""
-        ...
-
-    async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
-        """Raises BackendUnavailable if no answer comes in time; the statement stays in flight then."""
-        ...
-
-    def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
-        """Without waiting for the answer; only on a session of `dedicated`."""
-        ...
-
-    async def wait_answered(self, session: AdvisorySession, seconds: float) -> None:
-        """Wait until the statement in flight is answered, or so many real seconds have passed."""
-        ...
-
-    async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
-        """True once the statement in flight is answered, or the signal set; False after `seconds`."""
-        ...
-
-    def drop(self, session: AdvisorySession) -> None:
-        """End a session; the server ends its holds and waits."""
-        ...
-
-    def poll_once(self, session: AdvisorySession) -> None:
-        """Read what has arrived, without waiting for more."""
-        ...
-
-    async def close(self) -> None: ...
-    def after_fork(self) -> None: ...
 
 
 class _Opening:
@@ -266,24 +206,24 @@ class BlockingSessions:
     def _wait_by(self, clock: Clock, session: AdvisorySession, seconds: float) -> bool:
         """For tests that move the clock."""
         assert isinstance(session, WatchedSession)
-        bell, hand = socket.socketpair()
+        wake_reader, wake_writer = socket.socketpair()
         poll = select.poll()
-        poll.register(bell, select.POLLIN)
+        poll.register(wake_reader, select.POLLIN)
         poll.register(session.socket, select.POLLIN)
-        cancel = clock.alarm(clock.deadline(seconds), lambda: _wake(hand))
+        cancel = clock.alarm(clock.deadline(seconds), lambda: _wake(wake_writer))
         try:
             while (in_flight := session.in_flight) is not None and session.alive:
                 with outside():
                     ready = [number for number, _ in poll.poll()]
-                if bell.fileno() in ready:
+                if wake_reader.fileno() in ready:
                     return False
                 with session.turn:
                     self._read_ready(session, in_flight)
             return True
         finally:
             cancel()
-            bell.close()
-            hand.close()
+            wake_reader.close()
+            wake_writer.close()
 
     def _read_ready(self, session: WatchedSession, in_flight: PendingStatement) -> None:
         """Unless another thread has read the answer."""
@@ -318,22 +258,11 @@ class BlockingSessions:
         self._reset()
 
 
-def _wake(hand: socket.socket) -> None:
+def _wake(wake_writer: socket.socket) -> None:
     with suppress(OSError):
-        hand.send(b"!")
+        wake_writer.send(b"!")
 
 
 def _end(session: WatchedSession) -> None:
     with session.turn:
         session.end(ConnectionAbortedError("closed"))
-
-
-def open_sessions(
-    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, on_end: OnEnd
-) -> Sessions:
-    """The driver for that world. Nothing is opened yet."""
-    if world.blocking:
-        return BlockingSessions(endpoint, prepare, clock, on_end)
-    from lockfast.backends.postgres_advisory.io.asyncio_ import AsyncioSessions
-
-    return AsyncioSessions(endpoint, prepare, on_end)
