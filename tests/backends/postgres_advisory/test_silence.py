@@ -7,6 +7,7 @@ a filter: the kernel drops whatever arrives there, and answers nothing.
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import struct
 import threading
@@ -60,6 +61,15 @@ def test_a_session_is_kept_for_longer_than_any_ttl_is_believed_in() -> None:
         assert settings["tcp_keepalives_interval"] <= 32767  # more than that a kernel does not take
         assert settings["tcp_user_timeout"] < 2**31
     assert kept_for(30) == KEPT_S == 120
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system has TCP_USER_TIMEOUT")
+def test_a_client_gives_up_a_silent_server_after_a_minute_also_if_it_has_sent_something(tmp_path: Path) -> None:
+    with lockfast.connect(advisory().url(tmp_path), advisory=True) as locks, locks.lock("a"):
+        number = os.dup(_session(locks).socket)
+        with socket.socket(fileno=number) as copy:
+            assert copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 class TestSessionsOfTheSilent(Promise):

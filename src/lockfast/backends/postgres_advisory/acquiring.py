@@ -7,7 +7,7 @@ Leaves to `backend`: everything after the grant. Leaves to `holds`: what a sessi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -19,10 +19,12 @@ from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
 from lockfast.backends.postgres_advisory.inspection import ahead_of, blocker_of
-from lockfast.backends.postgres_advisory.io.driver import open_sessions
+from lockfast.backends.postgres_advisory.io.driver import SessionEvents, open_sessions
 from lockfast.backends.postgres_advisory.io.session import (
+    ANSWER_WITHIN_S,
     RATE_MARGIN,
     AdvisorySession,
+    OnSession,
     Params,
     PendingStatement,
     Rows,
@@ -45,11 +47,14 @@ class Acquiring:
         self._world = world
         self._holds = Holds(endpoint.name)
         self._contended = BoundedSet[int](MAX_CONTENDED)  # numbers for which a try would be in vain
-        ended: weakref.WeakMethod[Callable[[AdvisorySession], None]] = weakref.WeakMethod(self._ended)
-        self._sessions = open_sessions(endpoint, PREPARE, world, clock, partial(_report_end, ended))
+        events = SessionEvents(partial(_report, _weak(self._ended)), partial(_report, _weak(self._silent)))
+        self._sessions = open_sessions(endpoint, PREPARE, world, clock, events)
         self._own = OwnSessions(world, self._sessions, self._holds, self._contended)
 
     def _ended(self, session: AdvisorySession) -> None:
+        raise NotImplementedError
+
+    def _silent(self, session: AdvisorySession) -> None:
         raise NotImplementedError
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
@@ -58,6 +63,7 @@ class Acquiring:
         if ready is not None and _is_usual(claim.terms, ready) and key.number not in self._contended:
             hold = self._holds.enter_alone(claim, key, ready)  # the fast path
             if hold is not None and await self._try_in(ready, b"lf_try_exclusive", hold, within):
+                self._must_live(ready)
                 hold.answered = True
                 return hold.grant
         until = boot_now() + within
@@ -80,7 +86,10 @@ class Acquiring:
         if hold is None:
             hold = self._holds.enter(claim)
         elif hold is not tried:
+            before = hold.session
             await self._settle(hold, main, until)
+            if before is not None:
+                self._close_if_unused(before)
         if hold.state == "held":
             if claim.terms.mode == SHARED and hold.mode == EXCLUSIVE:
                 await self._share(hold, until)
@@ -108,8 +117,14 @@ class Acquiring:
         session = hold.session
         if boot_now() - session.proven_at > session.kept - claim.terms.ttl * RATE_MARGIN:
             await self._execute(session, b"lf_ping", (), until)
+        self._must_live(session)
         hold.renewed(claim.terms.ttl)
         hold.answered = True
+
+    def _must_live(self, session: AdvisorySession) -> None:
+        """Checked last before a grant counts: this process may have been stopped since, or its loop been blocked."""
+        if not self._sessions.lives(session):
+            raise unavailable(self._endpoint.name, "ended the session")
 
     async def _still_held(self, hold: AdvisoryHold, until: float) -> bool:
         """Whether the session that holds it is alive. The server may have ended it, and that is not read yet."""
@@ -182,6 +197,7 @@ class Acquiring:
             seen = read(await self._execute(main, b"lf_inspect", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
+            self._drop_if_unheard(hold, seen)
             holder = blocker_of(hold, seen, self._holds.in_this_process)
             ahead = ahead_of(hold, seen)
             if hold.state == "new" and not self._own.has_queued_sibling(hold):
@@ -190,6 +206,25 @@ class Acquiring:
         others = (other for holds in self._holds.neighbours() for other in holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
         return Busy(ahead, FIRST_POLL_S, self._holds.known_holder(hold))
+
+    def _drop_if_unheard(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> None:
+        """A waiter's session may be silent: the server has ended it, or granted the lock there, and no word of it came.
+
+        Then it is ended here, and the claim joins the queue again.
+        """
+        session = hold.session
+        if session is None or any(one.pid == session.pid and not one.granted for one in seen):
+            hold.unheard_since = 0.0
+        elif not hold.unheard_since:
+            hold.unheard_since = boot_now()
+        elif boot_now() - hold.unheard_since > ANSWER_WITHIN_S:
+            hold.unheard_since = 0.0
+            self._sessions.drop(session)
+
+    def _close_if_unused(self, session: AdvisorySession) -> None:
+        """A main session that was silent, was replaced, and answers again."""
+        if session.retired and session.alive and not self._holds.in_session(session):
+            self._sessions.drop(session)
 
     async def _is_granted(self, hold: AdvisoryHold, seen: Sequence[PgLock], until: float) -> bool:
         """If no holder excludes it, the grant is on its way: wait for that."""
@@ -234,8 +269,12 @@ def _is_usual(terms: Terms, main: AdvisorySession) -> bool:
     return terms.mode == EXCLUSIVE and main.named and terms.ttl <= main.longest_ttl
 
 
-def _report_end(ended: weakref.WeakMethod[Callable[[AdvisorySession], None]], session: AdvisorySession) -> None:
-    """Weak: the threads of the driver keep no `Locks` alive."""
-    method = ended()
+def _weak(method: OnSession) -> weakref.WeakMethod[OnSession]:
+    """The threads of the driver keep no `Locks` alive."""
+    return weakref.WeakMethod(method)
+
+
+def _report(to: weakref.WeakMethod[OnSession], session: AdvisorySession) -> None:
+    method = to()
     if method is not None:
         method(session)

@@ -27,6 +27,7 @@ from lockfast._worlds import Clock, World
 from lockfast.backends.optional import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
+from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.acquiring import Acquiring
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold
 from lockfast.backends.postgres_advisory.in_transaction import DatabaseIdentity, Taken, take
@@ -34,8 +35,7 @@ from lockfast.backends.postgres_advisory.inspection import info_of, infos_of
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
 from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of_integer
-from lockfast.backends.postgres_advisory.own_sessions import execute
-from lockfast.backends.postgres_advisory.statements import read
+from lockfast.backends.postgres_advisory.statements import TERMINATED_WITHIN_S, read
 from lockfast.errors import BackendUnavailable, LockError
 
 MAX_TTL_S: Final = 20 * 86400.0  # no kernel can be set to keep a silent session for much longer
@@ -67,21 +67,15 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     # Keep and release
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        until = boot_now() + within
         holds = [self._held(renewal) for renewal in batch]
-        answers_of: dict[int, bool | BackendUnavailable] = {}
         longest: dict[AdvisorySession, float] = {}
         for hold, renewal in zip(holds, batch, strict=True):
             if hold is not None:
                 longest[hold.session] = max(renewal.ttl, longest.get(hold.session, 0.0))
-        for session, ttl in longest.items():
-            try:
-                await self._own.keep(session, ttl, until, urgent=True)
-                await execute(self._sessions, session, b"lf_ping", (), until, urgent=True)
-                answers_of[id(session)] = True
-            except BackendUnavailable as error:
-                answers_of[id(session)] = error if session.alive else False
-        answers = [answers_of.get(id(hold.session), False) if hold is not None else False for hold in holds]
+        statements = {session: self._own.renewal(session, ttl) for session, ttl in longest.items()}
+        await self._sessions.execute_each(statements, within)
+        outcomes = {session: self._outcome(session, statement) for session, statement in statements.items()}
+        answers = [outcomes[hold.session] if hold is not None and hold.session in outcomes else False for hold in holds]
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if errors and len(errors) == len(answers):
             raise errors[0]
@@ -89,6 +83,14 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             if hold is not None and answer is True:
                 hold.renewed(renewal.ttl)
         return [None if isinstance(answer, BackendUnavailable) else answer for answer in answers]
+
+    def _outcome(self, session: AdvisorySession, statement: PendingStatement) -> bool | BackendUnavailable:
+        """Of a renewal there."""
+        if not self._sessions.lives(session):
+            return False
+        if statement.finished and statement.error is None:
+            return True
+        return statement.error or unavailable(self._endpoint.name, "did not answer in time")
 
     def _held(self, renewal: Renewal) -> AdvisoryHold | None:
         hold = self._holds.by_id.get(renewal.claim.id)
@@ -99,6 +101,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if hold is None:
             return False
         until = boot_now() + within
+        hold.unwanted = True
         if hold.freeing:
             await self._settle(hold, hold.session, until)
         if hold.state != "held":
@@ -127,6 +130,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             self._holds.leave(hold)
             if in_main:
                 self._own.wake_unqueued(hold.key.number)
+                self._close_if_unused(session)
             else:
                 self._own.give_back(session)
 
@@ -135,6 +139,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         if hold is None:
             return
         until = boot_now() + within
+        hold.unwanted = True
         if hold.state == "asked" or hold.freeing or (hold.state == "in_doubt" and hold.in_main):
             await self._settle(hold, hold.session, until)
         if hold.state == "held":
@@ -145,7 +150,17 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             self._holds.leave(hold)
             self._own.wake_unqueued(hold.key.number)
 
-    # The end of a session
+    # The end of a session, and its silence
+
+    def _silent(self, session: AdvisorySession) -> None:
+        """Called by the driver when a session has owed an answer for too long.
+
+        New claims are asked for in another session. What a holder relies on stays where it is, and may be renewed
+        there until its time is over; then, or if there is no such hold, the session is ended with all that is in it.
+        """
+        self._sessions.retire(session)
+        if not any(hold.believed for hold in self._holds.in_session(session)):
+            self._sessions.drop(session)
 
     def _ended(self, session: AdvisorySession) -> None:
         """Called by the driver when a session ends. Everything that the session held is gone."""
@@ -209,7 +224,10 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
 
     async def _terminate(self, pid: int, key: str, until: float) -> None:
         try:
-            rows = await self._ask_main(b"lf_terminate", (pid,), until)
+            main = await self._sessions.main(max(0.01, until - boot_now()))
+            statement = PendingStatement(b"lf_terminate", (pid,))
+            statement.answer_within += TERMINATED_WITHIN_S
+            rows = await self._sessions.execute(main, statement, max(0.01, until - boot_now()))
             ended = rows[0][0] == b"t" or all(
                 one.pid != pid for one in read(await self._ask_main(b"lf_list", (), until))
             )

@@ -68,7 +68,9 @@ class AdvisoryHold:
         "session",
         "signal",
         "state",
+        "unheard_since",
         "unlock",
+        "unwanted",
     )
 
     def __init__(self, claim: Claim, key: Key, fences: Fences) -> None:
@@ -85,6 +87,8 @@ class AdvisoryHold:
         self.believed_until = 0.0  # by its holder, unless renewed, on the holder's own clock
         self.freeing = False  # an unlock is in flight, or its outcome is unknown
         self.unlock: PendingStatement | None = None  # set while a release is in flight
+        self.unwanted = False  # its holder has released it, or given it up
+        self.unheard_since = 0.0  # when the server first showed what this process has not heard of; 0 if it has
         self.polls = 0  # how often a waiter was answered Busy
         self.answered = False  # an acquire has returned its grant: the next one repeats it
 
@@ -125,6 +129,11 @@ class AdvisoryHold:
     def remaining(self) -> float:
         """Seconds for which its holder still believes, unless renewed."""
         return self.believed_until - boot_now()
+
+    @property
+    def believed(self) -> bool:
+        """Whether a holder relies on it."""
+        return self.state == "held" and not self.unwanted and self.remaining() > 0
 
     @property
     def unlock_sent(self) -> bool:

@@ -7,6 +7,7 @@ Leaves to `holds`: the order of the unqueued. Leaves to the driver: how many ses
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import Final
 
 from lockfast._bounded import BoundedSet
@@ -30,13 +31,21 @@ from lockfast.errors import BackendUnavailable
 UNCONTENDED_WITHIN_S: Final = 0.001  # in which a lock that no other session wants is granted
 
 
-async def execute(
-    sessions: Sessions, session: AdvisorySession, name: bytes, params: Params, until: float, *, urgent: bool = False
-) -> Rows:
+async def execute(sessions: Sessions, session: AdvisorySession, name: bytes, params: Params, until: float) -> Rows:
     """Raises BackendUnavailable."""
     statement = PendingStatement(name, params)
-    statement.urgent = urgent
     return await sessions.execute(session, statement, max(0.01, until - boot_now()))
+
+
+def _keeping(session: AdvisorySession, ttl: float) -> PendingStatement:
+    """The statement that makes the server keep the session long enough for that ttl."""
+    settings = keeping(seconds := kept_for(ttl))
+
+    def kept(statement: PendingStatement) -> None:
+        if statement.error is None:
+            session.keeps(max(seconds, session.kept))
+
+    return PendingStatement(b"lf_keep", (settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]), kept)
 
 
 class OwnSessions:
@@ -70,6 +79,7 @@ class OwnSessions:
         hold.state, hold.session = "waits", session
         name = b"lf_lock_exclusive" if hold.mode == EXCLUSIVE else b"lf_lock_shared"
         statement = PendingStatement(name, hold.key, partial(self._on_wait_answered, hold))
+        statement.answer_within = inf
         self._sessions.send(session, statement)
         self.leave_unqueued(hold)  # not before: the next waiter must come after it at the server too
 
@@ -151,13 +161,16 @@ class OwnSessions:
                 raise
         return session
 
-    async def keep(self, session: AdvisorySession, ttl: float, until: float, *, urgent: bool = False) -> None:
+    async def keep(self, session: AdvisorySession, ttl: float, until: float) -> None:
         """Make the server keep a silent session for longer than its holder believes without an answer."""
         if ttl > session.longest_ttl:
-            settings = keeping(seconds := kept_for(ttl))
-            params = settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]
-            await execute(self._sessions, session, b"lf_keep", params, until, urgent=urgent)
-            session.keeps(max(seconds, session.kept))
+            await self._sessions.execute(session, _keeping(session, ttl), max(0.01, until - boot_now()))
+
+    def renewal(self, session: AdvisorySession, ttl: float) -> PendingStatement:
+        """The round trip that renews all holds of a session, of which `ttl` is the longest."""
+        statement = _keeping(session, ttl) if ttl > session.longest_ttl else PendingStatement(b"lf_ping")
+        statement.urgent = True
+        return statement
 
     def granted(self, hold: AdvisoryHold, rows: Rows) -> None:
         """It is held in its own session, which counts no longer as one that waits."""

@@ -16,6 +16,7 @@ from lockfast.backends.postgres_advisory.io.session import Rows
 from lockfast.backends.postgres_advisory.keys import whole
 
 _MINT: Final = 1818652006  # "lfmf" as a number: one lock for each tag, held while a shared holder reads the clock
+TERMINATED_WITHIN_S: Final = 5  # for which the server waits for the end of a session that it terminates
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
 _ONE_AT_A_TIME: Final = f"CASE WHEN pg_advisory_xact_lock({_MINT}, $2) IS NULL THEN 0 ELSE {_CLOCK} END"
 _SECOND: Final = "(f / 1000000 % 2147483648)::int4"
@@ -71,7 +72,7 @@ STATEMENTS: Final = {
     ),
     b"lf_name": ("text", "SELECT set_config('application_name', $1, false)"),
     b"lf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
-    b"lf_terminate": ("int4", "SELECT pg_terminate_backend($1, 5000)"),
+    b"lf_terminate": ("int4", f"SELECT pg_terminate_backend($1, {TERMINATED_WITHIN_S * 1000})"),
     b"lf_inspect": ("int8, int8", _INSPECT + _OF_KEY + _IN_ORDER),
     b"lf_list": ("", _INSPECT + _IN_ORDER),
 }

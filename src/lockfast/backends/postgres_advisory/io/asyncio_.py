@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import deque
+from collections.abc import Mapping
 
 from lockfast._refusals import closed_driver
 from lockfast._time import boot_now
@@ -18,14 +19,21 @@ from lockfast._worlds.asyncio_ import end_tasks, in_executor
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING
-from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled, Done, PendingStatement, Rows, dial
-from lockfast.backends.postgres_advisory.io.watch import OnEnd
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING, SessionEvents
+from lockfast.backends.postgres_advisory.io.session import (
+    AdvisorySession,
+    Dialled,
+    Done,
+    OnSession,
+    PendingStatement,
+    Rows,
+    dial,
+)
 from lockfast.errors import BackendUnavailable
 
 
 class AsyncioAdvisorySession(AdvisorySession):
-    def __init__(self, dialled: Dialled, name: str, loop: asyncio.AbstractEventLoop, on_end: OnEnd) -> None:
+    def __init__(self, dialled: Dialled, name: str, loop: asyncio.AbstractEventLoop, on_end: OnSession) -> None:
         super().__init__(dialled, name)
         self.loop = loop
         self._on_end = on_end
@@ -51,10 +59,17 @@ class AsyncioAdvisorySession(AdvisorySession):
             unsent.remove(statement)
 
     def _readable(self) -> None:
-        if self.read_ready() and self.alive and self.in_flight is None:
-            unsent = self._urgent or self._unsent
-            if unsent:
-                self.send(unsent.popleft())
+        if self.read_ready():
+            self._send_next()
+
+    def read_end(self) -> None:
+        super().read_end()
+        self._send_next()
+
+    def _send_next(self) -> None:
+        unsent = self._urgent or self._unsent
+        if unsent and self.alive and self.in_flight is None:
+            self.send(unsent.popleft())
 
     def _disconnect(self) -> None:
         if not self.loop.is_closed():
@@ -71,11 +86,11 @@ class AsyncioAdvisorySession(AdvisorySession):
 
 
 class AsyncioSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, on_end: OnEnd) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, events: SessionEvents) -> None:
         self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
-        self._on_end = on_end
+        self._events = events
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reset()
 
@@ -120,7 +135,7 @@ class AsyncioSessions:
     def _ended_there(self, session: AdvisorySession) -> None:
         if session in self._idle:
             self._idle.remove(session)
-        self._on_end(session)
+        self._events.ended(session)
 
     @property
     def ready(self) -> AdvisorySession | None:
@@ -187,8 +202,20 @@ class AsyncioSessions:
             raise unavailable(self.endpoint.name, "ended the session")
         answered: asyncio.Future[None] = session.loop.create_future()
         statement.done = _and_then(statement.done, answered)
+        until = boot_now() + within
         session.submit(statement)
-        timer = session.loop.call_later(within, _give_up, answered)
+        timer: asyncio.TimerHandle
+
+        def give_up() -> None:
+            """In time, or once the session counts as silent; the statement in flight may be another one by then."""
+            nonlocal timer
+            left = min(until, session.silent_at) - boot_now()
+            if left > 0:
+                timer = session.loop.call_later(left, give_up)
+            else:
+                _give_up(answered)
+
+        timer = session.loop.call_later(min(until, session.silent_at) - boot_now(), give_up)
         try:
             await answered
         finally:
@@ -196,8 +223,16 @@ class AsyncioSessions:
             if not statement.finished:
                 session.withdraw(statement)
         if not statement.finished:
+            if boot_now() >= session.silent_at:
+                self._events.silent(session)
             raise unavailable(self.endpoint.name, "did not answer in time")
         return statement.rows()
+
+    async def execute_each(self, statements: Mapping[AdvisorySession, PendingStatement], within: float) -> None:
+        each = [self.execute(session, statement, within) for session, statement in statements.items()]
+        for outcome in await asyncio.gather(*each, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, BackendUnavailable):
+                raise outcome
 
     def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
         assert isinstance(session, AsyncioAdvisorySession)
@@ -222,6 +257,15 @@ class AsyncioSessions:
         """The loop would read it too, but only in its next turn."""
         if session.alive and session.in_flight is not None:
             session.read_ready()
+
+    def lives(self, session: AdvisorySession) -> bool:
+        if session.alive and session.end_arrived():
+            session.read_end()
+        return session.alive
+
+    def retire(self, session: AdvisorySession) -> None:
+        if self._main is session:
+            self._main, session.retired = None, True
 
     def drop(self, session: AdvisorySession) -> None:
         session.end(ConnectionAbortedError("closed"))

@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -20,9 +21,11 @@ from lockfast._worlds import Clock, Signal
 from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING
+from lockfast.backends.postgres.io.resolver import shares
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING, SessionEvents
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
-from lockfast.backends.postgres_advisory.io.watch import OnEnd, SessionWatch, WatchedSession
+from lockfast.backends.postgres_advisory.io.watch import SessionWatch, WatchedSession
+from lockfast.errors import BackendUnavailable
 
 
 class _Opening:
@@ -32,12 +35,12 @@ class _Opening:
 
 
 class BlockingSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, on_end: OnEnd) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, events: SessionEvents) -> None:
         self.endpoint = endpoint
         self.holder = ""
         self._prepare = prepare
         self._clock = clock
-        self._on_end = on_end
+        self._events = events
         self._reset()
 
     def _reset(self) -> None:
@@ -80,7 +83,7 @@ class BlockingSessions:
         with self._mutex:
             if session in self._idle:
                 self._idle.remove(session)
-        self._on_end(session)
+        self._events.ended(session)
 
     @property
     def ready(self) -> AdvisorySession | None:
@@ -168,9 +171,46 @@ class BlockingSessions:
             self._finish(session, until)
         return True
 
+    async def execute_each(self, statements: Mapping[AdvisorySession, PendingStatement], within: float) -> None:
+        until = boot_now() + within
+        unsent = [
+            (session, statement) for session, statement in statements.items() if not self._sent(session, statement)
+        ]
+        for (session, statement), end in shares(unsent, until, boot_now):  # another statement is in flight there
+            with suppress(BackendUnavailable):
+                await self.execute(session, statement, max(0.01, end - boot_now()))
+        for session, statement in statements.items():
+            with suppress(BackendUnavailable):
+                self._collect(session, statement, until)
+
+    def _sent(self, session: AdvisorySession, statement: PendingStatement) -> bool:
+        """False if it is not sent, because the session is in use."""
+        assert isinstance(session, WatchedSession)
+        return bool(in_turn(session.turn, 0.0, partial(self._send_if_idle, session, statement)))
+
+    def _send_if_idle(self, session: WatchedSession, statement: PendingStatement) -> bool:
+        if session.in_flight is None and session.alive:
+            session.read_ready()  # as in `_execute`
+            if session.alive:
+                session.send(statement)
+        return bool(statement.sent_at) or not session.alive
+
+    def _collect(self, session: AdvisorySession, statement: PendingStatement, until: float) -> None:
+        """Read the answer, unless another thread has, or does. Raises BackendUnavailable."""
+        assert isinstance(session, WatchedSession)
+
+        def finish() -> None:
+            if session.in_flight is statement:
+                self._finish(session, until)
+
+        if statement.sent_at and not statement.finished:
+            in_turn(session.turn, max(0.01, until - boot_now()), finish)
+
     def _finish(self, session: WatchedSession, until: float) -> None:
         while session.in_flight is not None and session.alive:
-            if not session.poll.poll(max(0.0, (until - boot_now()) * 1000)):
+            if not session.poll.poll(max(0.0, (min(until, session.silent_at) - boot_now()) * 1000)):
+                if boot_now() >= session.silent_at:
+                    self._events.silent(session)
                 raise unavailable(self.endpoint.name, "did not answer in time")
             session.read_ready()
 
@@ -235,6 +275,19 @@ class BlockingSessions:
         with session.turn:
             if session.alive and session.in_flight is not None and session.poll.poll(0):
                 session.read_ready()
+
+    def lives(self, session: AdvisorySession) -> bool:
+        assert isinstance(session, WatchedSession)
+        if session.alive and session.end_arrived():
+            with session.turn:
+                if session.alive:
+                    session.read_end()
+        return session.alive
+
+    def retire(self, session: AdvisorySession) -> None:
+        with self._mutex:
+            if self._main is session:
+                self._main, session.retired = None, True
 
     def drop(self, session: AdvisorySession) -> None:
         assert isinstance(session, WatchedSession)

@@ -6,17 +6,24 @@ Leaves to `blocking` and `asyncio_`: everything else.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 from lockfast._worlds import Clock, Signal, World
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
-from lockfast.backends.postgres_advisory.io.watch import OnEnd
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, OnSession, PendingStatement, Rows
 
 # So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first
 # that waits for its lock: a claim outside the server's queue is passed by every session that joins it.
 SESSIONS_PER_WAITING: Final = 4
 MAX_IDLE_S: Final = 30.0  # after which a session in which no claim waits or holds is closed, and a few seconds more
+
+
+class SessionEvents(NamedTuple):
+    """What a driver calls for a session."""
+
+    ended: OnSession  # everything that it held is gone
+    silent: OnSession  # it has owed an answer for too long
 
 
 class Sessions(Protocol):
@@ -50,6 +57,10 @@ class Sessions(Protocol):
         """Raises BackendUnavailable if no answer comes in time; the statement stays in flight then."""
         ...
 
+    async def execute_each(self, statements: Mapping[AdvisorySession, PendingStatement], within: float) -> None:
+        """Send all of them, then read the answers: one silent session costs the others nothing. Raises no error."""
+        ...
+
     def send(self, session: AdvisorySession, statement: PendingStatement) -> None:
         """Without waiting for the answer; only on a session of `dedicated`."""
         ...
@@ -60,6 +71,14 @@ class Sessions(Protocol):
 
     async def wait_or_signal(self, session: AdvisorySession, signal: Signal, seconds: float) -> bool:
         """True once the statement in flight is answered, or the signal set; False after `seconds`."""
+        ...
+
+    def lives(self, session: AdvisorySession) -> bool:
+        """False if its end has arrived here, be it behind answers that are not read yet."""
+        ...
+
+    def retire(self, session: AdvisorySession) -> None:
+        """If it is the main session, it is so no longer."""
         ...
 
     def drop(self, session: AdvisorySession) -> None:
@@ -75,13 +94,13 @@ class Sessions(Protocol):
 
 
 def open_sessions(
-    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, on_end: OnEnd
+    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, events: SessionEvents
 ) -> Sessions:
     """The driver for that world. Nothing is opened yet."""
     if world.blocking:
         from lockfast.backends.postgres_advisory.io.blocking import BlockingSessions
 
-        return BlockingSessions(endpoint, prepare, clock, on_end)
+        return BlockingSessions(endpoint, prepare, clock, events)
     from lockfast.backends.postgres_advisory.io.asyncio_ import AsyncioSessions
 
-    return AsyncioSessions(endpoint, prepare, on_end)
+    return AsyncioSessions(endpoint, prepare, events)

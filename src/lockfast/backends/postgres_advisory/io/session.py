@@ -9,8 +9,9 @@ uses the session reads that answer first. `PendingStatement.done` is called with
 
 from __future__ import annotations
 
+import select
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Any, Final, NamedTuple
 
 from psycopg import pq
@@ -33,11 +34,19 @@ _SETTINGS: Final = {
     **dict.fromkeys(_PATIENT, "0"),  # a role's own limits would end what we wait for and hold
     "client_connection_check_interval": "1000",  # so that a dead client does not stand in a queue
 }
-_OF_CLIENT: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+_OF_CLIENT: Final = {  # a server that is silent for a minute is given up, whether or not it owes an acknowledgement
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "60000",
+}
+ANSWER_WITHIN_S: Final = 3.0  # after which a session that owes an answer counts as silent
 _SETUP: Final = """
 SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names});
 SELECT pg_backend_pid(), pg_is_in_recovery();
 """
+REPORTS_END: Final = hasattr(select, "POLLRDHUP")  # whether the system reports an end that has not been read up to
+_ARRIVED: Final = select.POLLRDHUP if REPORTS_END else select.POLLIN
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
 _LAST: Final = (b"FATAL", b"PANIC")  # errors after which the server ends the session
@@ -65,17 +74,19 @@ def keeping(seconds: int) -> dict[str, int]:
 
 
 Done = Callable[["PendingStatement"], None]
+OnSession = Callable[["AdvisorySession"], None]
 
 
 class PendingStatement:
     """A statement for a session, and its outcome."""
 
-    __slots__ = ("answer", "done", "error", "finished", "name", "params", "sent_at", "urgent")
+    __slots__ = ("answer", "answer_within", "done", "error", "finished", "name", "params", "sent_at", "urgent")
 
     def __init__(self, name: bytes, params: Params = (), done: Done | None = None) -> None:
         self.name = name
         self.params = params
         self.done = done  # called once, with the answer or the error
+        self.answer_within = ANSWER_WITHIN_S
         self.urgent = False  # sent before others: it renews a lease, or lets a waiter in
         self.answer: Rows = []
         self.error: BackendUnavailable | None = None
@@ -129,17 +140,26 @@ class AdvisorySession:
         self.interrupted = False  # an interrupt ended it here, and not the server
         self.in_flight: PendingStatement | None = None
         self.idle_since = 0.0
+        self.retired = False  # it was the main session, and fell silent
         self.holds = False  # a lock that was acquired there; changed by `Sessions` alone
         self.keeps(KEPT_S)
         self.proven_at = 0.0  # when the last statement that was answered was sent
         self.named = pgconn.parameter_status(b"application_name") != b"lockfast"
         pgconn.nonblocking = 1
         self._notices = pgconn.notice_handler = _NoticeHandler()
+        self._end = select.poll()
+        self._end.register(self.socket, _ARRIVED)  # the system adds errors
 
     def keeps(self, seconds: int) -> None:
         """The server keeps it for so long while the client is silent."""
         self.kept = seconds
         self.longest_ttl = (seconds - SLACK_S) / RATE_MARGIN
+
+    @property
+    def silent_at(self) -> float:
+        """When it counts as silent, unless it answers before."""
+        in_flight = self.in_flight
+        return inf if in_flight is None else in_flight.sent_at + in_flight.answer_within
 
     def send(self, statement: PendingStatement) -> None:
         """Send it. Every statement before it has been answered."""
@@ -201,6 +221,20 @@ class AdvisorySession:
             raise ConnectionAbortedError(error_of(result)[1])
         elif status == _ERROR:
             in_flight.error = refusal(self.name, result)
+
+    def end_arrived(self) -> bool:
+        """Whether its end has arrived here; where the system does not report that, whether anything has."""
+        return bool(self._end.poll(0))
+
+    def read_end(self) -> None:
+        """Read up to its end, which has arrived, or may have."""
+        if not REPORTS_END:
+            self.read_ready()
+            return
+        while self.alive and not self.read_ready():
+            pass  # the answer or the end has arrived: nothing more comes
+        if self.alive:
+            self.end(ConnectionResetError("end of stream"))
 
     def end(self, error: BaseException) -> None:
         """The session is over, and with it everything that it held."""

@@ -16,15 +16,14 @@ from math import ceil
 from typing import Final
 
 from lockfast._reentry import outside, start_thread
-from lockfast.backends.postgres_advisory.io.session import AdvisorySession, Dialled
+from lockfast.backends.postgres_advisory.io.session import REPORTS_END, AdvisorySession, Dialled, OnSession
 
 _END_EVENTS: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
-_POLL_MS: Final = None if hasattr(select, "POLLRDHUP") else 1000  # where the system does not report the end
-OnEnd = Callable[[AdvisorySession], None]
+_POLL_MS: Final = None if REPORTS_END else 1000
 
 
 class WatchedSession(AdvisorySession):
-    def __init__(self, dialled: Dialled, name: str, watch: SessionWatch, on_end: OnEnd) -> None:
+    def __init__(self, dialled: Dialled, name: str, watch: SessionWatch, on_end: OnSession) -> None:
         super().__init__(dialled, name)
         self.turn = threading.RLock()  # its owner reads and writes
         self.queue = threading.RLock()  # of the statements that are not urgent one at a time waits for the turn
@@ -33,12 +32,6 @@ class WatchedSession(AdvisorySession):
         self.poll = select.poll()
         self.poll.register(self.socket, select.POLLIN)
         watch.add(self)
-
-    def drain(self) -> None:
-        while self.alive and not self.read_ready():
-            pass  # the answer or the end has arrived: nothing more comes
-        if self.alive:
-            self.end(ConnectionResetError("end of stream"))
 
     def _disconnect(self) -> None:
         self._watch.remove(self)
@@ -122,10 +115,8 @@ class SessionWatch:
                 self._forget_collected()
                 continue
             with session.turn:
-                if session.alive and _POLL_MS is not None:
-                    session.read_ready()
-                elif session.alive:
-                    session.drain()
+                if session.alive:
+                    session.read_end()
 
     def close(self) -> None:
         self._closed = True
