@@ -162,6 +162,8 @@ def _damage(info: LockInfo) -> str:
 def _end(who: HolderInfo, now: float) -> str:
     if _expires(who):
         return f"in {span(who.expires_at - now)}"
+    if _is_prepared(who):
+        return "with its transaction"
     return "with its connection" if who.claim_id else "when it is broken"
 
 
@@ -220,19 +222,28 @@ def _expires(who: HolderInfo) -> bool:
 
 
 def _until(who: HolderInfo, now: float) -> str:
-    return f"expires in {span(who.expires_at - now)} unless renewed" if _expires(who) else "until its connection ends"
+    if _expires(who):
+        return f"expires in {span(who.expires_at - now)} unless renewed"
+    return "until it is committed or rolled back" if _is_prepared(who) else "until its connection ends"
 
 
 def _connection(who: HolderInfo) -> str:
     """pid 4242 from 10.0.0.7, idle"""
     if who.session is None:
         return ""
+    if _is_prepared(who):
+        return "none, prepared"
     found = [f"pid {who.session['pid']}"]
     if (client := who.session["client"]) is not None:
         found[0] += f" from {client}"
     if who.session["state"] is not None:
         found.append(who.session["state"])
     return visible(", ".join(found))
+
+
+def _is_prepared(who: HolderInfo) -> bool:
+    """Whether a prepared transaction holds it, which belongs to no connection."""
+    return who.session is not None and who.session["pid"] is None
 
 
 def _since(who: HolderInfo, now: float) -> str:

@@ -68,7 +68,8 @@ class TestRenewals(OnPostgres):
     async def test_all_sessions_are_asked_before_the_first_answers(self, stage: Stage) -> None:
         locks = stage.locks()
         leases = [await locks.rwlock("page", ttl=3600).read().take() for _ in range(4)]
-        sessions: set[Any] = {hold.session for hold in locks.faults.inner._holds.by_id.values()}
+        backend: Any = locks.faults.inner
+        sessions = {hold.session for hold in backend._holds.by_id.values()}
         assert len(sessions) == 4
         before = [lease._deadline for lease in leases]
         with impatient(locks, HOUR):

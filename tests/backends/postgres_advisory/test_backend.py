@@ -17,9 +17,10 @@ import lockfast.aio
 from lockfast import AcquireTimeout, BackendUnavailable, Locks, Unsupported
 from lockfast.backends.postgres_advisory import acquiring as acquiring_module
 from lockfast.backends.postgres_advisory import holds as holds_module
-from lockfast.backends.postgres_advisory import statements as statements_module
+from lockfast.backends.postgres_advisory.io import session as session_module
 from lockfast.backends.postgres_advisory.io import watch as watch_module
 from lockfast.backends.postgres_advisory.keys import Key, halves, is_tag_of, key_of, second_of, whole
+from lockfast.backends.postgres_advisory.statements import STATEMENTS
 from tests.servers.postgres import USER
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.postgres_wire import Pooler
@@ -204,11 +205,12 @@ def test_one_that_waits_outside_is_not_kept_from_a_free_lock_by_those_who_wait_f
         join(*first)
 
 
-def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
-    url: str, psql: psycopg.Connection
+@pytest.mark.parametrize("setting", ["lock_timeout", "transaction_timeout"])
+def test_a_role_with_a_limit_of_a_moment_does_not_cut_a_wait_short(
+    url: str, psql: psycopg.Connection, setting: str
 ) -> None:
     role = f"ALTER ROLE {USER} IN DATABASE {psql.info.dbname}"
-    psql.execute(f"{role} SET lock_timeout = '20ms'".encode())
+    psql.execute(f"{role} SET {setting} = '20ms'".encode())
     try:
         with lockfast.connect(url) as locks, lockfast.connect(url) as other:
             lease = other.lock("gate").acquire()
@@ -216,9 +218,9 @@ def test_a_role_that_waits_for_locks_a_moment_only_does_not_cut_a_wait_short(
             assert locks.lock("gate", wait=1).acquire() is None
             backend: Any = locks._logic.engine.backend
             with backend._sessions.ready.turn:  # one thread at a time talks to the server
-                assert backend._sessions.ready.pgconn.exec_(b"SHOW lock_timeout").get_value(0, 0) == b"0"
+                assert backend._sessions.ready.pgconn.exec_(f"SHOW {setting}".encode()).get_value(0, 0) == b"0"
     finally:
-        psql.execute(f"{role} RESET lock_timeout".encode())
+        psql.execute(f"{role} RESET {setting}".encode())
 
 
 def test_a_wait_that_is_cancelled_at_the_server_goes_on(url: str, psql: psycopg.Connection) -> None:
@@ -241,13 +243,9 @@ def test_a_wait_that_ends_in_an_error_after_the_grant_is_settled_by_inspection(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when lock_timeout strikes in the moment of the grant: the error says no, and the session holds it."""
-    broken = statements_module.PREPARE.replace(
-        "PREPARE lf_lock_exclusive(int8, int4) AS ",
-        "PREPARE lf_lock_exclusive(int8, int4) AS SELECT 1 / length(pg_advisory_lock($1)::text), $2;"
-        "PREPARE unused(int8, int4) AS ",
-    )
-    assert broken != statements_module.PREPARE
-    monkeypatch.setattr(acquiring_module, "PREPARE", broken)
+    types, _ = STATEMENTS[b"lf_lock_exclusive"]
+    broken = {b"lf_lock_exclusive": (types, "SELECT 1 / length(pg_advisory_lock($1)::text), $2")}
+    monkeypatch.setattr(acquiring_module, "STATEMENTS", {**STATEMENTS, **broken})
     with lockfast.connect(url) as unlucky, lockfast.connect(url) as other:
         lease = other.lock("gate").acquire()
         assert lease is not None
@@ -267,6 +265,8 @@ def test_where_the_system_does_not_report_the_end_of_a_session_it_is_polled_for_
     url: str, psql: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on systems without POLLRDHUP."""
+    monkeypatch.setattr(session_module, "REPORTS_END", False)
+    monkeypatch.setattr(session_module, "_ARRIVED", select.POLLIN)
     monkeypatch.setattr(watch_module, "_POLL_MS", 20)
     monkeypatch.setattr(watch_module, "_END_EVENTS", select.POLLERR)
     served: list[int] = []
@@ -328,7 +328,9 @@ def test_a_pooler_is_refused_unless_it_is_said_to_pool_sessions(database: str) -
             assert lease.held
 
 
-@pytest.mark.parametrize("query", ["waiting=0", "waiting=many", "pooler=transaction", "no_such_option=1"])
+@pytest.mark.parametrize(
+    "query", ["waiting=-1", "waiting=10001", "waiting=many", "pooler=transaction", "no_such_option=1"]
+)
 def test_a_url_with_options_that_make_no_sense_is_refused(query: str) -> None:
     with pytest.raises(ValueError, match=r"waiting|pooler|no option 'no_such_option'"):
         lockfast.connect(f"postgresql+advisory://{HOST}/a?{query}")

@@ -16,11 +16,12 @@ import pytest
 import lockfast
 from lockfast import BackendUnavailable, Locks
 from lockfast.backends.postgres_advisory import acquiring as acquiring_module
-from lockfast.backends.postgres_advisory import statements as statements_module
+from lockfast.backends.postgres_advisory.statements import STATEMENTS
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.waiting import until
 
 pytestmark = pytest.mark.slow
+_FAILS = "current_setting('my.fails', true) = 'on'"
 
 
 @pytest.fixture
@@ -40,14 +41,11 @@ def unlucky(plain: str, other: Locks, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """A client whose tries and unlocks can be made to fail, after they have done everything: see `_fail`."""
     with other.lock("warm"):
         pass  # its statements are prepared
-    prepare = statements_module.PREPARE
+    failing = dict(STATEMENTS)
     for name in (b"lf_try_exclusive", b"lf_try_shared", b"lf_free_shared", b"lf_lock_exclusive"):
-        _, sql = statements_module.STATEMENTS[name]
-        fails = "current_setting('my.fails', true) = 'on'"
-        prepare = prepare.replace(
-            f" AS {sql};", f" AS SELECT a, 1 / CASE WHEN {fails} THEN 0 ELSE 1 END FROM ({sql}) AS done(a, b);"
-        )
-    monkeypatch.setattr(acquiring_module, "PREPARE", prepare)
+        types, sql = STATEMENTS[name]
+        failing[name] = types, f"SELECT a, 1 / CASE WHEN {_FAILS} THEN 0 ELSE 1 END FROM ({sql}) AS done(a, b)"
+    monkeypatch.setattr(acquiring_module, "STATEMENTS", failing)
     with lockfast.connect(plain.replace("postgresql:", "postgresql+advisory:")) as locks:
         with locks.lock("warm"):
             pass
@@ -66,12 +64,12 @@ def _new_sessions_fail(locks: Locks) -> Iterator[None]:
     """What `_fail` does to the main session, for those that are opened meanwhile."""
     backend: Any = locks._logic.engine.backend
     sessions = backend._sessions
-    usual = sessions._prepare
-    sessions._prepare = f"SET my.fails = 'on'; {usual}"
+    usual = sessions._statements
+    sessions._statements = {name: (types, sql.replace(_FAILS, "true")) for name, (types, sql) in usual.items()}
     try:
         yield
     finally:
-        sessions._prepare = usual
+        sessions._statements = usual
 
 
 def _left(plain: str) -> int:

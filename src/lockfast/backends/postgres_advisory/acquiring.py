@@ -21,7 +21,6 @@ from lockfast.backends.postgres_advisory.holds import AdvisoryHold, Holds
 from lockfast.backends.postgres_advisory.inspection import ahead_of, blocker_of
 from lockfast.backends.postgres_advisory.io.driver import SessionEvents, open_sessions
 from lockfast.backends.postgres_advisory.io.session import (
-    ANSWER_WITHIN_S,
     RATE_MARGIN,
     AdvisorySession,
     OnSession,
@@ -32,7 +31,8 @@ from lockfast.backends.postgres_advisory.io.session import (
 )
 from lockfast.backends.postgres_advisory.keys import halves, key_of
 from lockfast.backends.postgres_advisory.own_sessions import OwnSessions, execute
-from lockfast.backends.postgres_advisory.statements import PREPARE, PgLock, read
+from lockfast.backends.postgres_advisory.silence import Silence
+from lockfast.backends.postgres_advisory.statements import STATEMENTS, PgLock, read
 from lockfast.errors import BackendUnavailable
 
 FIRST_POLL_S: Final = 0.1  # until a waiter inspects who holds the lock
@@ -48,14 +48,15 @@ class Acquiring:
         self._holds = Holds(endpoint.name)
         self._contended = BoundedSet[int](MAX_CONTENDED)  # numbers for which a try would be in vain
         events = SessionEvents(partial(_report, _weak(self._ended)), partial(_report, _weak(self._silent)))
-        self._sessions = open_sessions(endpoint, PREPARE, world, clock, events)
+        self._sessions = open_sessions(endpoint, STATEMENTS, world, clock, events)
+        self._silence = Silence(self._sessions, self._holds)
         self._own = OwnSessions(world, self._sessions, self._holds, self._contended)
 
     def _ended(self, session: AdvisorySession) -> None:
         raise NotImplementedError
 
     def _silent(self, session: AdvisorySession) -> None:
-        raise NotImplementedError
+        self._silence.on_silent(session)
 
     async def acquire(self, claim: Claim, *, enqueue: bool, within: float) -> Grant | Busy:
         key, ready = key_of(claim.terms.key), self._sessions.ready
@@ -89,7 +90,7 @@ class Acquiring:
             before = hold.session
             await self._settle(hold, main, until)
             if before is not None:
-                self._close_if_unused(before)
+                self._silence.close_if_unused(before)
         if hold.state == "held":
             if claim.terms.mode == SHARED and hold.mode == EXCLUSIVE:
                 await self._share(hold, until)
@@ -197,7 +198,7 @@ class Acquiring:
             seen = read(await self._execute(main, b"lf_inspect", halves(hold.key.number), until))
             if await self._is_granted(hold, seen, until):
                 return hold.grant
-            self._drop_if_unheard(hold, seen)
+            self._silence.drop_if_unheard(hold, seen)
             holder = blocker_of(hold, seen, self._holds.in_this_process)
             ahead = ahead_of(hold, seen)
             if hold.state == "new" and not self._own.has_queued_sibling(hold):
@@ -206,25 +207,6 @@ class Acquiring:
         others = (other for holds in self._holds.neighbours() for other in holds.of(hold.key.number))
         ahead = sum(other.state == "waits" and other is not hold for other in others)  # as far as this process knows
         return Busy(ahead, FIRST_POLL_S, self._holds.known_holder(hold))
-
-    def _drop_if_unheard(self, hold: AdvisoryHold, seen: Sequence[PgLock]) -> None:
-        """A waiter's session may be silent: the server has ended it, or granted the lock there, and no word of it came.
-
-        Then it is ended here, and the claim joins the queue again.
-        """
-        session = hold.session
-        if session is None or any(one.pid == session.pid and not one.granted for one in seen):
-            hold.unheard_since = 0.0
-        elif not hold.unheard_since:
-            hold.unheard_since = boot_now()
-        elif boot_now() - hold.unheard_since > ANSWER_WITHIN_S:
-            hold.unheard_since = 0.0
-            self._sessions.drop(session)
-
-    def _close_if_unused(self, session: AdvisorySession) -> None:
-        """A main session that was silent, was replaced, and answers again."""
-        if session.retired and session.alive and not self._holds.in_session(session):
-            self._sessions.drop(session)
 
     async def _is_granted(self, hold: AdvisoryHold, seen: Sequence[PgLock], until: float) -> bool:
         """If no holder excludes it, the grant is on its way: wait for that."""

@@ -27,7 +27,6 @@ from lockfast._worlds import Clock, World
 from lockfast.backends.optional import WithoutChanges, WithoutValues
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.one_query import identify
-from lockfast.backends.postgres.io.refusals import unavailable
 from lockfast.backends.postgres_advisory.acquiring import Acquiring
 from lockfast.backends.postgres_advisory.holds import AdvisoryHold
 from lockfast.backends.postgres_advisory.in_transaction import DatabaseIdentity, Taken, take
@@ -35,6 +34,7 @@ from lockfast.backends.postgres_advisory.inspection import info_of, infos_of
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows
 from lockfast.backends.postgres_advisory.io.user_connection import transaction_on
 from lockfast.backends.postgres_advisory.keys import halves, key_of, name_of_integer
+from lockfast.backends.postgres_advisory.renewals import renew
 from lockfast.backends.postgres_advisory.statements import TERMINATED_WITHIN_S, read
 from lockfast.errors import BackendUnavailable, LockError
 
@@ -67,34 +67,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
     # Keep and release
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        holds = [self._held(renewal) for renewal in batch]
-        longest: dict[AdvisorySession, float] = {}
-        for hold, renewal in zip(holds, batch, strict=True):
-            if hold is not None:
-                longest[hold.session] = max(renewal.ttl, longest.get(hold.session, 0.0))
-        statements = {session: self._own.renewal(session, ttl) for session, ttl in longest.items()}
-        await self._sessions.execute_each(statements, within)
-        outcomes = {session: self._outcome(session, statement) for session, statement in statements.items()}
-        answers = [outcomes[hold.session] if hold is not None and hold.session in outcomes else False for hold in holds]
-        errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
-        if errors and len(errors) == len(answers):
-            raise errors[0]
-        for hold, renewal, answer in zip(holds, batch, answers, strict=True):
-            if hold is not None and answer is True:
-                hold.renewed(renewal.ttl)
-        return [None if isinstance(answer, BackendUnavailable) else answer for answer in answers]
-
-    def _outcome(self, session: AdvisorySession, statement: PendingStatement) -> bool | BackendUnavailable:
-        """Of a renewal there."""
-        if not self._sessions.lives(session):
-            return False
-        if statement.finished and statement.error is None:
-            return True
-        return statement.error or unavailable(self._endpoint.name, "did not answer in time")
-
-    def _held(self, renewal: Renewal) -> AdvisoryHold | None:
-        hold = self._holds.by_id.get(renewal.claim.id)
-        return hold if hold is not None and hold.state == "held" and hold.fence == renewal.fence else None
+        return await renew(self._sessions, self._holds, batch, within)
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:
         hold = self._holds.by_id.get(claim.id)
@@ -130,7 +103,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             self._holds.leave(hold)
             if in_main:
                 self._own.wake_unqueued(hold.key.number)
-                self._close_if_unused(session)
+                self._silence.close_if_unused(session)
             else:
                 self._own.give_back(session)
 
@@ -150,17 +123,7 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
             self._holds.leave(hold)
             self._own.wake_unqueued(hold.key.number)
 
-    # The end of a session, and its silence
-
-    def _silent(self, session: AdvisorySession) -> None:
-        """Called by the driver when a session has owed an answer for too long.
-
-        New claims are asked for in another session. What a holder relies on stays where it is, and may be renewed
-        there until its time is over; then, or if there is no such hold, the session is ended with all that is in it.
-        """
-        self._sessions.retire(session)
-        if not any(hold.believed for hold in self._holds.in_session(session)):
-            self._sessions.drop(session)
+    # The end of a session
 
     def _ended(self, session: AdvisorySession) -> None:
         """Called by the driver when a session ends. Everything that the session held is gone."""
@@ -212,6 +175,13 @@ class PostgresAdvisoryBackend(Acquiring, WithoutValues, WithoutChanges):
         number, until = key_of(key).number, boot_now() + within
         seen = read(await self._ask_main(b"lf_inspect", halves(number), until))
         before = info_of(key, seen, self._holds.in_this_process)
+        for one in seen:
+            if one.granted and not one.has_session:
+                raise LockError(
+                    f"lock {key!r} could not be broken: it is held by {one.called}, which is no session that could be "
+                    "ended; COMMIT PREPARED or ROLLBACK PREPARED ends it",
+                    name=key,
+                )
         for pid in {one.pid for one in seen if one.granted}:
             mine = [hold for hold in self._holds.in_pid(pid, number) if hold.state == "held"]
             for hold in mine:

@@ -31,7 +31,7 @@ def info_of(name: str, seen: Iterable[PgLock], ours: Ours) -> LockInfo:
         elif one.granted and not mine:
             holders.append(_of_other(name, one))
         else:  # or it is granted, and its waiter has not read that yet
-            queue.append(mine[0].claim.terms.holder if mine else _called(one))
+            queue.append(mine[0].claim.terms.holder if mine else one.called)
     return LockInfo(name, tuple(sorted(holders, key=lambda who: who.acquired_at)), len(queue), tuple(queue))
 
 
@@ -67,18 +67,14 @@ def _of_other(name: str, one: PgLock) -> HolderInfo:
     since = [second for other, second in one.tags if other == tag]
     since = since or [second for other, second in one.tags if is_tag_of(other, one.number)]
     return HolderInfo(
-        holder=_called(one),
-        claim_id=f"pid:{one.pid}",
+        holder=one.called,
+        claim_id=f"pid:{one.pid}" if one.has_session else f"prepared:{-one.pid}",
         fence=None,
         mode=SHARED if one.shared else EXCLUSIVE,
         acquired_at=max(float(max(since)), one.connected) if since else one.began or one.connected,  # or later
         expires_at=inf,
         session=one.session,
     )
-
-
-def _called(one: PgLock) -> str:
-    return one.application or f"pid {one.pid}"
 
 
 def ahead_of(hold: AdvisoryHold, seen: Sequence[PgLock]) -> int:
@@ -97,8 +93,8 @@ def blocker_of(hold: AdvisoryHold, seen: Sequence[PgLock], ours: Ours) -> str | 
                 return here[0].claim.terms.holder
             tags = [tag for tag, _ in one.tags if is_tag_of(tag, hold.key.number)]
             if tags and hold.key.tag not in tags and integer_in(hold.claim.terms.key) is None:
-                refuse_hash_collision(hold.claim.terms.name, f"another lock, held by {one.application!r}")
-            return _called(one)
+                refuse_hash_collision(hold.claim.terms.name, f"another lock, held by {one.called!r}")
+            return one.called
     return None
 
 

@@ -23,9 +23,8 @@ from lockfast.backends.postgres_advisory.io.session import (
     PendingStatement,
     Rows,
     StatementCancelled,
-    keeping,
-    kept_for,
 )
+from lockfast.backends.postgres_advisory.renewals import keep_for
 from lockfast.errors import BackendUnavailable
 
 UNCONTENDED_WITHIN_S: Final = 0.001  # in which a lock that no other session wants is granted
@@ -35,17 +34,6 @@ async def execute(sessions: Sessions, session: AdvisorySession, name: bytes, par
     """Raises BackendUnavailable."""
     statement = PendingStatement(name, params)
     return await sessions.execute(session, statement, max(0.01, until - boot_now()))
-
-
-def _keeping(session: AdvisorySession, ttl: float) -> PendingStatement:
-    """The statement that makes the server keep the session long enough for that ttl."""
-    settings = keeping(seconds := kept_for(ttl))
-
-    def kept(statement: PendingStatement) -> None:
-        if statement.error is None:
-            session.keeps(max(seconds, session.kept))
-
-    return PendingStatement(b"lf_keep", (settings["tcp_user_timeout"], settings["tcp_keepalives_interval"]), kept)
 
 
 class OwnSessions:
@@ -62,11 +50,11 @@ class OwnSessions:
         return any(other.state == "waits" for other in self._holds.of(hold.key.number))
 
     async def enqueue(self, hold: AdvisoryHold, until: float) -> None:
-        """Wait in a session of its own; unqueued, if all are taken."""
+        """Wait in a session of its own; unqueued, if all are taken, or if none may wait."""
         if hold.signal is None:
             hold.signal = self._world.signal()
         alone = not self.has_queued_sibling(hold)
-        if not self._holds.is_next(hold, alone=alone):
+        if not self._holds.is_next(hold, alone=alone) or not self._sessions.endpoint.waiting:
             return
         try:
             session = await self.own_session(hold, until, beside=alone)
@@ -164,13 +152,7 @@ class OwnSessions:
     async def keep(self, session: AdvisorySession, ttl: float, until: float) -> None:
         """Make the server keep a silent session for longer than its holder believes without an answer."""
         if ttl > session.longest_ttl:
-            await self._sessions.execute(session, _keeping(session, ttl), max(0.01, until - boot_now()))
-
-    def renewal(self, session: AdvisorySession, ttl: float) -> PendingStatement:
-        """The round trip that renews all holds of a session, of which `ttl` is the longest."""
-        statement = _keeping(session, ttl) if ttl > session.longest_ttl else PendingStatement(b"lf_ping")
-        statement.urgent = True
-        return statement
+            await self._sessions.execute(session, keep_for(session, ttl), max(0.01, until - boot_now()))
 
     def granted(self, hold: AdvisoryHold, rows: Rows) -> None:
         """It is held in its own session, which counts no longer as one that waits."""

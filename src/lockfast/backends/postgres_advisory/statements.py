@@ -1,6 +1,7 @@
 """The statements for advisory locks, and how their rows are read.
 
-Each statement is prepared once in each session. None needs a table, a function or a privilege of its own.
+Each statement is prepared once in each session, by itself: the server shows its text in `pg_stat_activity` and in the
+log of errors. None needs a table, a function or a privilege of its own.
 
 A grant takes its fence from the server's clock after the lock was granted, in microseconds. Two exclusive holders
 cannot have read the same microsecond: between them lies an unlock. Shared holders might, so they read the clock one at
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from lockfast.backends.postgres_advisory.io.session import Rows
+from lockfast.backends.postgres_advisory.io.session import Rows, Statements
 from lockfast.backends.postgres_advisory.keys import whole
 
+_INT4, _INT8, _TEXT = 23, 20, 25  # the server's numbers for these types
 _MINT: Final = 1818652006  # "lfmf" as a number: one lock for each tag, held while a shared holder reads the clock
 TERMINATED_WITHIN_S: Final = 5  # for which the server waits for the end of a session that it terminates
 _CLOCK: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"
@@ -32,12 +34,22 @@ _UNTAG: Final = """
 (SELECT count(pg_advisory_unlock_shared($2, objid::int8::int4)) FROM pg_locks
  WHERE pid = pg_backend_pid() AND locktype = 'advisory' AND objsubid = 2 AND classid::int8 = $2::int8 & 4294967295)
 """
-_INSPECT: Final = """
-SELECT l.pid, l.classid, l.objid, l.objsubid, l.mode, l.granted, a.application_name, host(a.client_addr),
-       extract(epoch FROM a.backend_start), a.state, extract(epoch FROM l.waitstart),
-       extract(epoch FROM a.xact_start), a.client_port
-FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+# All advisory locks of this database, and the sessions `a`. A prepared transaction has no pid: its number, below 0, is
+# the `owner`. `pg_locks` is read once, because to read it stops all locking for a moment. No ":" (SQLAlchemy), no "%".
+OWNED_LOCKS: Final = """(
+WITH locks AS MATERIALIZED (SELECT * FROM pg_locks WHERE locktype IN ('advisory', 'transactionid'))
+SELECT l.*, coalesce(l.pid, -CAST(CAST(p.transaction AS text) AS bigint), 0) AS owner, p.gid, p.prepared
+FROM locks AS l
+LEFT JOIN (locks AS t JOIN pg_prepared_xacts AS p ON p.transaction = t.transactionid)
+  ON l.pid IS NULL AND t.pid IS NULL AND t.virtualtransaction = l.virtualtransaction
 WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+) AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid"""
+CALLED: Final = "coalesce(a.application_name, 'prepared transaction ' || l.gid)"
+_INSPECT: Final = f"""
+SELECT l.owner, l.classid, l.objid, l.objsubid, l.mode, l.granted, {CALLED}, host(a.client_addr),
+       extract(epoch FROM a.backend_start), CASE WHEN l.pid IS NULL THEN 'prepared' ELSE a.state END,
+       extract(epoch FROM l.waitstart), extract(epoch FROM coalesce(a.xact_start, l.prepared)), a.client_port
+FROM {OWNED_LOCKS} WHERE true
 """
 _OF_KEY: Final = """
 AND (l.objsubid = 1 AND l.classid::int8 = $1 AND l.objid::int8 = $2
@@ -51,44 +63,40 @@ def _at_least(setting: str, param: str) -> str:
     return f"set_config('{setting}', greatest({param}, current_setting('{setting}')::int4)::text, false)"
 
 
-STATEMENTS: Final = {
-    b"lf_try_exclusive": ("int8, int4", _granted("pg_try_advisory_lock($1)", _CLOCK)),
-    b"lf_try_shared": ("int8, int4", _granted("pg_try_advisory_lock_shared($1)", _ONE_AT_A_TIME)),
-    b"lf_lock_exclusive": ("int8, int4", _granted("pg_advisory_lock($1) IS NULL", "0", _CLOCK)),
-    b"lf_lock_shared": ("int8, int4", _granted("pg_advisory_lock_shared($1) IS NULL", "0", _ONE_AT_A_TIME)),
-    b"lf_free_exclusive": ("int8, int4, int4", "SELECT pg_advisory_unlock($1), pg_advisory_unlock_shared($2, $3)"),
-    b"lf_free_shared": ("int8, int4, int4", "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)"),
-    b"lf_free_all": ("", "SELECT pg_advisory_unlock_all()"),
-    b"lf_share": ("int8", "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
-    b"lf_tag": ("int8, int4", _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
+STATEMENTS: Final[Statements] = {
+    b"lf_try_exclusive": ((_INT8, _INT4), _granted("pg_try_advisory_lock($1)", _CLOCK)),
+    b"lf_try_shared": ((_INT8, _INT4), _granted("pg_try_advisory_lock_shared($1)", _ONE_AT_A_TIME)),
+    b"lf_lock_exclusive": ((_INT8, _INT4), _granted("pg_advisory_lock($1) IS NULL", "0", _CLOCK)),
+    b"lf_lock_shared": ((_INT8, _INT4), _granted("pg_advisory_lock_shared($1) IS NULL", "0", _ONE_AT_A_TIME)),
+    b"lf_free_exclusive": ((_INT8, _INT4, _INT4), "SELECT pg_advisory_unlock($1), pg_advisory_unlock_shared($2, $3)"),
+    b"lf_free_shared": (
+        (_INT8, _INT4, _INT4),
+        "SELECT pg_advisory_unlock_shared($1), pg_advisory_unlock_shared($2, $3)",
+    ),
+    b"lf_free_all": ((), "SELECT pg_advisory_unlock_all()"),
+    b"lf_share": ((_INT8,), "SELECT pg_advisory_lock_shared($1), pg_advisory_unlock($1)"),
+    b"lf_tag": ((_INT8, _INT4), _granted(f"{_UNTAG} >= 0", _ONE_AT_A_TIME)),
     b"lf_undo": (
-        "int8, int4",
+        (_INT8, _INT4),
         f"SELECT CASE WHEN pg_advisory_unlock($1) THEN true ELSE pg_advisory_unlock_shared($1) END, {_UNTAG}",
     ),
-    b"lf_ping": ("", "SELECT 1"),
+    b"lf_ping": ((), "SELECT 1"),
     b"lf_keep": (
-        "int4, int4",
+        (_INT4, _INT4),
         f"SELECT {_at_least('tcp_user_timeout', '$1')}, {_at_least('tcp_keepalives_interval', '$2')}",
     ),
-    b"lf_name": ("text", "SELECT set_config('application_name', $1, false)"),
-    b"lf_cancel": ("int4", "SELECT pg_cancel_backend($1)"),
-    b"lf_terminate": ("int4", f"SELECT pg_terminate_backend($1, {TERMINATED_WITHIN_S * 1000})"),
-    b"lf_inspect": ("int8, int8", _INSPECT + _OF_KEY + _IN_ORDER),
-    b"lf_list": ("", _INSPECT + _IN_ORDER),
+    b"lf_name": ((_TEXT,), "SELECT set_config('application_name', $1, false)"),
+    b"lf_cancel": ((_INT4,), "SELECT pg_cancel_backend($1)"),
+    b"lf_terminate": ((_INT4,), f"SELECT pg_terminate_backend($1, {TERMINATED_WITHIN_S * 1000})"),
+    b"lf_inspect": ((_INT8, _INT8), _INSPECT + _OF_KEY + _IN_ORDER),
+    b"lf_list": ((), _INSPECT + _IN_ORDER),
 }
-
-
-def _prepare(name: bytes, types: str, sql: str) -> str:
-    return f"PREPARE {name.decode()}{f'({types})' if types else ''} AS {sql};"
-
-
-PREPARE: Final = "\n".join(_prepare(name, *statement) for name, statement in STATEMENTS.items())
 
 
 class PgLock(NamedTuple):
     """One session's hold of or wait for one lock, as the server shows it."""
 
-    pid: int
+    pid: int  # not above 0 for a prepared transaction, which no session has
     number: int
     shared: bool
     granted: bool
@@ -101,10 +109,18 @@ class PgLock(NamedTuple):
     tags: tuple[tuple[int, int], ...]  # of all locks that the session holds: tag and second
 
     @property
+    def has_session(self) -> bool:
+        return self.pid > 0
+
+    @property
+    def called(self) -> str:
+        return self.application or (f"pid {self.pid}" if self.has_session else "a prepared transaction")
+
+    @property
     def session(self) -> dict[str, object]:
         """For operators; None for what the server does not show to this role."""
         return {
-            "pid": self.pid,
+            "pid": self.pid if self.has_session else None,
             "application_name": self.application,
             "client": self.client or None,
             "connected_at": self.connected or None,

@@ -210,8 +210,8 @@ def _checked(ours: dict[str, Any], advisory: bool) -> dict[str, Any]:
     commit, waiting, pooler = ours.get("synchronous_commit"), str(ours.get("waiting", WAITING)), ours.get("pooler", "")
     if commit is not None and commit not in _COMMITS:
         raise ValueError(f"synchronous_commit is one of {', '.join(_COMMITS)}, not {shown(commit)}")
-    if not waiting.isascii() or not waiting.isdigit() or not 1 <= int(waiting) <= 10_000:
-        raise ValueError(f"waiting must be a number of connections from 1 to 10000, not {shown(waiting)}")
+    if not waiting.isascii() or not waiting.isdigit() or int(waiting) > 10_000:
+        raise ValueError(f"waiting must be a number of connections from 0 to 10000, not {shown(waiting)}")
     if pooler not in ("", "session"):
         raise ValueError(f"pooler can only be 'session', not {shown(pooler)}: advisory locks belong to a session")
     return {**ours, "waiting": int(waiting)}

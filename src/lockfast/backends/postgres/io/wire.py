@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -55,6 +55,32 @@ def last_result(pg: pq.abc.PGconn, send: Callable[[], None]) -> Steps:
             if result is None:
                 return last
             last = result
+    except psycopg.Error as error:
+        raise Broken(one_line(str(error))) from error
+
+
+def pipelined(pg: pq.abc.PGconn, sends: Sequence[Callable[[], None]]) -> Steps:
+    """The result of each of these requests, up to the first error, in one round trip. Raises Broken."""
+    try:
+        pg.enter_pipeline_mode()
+        for send in sends:
+            send()
+        pg.pipeline_sync()
+        while pg.flush():
+            yield pg.socket, "w"
+        results: list[Any] = []
+        while True:
+            while pg.is_busy():
+                yield pg.socket, "r"
+                pg.consume_input()
+            result = pg.get_result()
+            if pg.status == pq.ConnStatus.BAD:
+                raise Broken(message_of(pg))
+            if result is not None and result.status == pq.ExecStatus.PIPELINE_SYNC:
+                pg.exit_pipeline_mode()
+                return results
+            if result is not None and result.status != pq.ExecStatus.PIPELINE_ABORTED:
+                results.append(result)
     except psycopg.Error as error:
         raise Broken(one_line(str(error))) from error
 

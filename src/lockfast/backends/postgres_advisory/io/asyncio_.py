@@ -19,7 +19,7 @@ from lockfast._worlds.asyncio_ import end_tasks, in_executor
 from lockfast.backends.connecting.single_flight import SingleFlight
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
-from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING, SessionEvents
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SessionEvents, max_sessions
 from lockfast.backends.postgres_advisory.io.session import (
     AdvisorySession,
     Dialled,
@@ -27,6 +27,7 @@ from lockfast.backends.postgres_advisory.io.session import (
     OnSession,
     PendingStatement,
     Rows,
+    Statements,
     dial,
 )
 from lockfast.errors import BackendUnavailable
@@ -86,10 +87,10 @@ class AsyncioAdvisorySession(AdvisorySession):
 
 
 class AsyncioSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, events: SessionEvents) -> None:
+    def __init__(self, endpoint: PostgresEndpoint, statements: Statements, events: SessionEvents) -> None:
         self.endpoint = endpoint
         self.holder = ""
-        self._prepare = prepare
+        self._statements = statements
         self._events = events
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reset()
@@ -119,7 +120,7 @@ class AsyncioSessions:
         if self._closed:
             raise closed_driver(self.endpoint.name)
         loop = self._belong_here()
-        dialling = in_executor(loop, dial, self.endpoint, self.holder, self._prepare, within)
+        dialling = in_executor(loop, dial, self.endpoint, self.holder, self._statements, within)
         try:
             dialled = await asyncio.shield(dialling)  # the thread goes on, and what it opens must be closed
         except asyncio.CancelledError:
@@ -156,7 +157,7 @@ class AsyncioSessions:
         self._belong_here()
         waiting = self.endpoint.waiting
         waits = self._dedicated - self._holding
-        if self._dedicated >= waiting * SESSIONS_PER_WAITING or (waits >= waiting and not beside):
+        if self._dedicated >= max_sessions(self.endpoint) or (waits >= waiting and not beside):
             return None
         self._dedicated += 1
         if self._idle:

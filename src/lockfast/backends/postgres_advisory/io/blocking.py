@@ -22,8 +22,8 @@ from lockfast.backends.connecting.turns import in_turn
 from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import shares
-from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SESSIONS_PER_WAITING, SessionEvents
-from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, dial
+from lockfast.backends.postgres_advisory.io.driver import MAX_IDLE_S, SessionEvents, max_sessions
+from lockfast.backends.postgres_advisory.io.session import AdvisorySession, PendingStatement, Rows, Statements, dial
 from lockfast.backends.postgres_advisory.io.watch import SessionWatch, WatchedSession
 from lockfast.errors import BackendUnavailable
 
@@ -35,10 +35,12 @@ class _Opening:
 
 
 class BlockingSessions:
-    def __init__(self, endpoint: PostgresEndpoint, prepare: str, clock: Clock | None, events: SessionEvents) -> None:
+    def __init__(
+        self, endpoint: PostgresEndpoint, statements: Statements, clock: Clock | None, events: SessionEvents
+    ) -> None:
         self.endpoint = endpoint
         self.holder = ""
-        self._prepare = prepare
+        self._statements = statements
         self._clock = clock
         self._events = events
         self._reset()
@@ -56,7 +58,7 @@ class BlockingSessions:
 
     def _dial(self, within: float) -> WatchedSession:
         self._must_be_open()
-        dialled = dial(self.endpoint, self.holder, self._prepare, within)
+        dialled = dial(self.endpoint, self.holder, self._statements, within)
         with self._mutex:
             if self._watch is None:
                 self._watch = SessionWatch(MAX_IDLE_S / 3, weakref.WeakMethod(self._close_idle_sessions))
@@ -109,7 +111,7 @@ class BlockingSessions:
         with self._mutex:
             given = list(self._dedicated)
             waits = sum(not one.holds for one in given)
-            if len(given) >= waiting * SESSIONS_PER_WAITING or (waits >= waiting and not beside):
+            if len(given) >= max_sessions(self.endpoint) or (waits >= waiting and not beside):
                 return None
             if self._idle:
                 session = self._idle.pop()
@@ -148,12 +150,15 @@ class BlockingSessions:
             _end(session)
 
     async def execute(self, session: AdvisorySession, statement: PendingStatement, within: float) -> Rows:
-        assert isinstance(session, WatchedSession)
-        until = boot_now() + within
-        first, execute = (session.turn, self._execute) if statement.urgent else (session.queue, self._execute_in_turn)
-        if not in_turn(first, within, partial(execute, session, statement, until)):
-            raise unavailable(self.endpoint.name, "did not answer in time")
+        self._ask(session, statement, boot_now() + within)
         return statement.rows()
+
+    def _ask(self, session: AdvisorySession, statement: PendingStatement, until: float) -> None:
+        """Raises BackendUnavailable if no answer comes in time."""
+        assert isinstance(session, WatchedSession)
+        first, execute = (session.turn, self._execute) if statement.urgent else (session.queue, self._execute_in_turn)
+        if not in_turn(first, max(0.01, until - boot_now()), partial(execute, session, statement, until)):
+            raise unavailable(self.endpoint.name, "did not answer in time")
 
     def _execute_in_turn(self, session: WatchedSession, statement: PendingStatement, until: float) -> bool:
         work = partial(self._execute, session, statement, until)
@@ -178,7 +183,7 @@ class BlockingSessions:
         ]
         for (session, statement), end in shares(unsent, until, boot_now):  # another statement is in flight there
             with suppress(BackendUnavailable):
-                await self.execute(session, statement, max(0.01, end - boot_now()))
+                self._ask(session, statement, end)
         for session, statement in statements.items():
             with suppress(BackendUnavailable):
                 self._collect(session, statement, until)

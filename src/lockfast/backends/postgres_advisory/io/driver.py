@@ -10,13 +10,25 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
 from lockfast._worlds import Clock, Signal, World
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
-from lockfast.backends.postgres_advisory.io.session import AdvisorySession, OnSession, PendingStatement, Rows
+from lockfast.backends.postgres.io.endpoint import WAITING, PostgresEndpoint
+from lockfast.backends.postgres_advisory.io.session import (
+    AdvisorySession,
+    OnSession,
+    PendingStatement,
+    Rows,
+    Statements,
+)
 
-# So many times `waiting` is the number of sessions in all. Beside those that wait are those that hold, and the first
-# that waits for its lock: a claim outside the server's queue is passed by every session that joins it.
-SESSIONS_PER_WAITING: Final = 4
+# So many times `waiting`, or its default if no session may wait, is the number of sessions in all. Beside those that
+# wait are those that hold, and the first that waits for its lock: a claim outside the server's queue is passed by every
+# session that joins it.
+_SESSIONS_PER_WAITING: Final = 4
 MAX_IDLE_S: Final = 30.0  # after which a session in which no claim waits or holds is closed, and a few seconds more
+
+
+def max_sessions(endpoint: PostgresEndpoint) -> int:
+    """Of one `Locks`, besides the main one."""
+    return (endpoint.waiting or WAITING) * _SESSIONS_PER_WAITING
 
 
 class SessionEvents(NamedTuple):
@@ -42,7 +54,7 @@ class Sessions(Protocol):
         ...
 
     async def dedicated(self, within: float, *, beside: bool = False) -> AdvisorySession | None:
-        """A session for one claim; None if as many wait as may. `beside` these, see SESSIONS_PER_WAITING."""
+        """A session for one claim; None if as many wait as may. `beside` these, see `max_sessions`."""
         ...
 
     def mark_holding(self, session: AdvisorySession) -> None:
@@ -94,13 +106,13 @@ class Sessions(Protocol):
 
 
 def open_sessions(
-    endpoint: PostgresEndpoint, prepare: str, world: World, clock: Clock | None, events: SessionEvents
+    endpoint: PostgresEndpoint, statements: Statements, world: World, clock: Clock | None, events: SessionEvents
 ) -> Sessions:
     """The driver for that world. Nothing is opened yet."""
     if world.blocking:
         from lockfast.backends.postgres_advisory.io.blocking import BlockingSessions
 
-        return BlockingSessions(endpoint, prepare, clock, events)
+        return BlockingSessions(endpoint, statements, clock, events)
     from lockfast.backends.postgres_advisory.io.asyncio_ import AsyncioSessions
 
-    return AsyncioSessions(endpoint, prepare, events)
+    return AsyncioSessions(endpoint, statements, events)

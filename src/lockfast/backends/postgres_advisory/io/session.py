@@ -10,7 +10,8 @@ uses the session reads that answer first. `PendingStatement.done` is called with
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil, inf
 from typing import Any, Final, NamedTuple
 
@@ -21,10 +22,16 @@ from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import Broken, error_of, is_transient, no_connection, unavailable
 from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
-from lockfast.backends.postgres.io.wire import connect, last_result
+from lockfast.backends.postgres.io.wire import Steps, connect, last_result, pipelined
 from lockfast.errors import BackendUnavailable, Unsupported
 
-_PATIENT = ("lock_timeout", "statement_timeout", "idle_session_timeout", "idle_in_transaction_session_timeout")
+_PATIENT = (
+    "lock_timeout",
+    "statement_timeout",
+    "transaction_timeout",
+    "idle_session_timeout",
+    "idle_in_transaction_session_timeout",
+)
 KEPT_S = 120  # for which the server keeps a session whose client's host is silent; more if a ttl needs it
 SLACK_S = 10  # more than a ttl: a wait of that length needs no ping after the grant
 RATE_MARGIN: Final = 1.02  # how far the server's timers may differ from our clock, and more
@@ -41,18 +48,19 @@ _OF_CLIENT: Final = {  # a server that is silent for a minute is given up, wheth
     "tcp_user_timeout": "60000",
 }
 ANSWER_WITHIN_S: Final = 3.0  # after which a session that owes an answer counts as silent
-_SETUP: Final = """
-SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names});
-SELECT pg_backend_pid(), pg_is_in_recovery();
-"""
+_SET: Final = "SELECT set_config(name, CASE name {settings} END, false) FROM pg_settings WHERE name IN ({names})"
+_IDENTIFY: Final = "SELECT pg_backend_pid(), pg_is_in_recovery()"
+_MIN_PIPELINE: Final = 140000  # version of libpq
 REPORTS_END: Final = hasattr(select, "POLLRDHUP")  # whether the system reports an end that has not been read up to
-_ARRIVED: Final = select.POLLRDHUP if REPORTS_END else select.POLLIN
+_ARRIVED: Final = getattr(select, "POLLRDHUP", select.POLLIN)
 _ROWS: Final = int(pq.ExecStatus.TUPLES_OK)
 _ERROR: Final = int(pq.ExecStatus.FATAL_ERROR)
+_DONE: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _LAST: Final = (b"FATAL", b"PANIC")  # errors after which the server ends the session
 _INTERRUPTED: Final = ConnectionAbortedError("an interrupt came in the middle of a request")
 Params = Sequence[int | bytes]
 Rows = list[list[bytes | None]]
+Statements = Mapping[bytes, tuple[tuple[int, ...], str]]  # by name: the types of the parameters, and the SQL
 
 
 def kept_for(ttl: float) -> int:
@@ -254,7 +262,7 @@ class AdvisorySession:
         self.pgconn.finish()
 
 
-def dial(endpoint: PostgresEndpoint, holder: str, prepare: str, within: float) -> Dialled:
+def dial(endpoint: PostgresEndpoint, holder: str, statements: Statements, within: float) -> Dialled:
     """A session that is ready. Blocks. Raises BackendUnavailable, or Unsupported behind a pooler."""
     until = boot_now() + within
     called = {}
@@ -263,7 +271,7 @@ def dial(endpoint: PostgresEndpoint, holder: str, prepare: str, within: float) -
     reasons: list[Exception] = []
     for params, end in each_address(Names(), endpoint.hosts, until, reasons):
         try:
-            return _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), prepare, end)
+            return _dial(endpoint, conninfo({**_OF_CLIENT, **params, **called}), statements, end)
         except (Late, Broken, BackendUnavailable) as reason:
             reasons.append(reason)
     if isinstance(reasons[-1], BackendUnavailable):
@@ -271,25 +279,37 @@ def dial(endpoint: PostgresEndpoint, holder: str, prepare: str, within: float) -
     raise no_connection(endpoint, reasons)
 
 
-def _dial(endpoint: PostgresEndpoint, params: bytes, prepare: str, until: float) -> Dialled:
+def _dial(endpoint: PostgresEndpoint, params: bytes, statements: Statements, until: float) -> Dialled:
     """Raises Late, Broken, BackendUnavailable or Unsupported."""
     pgconn = run(connect(params), until)
     try:
         settings = {**_SETTINGS, **keeping(KEPT_S)}
         names = ", ".join(f"'{name}'" for name in settings)
         cases = " ".join(f"WHEN '{name}' THEN '{value}'" for name, value in settings.items())
-        sql = (prepare + _SETUP.format(settings=cases, names=names)).encode()
-        result = run(last_result(pgconn, lambda: pgconn.send_query(sql)), until)
-        if result is None:
-            raise Broken("no answer")
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            raise refusal(endpoint.name, result)
+        queries = [_SET.format(settings=cases, names=names), _IDENTIFY]
+        sends = [partial(pgconn.send_query_params, sql.encode(), None) for sql in queries]
+        sends += [partial(pgconn.send_prepare, name, sql.encode(), types) for name, (types, sql) in statements.items()]
+        results = run(_exchange(pgconn, sends), until)
+        for result in results:
+            if result.status not in _DONE:
+                raise refusal(endpoint.name, result)
+        result = results[1]
         dialled = Dialled(pgconn, int(result.get_value(0, 0)))
         _must_hold_locks(dialled, endpoint, result.get_value(0, 1))
     except BaseException:
         pgconn.finish()
         raise
     return dialled
+
+
+def _exchange(pgconn: pq.abc.PGconn, sends: Sequence[Callable[[], None]]) -> Steps:
+    """The result of each request, up to the first error; in one round trip, if libpq can. Raises Broken."""
+    if pq.version() < _MIN_PIPELINE:
+        results = []
+        for send in sends:
+            results.append((yield from last_result(pgconn, send)))
+        return results
+    return (yield from pipelined(pgconn, sends))
 
 
 def _must_hold_locks(dialled: Dialled, endpoint: PostgresEndpoint, replica: bytes | None) -> None:
