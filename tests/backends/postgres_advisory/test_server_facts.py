@@ -7,6 +7,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg.pq import ExecStatus
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_programs import VERSIONS
@@ -56,6 +57,25 @@ def test_a_lock_taken_before_an_error_of_its_own_statement_stays(server: Postgre
         with pytest.raises(psycopg.errors.DivisionByZero):
             one.execute("SELECT 1 / length(pg_advisory_lock(1)::text)")
         assert _fetch(other, "SELECT pg_try_advisory_lock(1)") is False
+
+
+def test_a_snapshot_that_a_transaction_keeps_is_older_than_the_lock_that_its_first_statement_waits_for(
+    server: PostgresServer,
+) -> None:
+    """So at these levels a lock protects nothing that the transaction reads."""
+    with _connect(server) as writer, _connect(server) as reader, _connect(server) as other:
+        writer.execute("CREATE TABLE IF NOT EXISTS facts (fact int)")
+        for level in ("REPEATABLE READ", "SERIALIZABLE", "READ COMMITTED"):
+            writer.execute("TRUNCATE facts")
+            _fetch(writer, "SELECT pg_advisory_lock(1)")
+            reader.execute(f"BEGIN ISOLATION LEVEL {level}".encode())
+            reader.pgconn.send_query(b"SELECT pg_advisory_xact_lock(1)")
+            until(lambda: _fetch(other, "SELECT count(*) FROM pg_locks WHERE NOT granted") == 1)
+            writer.execute("INSERT INTO facts VALUES (7)")
+            _fetch(writer, "SELECT pg_advisory_unlock(1)")
+            assert [result.status for result in iter(reader.pgconn.get_result, None)] == [ExecStatus.TUPLES_OK]
+            assert _fetch(reader, "SELECT count(*) FROM facts") == (level == "READ COMMITTED")
+            reader.execute("ROLLBACK")
 
 
 def test_a_place_in_the_log_and_the_number_of_a_transaction_come_again_after_a_crash(server: PostgresServer) -> None:

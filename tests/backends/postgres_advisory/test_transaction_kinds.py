@@ -172,6 +172,64 @@ def test_another_client_that_commits_each_statement_is_refused(plain: str, world
     run_story(world, story())
 
 
+@each
+@pytest.mark.parametrize("kind", ["engine", "maker"])
+def test_what_of_sqlalchemy_has_no_transaction_is_refused(plain: str, world: str, kind: str) -> None:
+    url = plain.replace("postgresql:", "postgresql+psycopg:")
+    engine: Any
+    maker: Any
+    if world == "blocking":
+        engine, maker = sqlalchemy.create_engine(url), sqlalchemy.orm.sessionmaker()
+    else:
+        engine, maker = sqlalchemy.ext.asyncio.create_async_engine(url), sqlalchemy.ext.asyncio.async_sessionmaker()
+
+    async def story() -> None:
+        async with side(world, plain) as here:
+            with pytest.raises(
+                ValueError, match=r"takes a connection .*, not sqlalchemy.*(Engine, which|sessionmaker)"
+            ):
+                await here.take(engine if kind == "engine" else maker, "a")
+
+    tell(world, story())
+
+
+@each
+def test_a_raw_connection_of_sqlalchemy_is_what_its_client_made(plain: str, world: str) -> None:
+    async def story() -> None:
+        async with side(world, plain) as here, _sqlalchemy(here, "psycopg", "connection", {}) as connection:
+            raw = connection.connection if world == "blocking" else await connection.get_raw_connection()
+            await _takes_part(here, raw)
+            await here.end(raw.driver_connection)
+            assert await here.is_free("a")
+
+    tell(world, story())
+
+
+# Isolation
+
+
+@each
+@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
+def test_a_transaction_that_reads_the_past_is_refused_and_nothing_is_locked(
+    plain: str, world: str, level: psycopg.IsolationLevel
+) -> None:
+    async def story() -> None:
+        async with side(world, plain) as here:
+            connection = await here.connect()
+            await settled(connection.set_isolation_level(level))
+            for names in (["a"], ["a", "b"]):
+                for wait in (0, None):
+                    with pytest.raises(Unsupported, match=r"REPEATABLE READ or SERIALIZABLE.*with locks\.lock\("):
+                        await here.take(connection, *names, wait=wait)
+            assert await here.is_free("a")
+            assert await here.ask(connection, "SELECT 1") == 1  # the transaction goes on
+            await here.end(connection)
+            await settled(connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED))
+            assert await here.take(connection, "a") > 0
+
+    tell(world, story())
+
+
 # Django
 
 

@@ -3,6 +3,9 @@
 Decides: the statements; that a wait which fails leaves the transaction as it was; what is refused. Locks that were
 taken after a savepoint end when it is rolled back to, also one that was granted in the last moment.
 
+Refused at REPEATABLE READ and SERIALIZABLE: a transaction there reads from one snapshot, which its first query takes.
+A statement that waits for a lock takes it before the wait, and no statement takes an advisory lock without one.
+
 A statement takes a lock only in the server and database of this `Locks`: it compares them as one number, see
 `DatabaseIdentity`. It takes none if the transaction holds the number under another name: the transaction remembers what
 it took in a setting that ends with it, and that is rolled back with its savepoints, as the locks are.
@@ -27,8 +30,10 @@ from lockfast.backends.postgres_advisory.io.user_connection import (
     no_transaction,
 )
 from lockfast.backends.postgres_advisory.keys import Key, integer_in, key_of, whole
+from lockfast.backends.postgres_advisory.statements import CALLED, OWNED_LOCKS
+from lockfast.errors import Unsupported
 
-_OTHER_DATABASE, _COLLISION, _TAKEN = -2, -1, 0  # answers in place of a fence
+_OLD_SNAPSHOT, _OTHER_DATABASE, _COLLISION, _TAKEN = -3, -2, -1, 0  # answers in place of a fence
 _IDENTITY: Final = (
     "hashtextextended(current_database(), CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint))"
 )
@@ -39,6 +44,7 @@ _TAKE: Final = f"""SELECT f, now(), current_setting('lock_timeout'), {_TAG},
 CASE WHEN f > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
      THEN set_config('lockfast.has', {_REMEMBERED} || '/{{number}}={{tag}}/', true) END
 FROM (SELECT CASE
+    WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN {_OLD_SNAPSHOT}
     WHEN {_IDENTITY} <> {{identity}} THEN {_OTHER_DATABASE}
     WHEN strpos({_REMEMBERED}, '/{{number}}=') > 0 AND strpos({_REMEMBERED}, '/{{number}}={{tag}}/') = 0
     THEN {_COLLISION}
@@ -48,12 +54,11 @@ _TRY: Final = "WHEN NOT pg_try_advisory_xact_lock({number})"
 _WAIT: Final = """WHEN set_config('lock_timeout', '{limit}', true) IS NULL THEN 0
     WHEN pg_advisory_xact_lock({number}) IS NULL THEN 0
     WHEN set_config('lock_timeout', '{before}', true) IS NULL"""
-_HELD: Final = """SELECT l.pid, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, a.application_name
-FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE l.locktype = 'advisory' AND l.granted
-AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & 255 = {byte}
-     OR l.objsubid = 2 AND l.mode = 'ShareLock' AND CAST(l.classid AS bigint) >> 24 = {byte})"""
+_HELD: Final = f"""SELECT l.owner, CAST(l.classid AS bigint), CAST(l.objid AS bigint), l.objsubid, {CALLED}
+FROM {OWNED_LOCKS}
+WHERE l.granted
+AND (l.objsubid = 1 AND CAST(l.objid AS bigint) & 255 = {{byte}}
+     OR l.objsubid = 2 AND l.mode = 'ShareLock' AND CAST(l.classid AS bigint) >> 24 = {{byte}})"""
 _MAX_LOCK_TIMEOUT_MS = 2**31 - 1
 _IDENTIFY_WITHIN_S = 10.0
 _MIN_DIAL_S = 1.0
@@ -106,6 +111,15 @@ async def take(
         if has_no_transaction(error):
             raise no_transaction() from error
         raise
+
+
+def _reads_the_past() -> Unsupported:
+    return Unsupported(
+        "in_transaction() was called at REPEATABLE READ or SERIALIZABLE: the transaction reads everything as it was "
+        "before the lock was granted, so the lock would protect nothing that it reads. Use READ COMMITTED, or acquire "
+        "the lock before the transaction begins, as in `with locks.lock(...), connection.transaction():`. Nothing was "
+        "locked"
+    )
 
 
 def _must_differ(names: Mapping[str, str]) -> None:
@@ -183,6 +197,8 @@ class _Taking:
                 _TAKE.format(identity=identity, number=number, tag=tag, steps=steps)
             )
             fence = int(answer)
+            if fence == _OLD_SNAPSHOT:
+                raise _reads_the_past()
             if fence == _COLLISION:
                 refuse_hash_collision(self._names[key], "another lock of this transaction")
             if fence != _OTHER_DATABASE:
@@ -213,7 +229,7 @@ class _Taking:
 class _HeldLock(NamedTuple):
     """An advisory lock that a session holds."""
 
-    pid: int
+    pid: int  # not above 0 for a prepared transaction
     high: int
     low: int
     kind: int  # 1: a number; 2: a tag
@@ -221,7 +237,7 @@ class _HeldLock(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.application or f"pid {self.pid}"
+        return self.application or (f"pid {self.pid}" if self.pid > 0 else "a prepared transaction")
 
 
 def _is_other_name(key: Key, seen: list[_HeldLock]) -> bool:

@@ -19,6 +19,15 @@ from lockfast.errors import Unsupported
 _NOT_AVAILABLE = "55P03"  # lock_timeout
 _NO_TRANSACTION = "25P01"  # SAVEPOINT outside of one
 _NOT_STREAMED = {"stream_results": False, "yield_per": None}  # of the statement: overrides those of the connection
+_OF_SQLALCHEMY = {  # what executes statements in one transaction; an engine, or a maker of sessions, has none
+    "Connection",
+    "Session",
+    "scoped_session",
+    "AsyncConnection",
+    "AsyncSession",
+    "async_scoped_session",
+}
+_NOT_ONE = ", which has many connections: give it one of them, as in `with engine.begin() as connection:`"
 Row = tuple[Any, ...]
 
 
@@ -44,6 +53,7 @@ class UserTransaction:
 
 def transaction_on(connection: object, *, blocking: bool) -> UserTransaction:
     """Raises ValueError if it is no such connection, or one of the other world."""
+    connection = getattr(connection, "driver_connection", connection)  # of what SQLAlchemy's raw_connection() gives
     kind = type(connection)
     modules = [base.__module__ for base in kind.__mro__]
     libraries = {module.partition(".")[0] for module in modules}
@@ -52,7 +62,7 @@ def transaction_on(connection: object, *, blocking: bool) -> UserTransaction:
         found = _AwaitedPsycopg(connection)
     elif isinstance(connection, psycopg.Connection):
         found = _Psycopg(connection)
-    elif "sqlalchemy" in libraries:
+    elif "sqlalchemy" in libraries and _OF_SQLALCHEMY & {base.__name__ for base in kind.__mro__}:
         awaited = any(module.startswith("sqlalchemy.ext.asyncio") for module in modules)
         found = _AwaitedSqlalchemy(connection) if awaited else _Sqlalchemy(connection)
     elif "django" in libraries and hasattr(connection, "get_autocommit"):
@@ -60,7 +70,7 @@ def transaction_on(connection: object, *, blocking: bool) -> UserTransaction:
     else:
         raise ValueError(
             "in_transaction() takes a connection of psycopg or Django, or a connection or session of SQLAlchemy, not "
-            f"{kind.__module__}.{kind.__qualname__}"
+            f"{kind.__module__}.{kind.__qualname__}{'' if not hasattr(connection, 'connect') else _NOT_ONE}"
         )
     if found.awaited is blocking:
         ours, theirs = ("Locks", "an awaited") if blocking else ("AsyncLocks", "a blocking")
