@@ -32,8 +32,9 @@ _JSON = """--json prints one document. A lock is an object with
              its connection ends it), metadata (any JSON, or null),
              session (null, or an object about that connection: pid,
              application_name, client, connected_at, state; null for what is
-             not shown to you). A hold that cannot be read has the holder
-             "(damaged)" and an empty claim_id: no time ends it"""
+             not shown to you, or does not exist: a prepared transaction has
+             no pid). A hold that cannot be read has the holder "(damaged)"
+             and an empty claim_id: no time ends it"""
 
 
 def list_locks(words: list[str]) -> int:

@@ -1,8 +1,9 @@
 """PostgreSQL's advisory locks: no schema, no rights, and no ttl at the server.
 
 Decides: which statements answer each verb, and what happens to a hold when its session ends.
-Leaves to `acquiring`: acquire and wait. Leaves to `statements`: the SQL. Leaves to `holds`: which claims this `Locks`
-has. Leaves to the driver: connections, and to notice their end.
+Leaves to `acquiring`: acquire and wait. Leaves to `renewals`: renew. Leaves to `silence`: which session is given up.
+Leaves to `statements`: the SQL. Leaves to `holds`: which claims this `Locks` has. Leaves to the driver: connections,
+and to notice their end.
 
 One main session holds every lock that was free when it was asked for. A claim that has to wait is in PostgreSQL's own
 queue, which is fair, in a session of its own, and holds the lock there. So does a claim that shares a name with another
