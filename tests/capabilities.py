@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ SOCKET_FILTERS = Capability(_LINUX, "only Linux can drop whatever arrives at a s
 ABSTRACT_SOCKETS = Capability(_LINUX, "only Linux has abstract names of sockets, and reports who sent a datagram")
 OPEN_FILES = Capability(Path("/proc/self/fd").is_dir(), "only /proc lists the open files of another process")
 THREAD_STATES = Capability(Path("/proc/self/task").is_dir(), "only /proc shows whether a thread runs")
-OF_THE_SYSTEM = (SETTABLE_CLOCK, SOCKET_FILTERS, ABSTRACT_SOCKETS, OPEN_FILES, THREAD_STATES)
+USER_TIMEOUT = Capability(hasattr(socket, "TCP_USER_TIMEOUT"), "only Linux limits how long sent data may go unanswered")
+OF_THE_SYSTEM = (SETTABLE_CLOCK, SOCKET_FILTERS, ABSTRACT_SOCKETS, OPEN_FILES, THREAD_STATES, USER_TIMEOUT)
 
 SEVERAL_USERS = Capability(os.geteuid() == 0, "only root can be several users")
 

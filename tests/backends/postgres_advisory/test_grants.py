@@ -21,7 +21,7 @@ from lockfast import LeaseLost, LockError
 from lockfast.backends.postgres_advisory.io.session import AdvisorySession
 from lockfast.backends.postgres_advisory.io.watch import SessionWatch
 from lockfast.backends.postgres_advisory.keys import key_of
-from tests.backends.postgres_advisory.transactions import WORLDS, entered, settled, tell
+from tests.backends.postgres_advisory.transactions import WORLDS, entered, run_story, settled
 from tests.servers.postgres_shared import HERE, advisory
 from tests.servers.waiting import join, until
 
@@ -96,11 +96,11 @@ def test_a_grant_does_not_count_if_its_session_ended_behind_it(
     taken_away = _before_reading(monkeypatch, statement, take_away)
     if statement == b"lf_lock_exclusive":
         assert _fetch(psql, "SELECT pg_try_advisory_lock(%s)", _NUMBER)
-    thread = threading.Thread(target=tell, args=(world, story()))
+    thread = threading.Thread(target=run_story, args=(world, story()))
     thread.start()
     if statement == b"lf_lock_exclusive":
-        with psycopg.connect(plain, autocommit=True) as look:
-            until(lambda: _fetch(look, _WAITERS) == 1)
+        with psycopg.connect(plain, autocommit=True) as observer:
+            until(lambda: _fetch(observer, _WAITERS) == 1)
         assert _fetch(psql, "SELECT pg_advisory_unlock(%s)", _NUMBER)
     until(taken_away.is_set)
     until(lambda: acquired or _fetch(psql, _WAITERS) == 1)
@@ -126,4 +126,4 @@ def test_a_lease_is_not_extended_if_its_session_ended_behind_the_answer(
             assert ended.is_set()
             assert lease.lost
 
-    tell(world, story())
+    run_story(world, story())

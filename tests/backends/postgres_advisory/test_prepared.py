@@ -13,7 +13,7 @@ import pytest
 
 from lockfast import AcquireTimeout, LockError
 from lockfast.backends.postgres_advisory.keys import key_of
-from tests.backends.postgres_advisory.transactions import WORLDS, Side, settled, side, tell
+from tests.backends.postgres_advisory.transactions import WORLDS, Side, run_story, settled, side
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_what_a_prepared_transaction_holds_is_shown_and_excludes(plain: str, wor
             with pytest.raises(AcquireTimeout, match=f"held by '{_HOLDER}'"):
                 await here.take(other, "a", wait=0)
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -82,7 +82,7 @@ def test_a_break_says_that_a_prepared_transaction_is_no_session_and_its_end_free
             await here.ask(operator, "ROLLBACK PREPARED 'order-7'")
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 def test_ls_and_show_print_it(plain: str) -> None:
@@ -90,7 +90,7 @@ def test_ls_and_show_print_it(plain: str) -> None:
         async with side("blocking", plain) as here:
             await _prepare(here, "order-7", "a")
 
-    tell("blocking", story())
+    run_story("blocking", story())
     listed = _run(plain, "ls").splitlines()[1]
     assert listed.startswith(f"key {key_of('a').number}  {_HOLDER}  ")
     assert "with its transaction" in listed

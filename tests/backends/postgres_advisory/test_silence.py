@@ -28,7 +28,7 @@ from lockfast.backends.postgres_advisory.io.session import KEPT_S, PendingStatem
 from lockfast.backends.postgres_advisory.keys import key_of
 from lockfast.testing.contract import Promise, on_the_real_clock
 from lockfast.testing.stage import Stage
-from tests.capabilities import SOCKET_FILTERS
+from tests.capabilities import SOCKET_FILTERS, USER_TIMEOUT
 from tests.servers.postgres_shared import advisory
 from tests.servers.waiting import join, until
 
@@ -64,7 +64,7 @@ def test_a_session_is_kept_for_longer_than_any_ttl_is_believed_in() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="no other system has TCP_USER_TIMEOUT")
+@USER_TIMEOUT.needed
 def test_a_client_gives_up_a_silent_server_after_a_minute_also_if_it_has_sent_something(tmp_path: Path) -> None:
     with lockfast.connect(advisory().url(tmp_path), advisory=True) as locks, locks.lock("a"):
         number = os.dup(_session(locks).socket)

@@ -190,7 +190,7 @@ def test_what_of_sqlalchemy_has_no_transaction_is_refused(plain: str, world: str
             ):
                 await here.take(engine if kind == "engine" else maker, "a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 @each
@@ -202,7 +202,7 @@ def test_a_raw_connection_of_sqlalchemy_is_what_its_client_made(plain: str, worl
             await here.end(raw.driver_connection)
             assert await here.is_free("a")
 
-    tell(world, story())
+    run_story(world, story())
 
 
 # Isolation
@@ -227,7 +227,7 @@ def test_a_transaction_that_reads_the_past_is_refused_and_nothing_is_locked(
             await settled(connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED))
             assert await here.take(connection, "a") > 0
 
-    tell(world, story())
+    run_story(world, story())
 
 
 # Django
