@@ -124,7 +124,6 @@ NEEDED = (
     "+@sortedset",
     "+get",
     "+set",
-    "+setrange",
     "+del",
     "+exists",
     "+pexpire",

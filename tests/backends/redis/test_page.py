@@ -93,14 +93,17 @@ def test_everything_uses_all_that_the_rule_on_the_page_allows(server: Server) ->
 
 
 def test_a_name_takes_as_many_bytes_as_the_page_says(server: Server) -> None:
-    least, most = map(int, re.findall(r"takes (\d+) to (\d+) bytes", PAGE.read_text())[0])
+    held, free = (range(int(least), int(most)) for least, most in re.findall(r"(\d+) to (\d+) bytes", PAGE.read_text()))
     number = 8192  # a table of the server's that is just full, neither half empty nor about to grow
     with lockfast.connect(server.url) as locks:
         locks.lock("first").acquire()
         before = used_memory(server)
-        for each in range(number):
-            locks.lock(f"name-{each:014d}", renew=False).acquire()
-        assert least <= (used_memory(server) - before) / number <= most
+        leases = [locks.lock(f"name-{each:014d}", renew=False).acquire() for each in range(number)]
+        assert (used_memory(server) - before) // number in held
+        for lease in leases:
+            assert lease
+            assert lease.release()
+        assert (used_memory(server) - before) // number in free
 
 
 def used_memory(server: Server) -> int:

@@ -8,7 +8,7 @@
 --   ~claim ...                                                    holder that has released, and lingers
 --   ?claim until alive place mode                                 waiter that the name is reserved for
 --   !claim until                                                  tombstone: a claim that was abandoned before it arrived
--- The sign is "-" if the name is free, which makes the rest void; "+" if there may be waiters; "*" if there may be
+-- The sign is "-" if the name is free, and then nothing follows; "+" if there may be waiters; "*" if there may be
 -- observers too; else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are
 -- microseconds, a limit of 0 is none. Numbers are written in full: 53 bits are exact here.
 -- Other programs can write anything there. A line that cannot be read, and a second hold of one claim, stay as they are,

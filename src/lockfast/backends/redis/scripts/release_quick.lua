@@ -1,4 +1,5 @@
--- Ends the claim's hold if it is the only one, without waiters or observers; else `release` decides.
+-- Fast path of hand_over: ends the claim's hold if it is the only one, without waiters or observers, so that there is none to
+-- hand over to; else `release` decides. Of the record only the last number is kept.
 -- KEYS  1 held, see library.lua
 -- ARGV  1 claim   2 now, or nothing
 -- Returns 1 if no other claim can have held since, 0 if it had expired at `now`, false if `release` decides.
@@ -7,8 +8,8 @@ if not state then return 0 end
 if type(state) == 'table' then return false end
 local after = 18 + #ARGV[1]
 if string.sub(state, 17, after) ~= '=' .. ARGV[1] .. ' ' or string.find(state, '\n', after, true) then return false end
-local done = redis.pcall('SETRANGE', KEYS[1], 16, '-')
-if type(done) == 'table' then redis.call('DEL', KEYS[1]) end  -- the server's memory is full, and allows only this
+local done = redis.pcall('SET', KEYS[1], string.sub(state, 1, 16) .. '-', 'KEEPTTL')
+if done.err then redis.call('DEL', KEYS[1]) end  -- the server's memory is full, and allows only this
 if ARGV[2] then
   local base, ttl = string.match(state, '^(%d+) %d+ %d+ (%d+)', after + 1)
   return base and base + ttl > ARGV[2] + 0 and 1 or 0
