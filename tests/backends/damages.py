@@ -188,6 +188,7 @@ WAITERS: Table = {
     "redis": {
         "queue of another type": lambda store, name: store.retype(name, "queue"),
         "waiters of another type": lambda store, name: store.retype(name, "waiters"),
+        "waiters that lapsed of another type": lambda store, name: store.retype(name, "lapsed"),
         "random bytes": _waiter(lambda waiter: RANDOM),
         "a presence of ages": _waiter(lambda waiter: b"9" * 16 + waiter[waiter.index(b" ") :]),
         "a place beyond all numbers": _waiter(lambda waiter: waiter.replace(waiter.split()[1], b"9" * 16)),

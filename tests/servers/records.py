@@ -17,6 +17,7 @@ _MAY_STAY = {
     "held": 3 * _DAY,  # the last fence of the name: two days after the longest ttl of a story
     "queue": 30 * _SECOND,
     "waiters": 30 * _SECOND,
+    "lapsed": _DAY,
     "observers": 0,  # the last that leaves clears up, and so does the first that notices a dead one
     "changes": 0,
 }

@@ -11,10 +11,11 @@ import pytest
 
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
-from lockfast._model import EXCLUSIVE, GRACE_S, Busy, Claim, Grant, Mode, Terms
+from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Terms
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.base import Backend
+from lockfast.errors import LimitMismatch
 from lockfast.testing.clock import FakeClock
 from tests.servers import binaries
 from tests.servers.server import HOST, Server
@@ -22,7 +23,10 @@ from tests.servers.waiting import LIMIT, until
 
 WITHIN = LIMIT
 HELD = "lockfast:{x}:held"
+WAITERS, LAPSED = "lockfast:{x}:waiters", "lockfast:{x}:lapsed"
 SECRET = "secret" * 100
+MANY = 150  # waiters, or permits
+FEW = 40  # commands, which a request may need at one server if their number does not grow with the waiters
 DAY_MS = 86_400_000
 _OF_THE_TEST = {"config", "config|resetstat", "info"}
 
@@ -34,8 +38,8 @@ class Store:
         self.servers = servers
         self.clock = FakeClock()
         hosts = ",".join(f"{HOST}:{server.port}" for server in servers)
-        url = f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT:g}" if kind == "redlock" else servers[0].url
-        self.backend: Backend = open_backend(url, ThreadWorld(self.clock), self.clock)
+        self.url = f"redlock://{hosts}?rejoin=0&node_timeout={LIMIT:g}" if kind == "redlock" else servers[0].url
+        self.backend: Backend = open_backend(self.url, ThreadWorld(self.clock), self.clock)
 
     def ask(self, claim: Claim, *, enqueue: bool = True) -> Grant | Busy:
         return drive(self.backend.acquire(claim, enqueue=enqueue, within=WITHIN))
@@ -70,10 +74,15 @@ def counts_of(server: Server) -> dict[str, int]:
 
 
 def claim_of(key: str, mode: Mode = EXCLUSIVE, limit: int | None = None, metadata: str | None = None) -> Claim:
-    return Claim(new_claim_id(), Terms(key, key, "worker", 60.0, mode, limit, metadata))
+    id = new_claim_id()
+    return Claim(id, Terms(key, key, f"worker {id}", 60.0, mode, limit, metadata))
 
 
-@pytest.fixture(params=["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else []), "redlock"])
+ONE_SERVER = ["valkey", *(["redis6"] if binaries.HAS_REDIS_6 else [])]
+shared = pytest.mark.parametrize("store", ONE_SERVER, indirect=True)  # what a quorum does not have
+
+
+@pytest.fixture(params=[*ONE_SERVER, "redlock"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     binary = binaries.redis_6() if request.param == "redis6" else binaries.valkey()
     with ExitStack() as stack:
@@ -121,3 +130,65 @@ class TestAFreeName:
         assert store.release(claim)
         second: Any = store.ask(claim_of("x"))
         assert second.fence > first.fence
+
+
+class TestWaiters:
+    def test_one_that_was_woken_and_did_not_come_costs_the_others_nothing(self, store: Store) -> None:
+        holder = store.take(claim_of("x"))
+        late, young, *others = store.queue_up(MANY)
+        assert store.release(holder)  # reserved for `late`
+        store.clock.advance(GRACE_S)
+        store.take(young)
+        for other in others[:3]:
+            assert sum(store.commands(lambda other=other: store.ask(other)).values()) < FEW  # type: ignore[misc]
+
+    def test_one_that_comes_late_has_its_old_place_and_keeps_it(self, store: Store) -> None:
+        holder = store.take(claim_of("x"))
+        late, young, third = store.queue_up(3)
+        assert store.release(holder)
+        store.clock.advance(GRACE_S)
+        store.take(young)
+        assert isinstance(store.ask(late), Busy)
+        for _ in range(3):  # longer than it would have lived if it had not come
+            store.clock.advance(PRESENCE_S / 2)
+            assert [store.ask(claim).position for claim in (late, third)] == [0, 1]  # type: ignore[union-attr]
+        assert store.release(young)
+        store.take(late)
+
+    def test_one_that_never_comes_is_deleted_when_another_looks(self, store: Store) -> None:
+        holder = store.take(claim_of("x"))
+        _, young, third = store.queue_up(3)
+        assert store.release(holder)
+        store.clock.advance(GRACE_S)
+        store.take(young)
+        store.clock.advance(PRESENCE_S - GRACE_S)
+        store.ask(third)
+        for server in store.servers:
+            until(lambda server=server: server.command("HKEYS", WAITERS) == [third.id.encode()], "one waiter")  # type: ignore[misc]
+            assert server.command("EXISTS", LAPSED) == 0
+
+    @shared
+    def test_a_reader_that_comes_reads_one_of_the_readers_that_wait(self, store: Store) -> None:
+        """All of them have one limit."""
+        store.take(claim_of("x"))
+        readers = [claim_of("x", SHARED) for _ in range(MANY)]
+        for reader in readers[1:]:
+            assert isinstance(store.ask(reader), Busy)
+        commands = store.commands(lambda: store.ask(readers[0]))
+        assert "hgetall" not in commands
+        assert sum(commands.values()) < FEW
+
+    @shared
+    @pytest.mark.parametrize("waits", ["behind others", "woken", "lapsed"])
+    def test_another_limit_is_refused_wherever_the_one_that_shares_waits(self, store: Store, waits: str) -> None:
+        holder = store.take(claim_of("x"))
+        store.queue_up(MANY if waits == "behind others" else 0)
+        assert isinstance(store.ask(claim_of("x", SHARED, 2)), Busy)
+        if waits != "behind others":
+            assert store.release(holder)
+        if waits == "lapsed":
+            store.clock.advance(GRACE_S)
+            drive(store.backend.abandon(claim_of("x"), within=WITHIN))
+        with pytest.raises(LimitMismatch):
+            store.ask(claim_of("x", SHARED, 3))
+        assert isinstance(store.ask(claim_of("x", SHARED, 2)), Grant if waits != "behind others" else Busy)

@@ -38,6 +38,7 @@ _CONSTANTS: Final[dict[str, int | str]] = {
     "PRESENCE_US": int(PRESENCE_S * MICRO),
     "GRACE_US": int(GRACE_S * MICRO),
     "MAX_KEPT_CHANGES": MAX_KEPT_CHANGES,
+    "MAX_WAITERS_AT_ONCE": 100,  # that one command reads, and dead ones that one request deletes
     "CLUSTERED": f"'{CLUSTERED}'",
     "MAX_NUMBER": LARGEST_NUMBER - 1,  # from which counting on stays exact
     "MAX_TTL_US": int(MAX_TTL_S * MICRO),
@@ -98,7 +99,7 @@ def pattern_of(prefix: str) -> str:
 
 def keys_of(key: str) -> list[str]:
     tag = tagged(key)
-    return [f"{tag}:{kind}" for kind in ("held", "queue", "waiters", "observers", "changes")]
+    return [f"{tag}:{kind}" for kind in ("held", "queue", "waiters", "observers", "changes", "lapsed")]
 
 
 class Prepared(NamedTuple):

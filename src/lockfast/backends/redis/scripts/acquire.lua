@@ -88,23 +88,34 @@ local function other_limit()
     if hold.mode == 's' and other ~= id then return hold.limit end
   end
   if not contended then return nil end
-  local waiting = ask('HGETALL', KEYS[3])
-  for i = 1, #waiting, 2 do
-    if waiting[i] ~= id then
-      local waiter = read_waiter(waiting[i])
-      if waiter and waiter.mode == 's' and waiter.alive > now then return waiter.limit end
-    end
+  local function shares(waiter) return waiter and waiter.mode == 's' and waiter.alive > now end
+  for other in pairs(reserved) do
+    local waiter = read_waiter(other)
+    if shares(waiter) then return waiter.limit end
+  end
+  for _, key in ipairs({ KEYS[2], KEYS[6] }) do
+    local from, others = 0, nil
+    repeat
+      others = ask('ZRANGE', key, from, from + MAX_WAITERS_AT_ONCE - 1)
+      local records = #others > 0 and ask('HMGET', KEYS[3], unpack(others)) or {}
+      for place, record in ipairs(records) do
+        local waiter = others[place] ~= id and waiter_in(record)
+        if shares(waiter) then return waiter.limit end
+      end
+      from = from + #others
+    until #others < MAX_WAITERS_AT_ONCE
   end
 end
 
--- A waiter whose reservation lapsed is in no queue; if it is dead, nothing else deletes it.
+-- Nothing else deletes a dead waiter that is in no queue. One that is alive for too long asked before the clock was set back.
 local function forget_dead_waiters()
-  local queued = ask('ZCARD', KEYS[2])
-  for _ in pairs(reserved) do queued = queued + 1 end
-  if ask('HLEN', KEYS[3]) <= queued then return end
-  for _, other in ipairs(ask('HKEYS', KEYS[3])) do
-    local waiter = read_waiter(other)
-    if not reserved[other] and not (waiter and is_alive(waiter.alive)) then drop_waiter(other) end
+  if ask('ZCARD', KEYS[6]) == 0 then return end
+  for _, range in ipairs({ { '-inf', text(now) }, { '(' .. text(now + PRESENCE_US), '+inf' } }) do
+    local dead = ask('ZRANGEBYSCORE', KEYS[6], range[1], range[2], 'LIMIT', 0, MAX_WAITERS_AT_ONCE)
+    for _, other in ipairs(dead) do
+      local waiter = read_waiter(other)
+      if waiter and is_alive(waiter.alive) then ask('ZREM', KEYS[6], other) else drop_waiter(other) end
+    end
   end
 end
 
@@ -146,7 +157,7 @@ if ARGV[7] ~= '' then
   local place = own and own.place or agreed_place or count_number()
   ask('HSET', KEYS[3], id, text(now + PRESENCE_US) .. ' ' .. text(place) .. ' ' .. mode .. ' ' .. limit .. ' '
     .. ARGV[7] .. ' ' .. holder)
-  ask('ZADD', KEYS[2], place, id)
+  if ask('ZADD', KEYS[2], place, id) == 1 and own then ask('ZREM', KEYS[6], id) end
   redis.call('PEXPIRE', KEYS[2], WAITERS_TTL_MS)
   redis.call('PEXPIRE', KEYS[3], WAITERS_TTL_MS)
   queue_is_empty = false

@@ -2,7 +2,7 @@
 -- A script that includes this has set `frees`: true if it must succeed on a server whose memory is full.
 --
 -- KEYS  1 held: who holds   2 queue: sorted set of waiters by place   3 waiters: hash
---       4 observers: hash   5 changes: sorted set by number
+--       4 observers: hash   5 changes: sorted set by number   6 lapsed: sorted set of waiters by `alive`
 -- `held` is one string: the last number given out in 16 digits, a sign, and a line for each
 --   claim base fence acquired ttl mode limit holder metadata      holder, whose hold ends at base + ttl
 --   ~claim ...                                                    holder that has released, and lingers
@@ -11,6 +11,8 @@
 -- The sign is "-" if the name is free, and then nothing follows; "+" if there may be waiters; "*" if there may be
 -- observers too; else "=". A waiter is "alive place mode limit address holder", an observer "alive address". Times are
 -- microseconds, a limit of 0 is none. Numbers are written in full: 53 bits are exact here.
+-- Each waiter is in the queue; or it was woken and is in `held`, with a "?"; or it was woken and has not come in time, and is
+-- in `lapsed`: it is passed over until it asks again, and then has its old place.
 -- Other programs can write anything there. A line that cannot be read, and a second hold of one claim, stay as they are,
 -- and no claim is granted beside them. If the number or the sign cannot be read, that is true of the whole string. A
 -- waiter or an observer that cannot be read is deleted: it asks again.
@@ -22,14 +24,15 @@ local number, contended, observed, changed, queue_is_empty = 0, false, false, fa
 
 local function text(number) return string.format('%d', number) end
 
--- A server whose memory is full refuses a write that needs memory, but not in a script that has written before. Only
--- scripts that free memory make use of that.
-local function write(...)
-  local done = redis.pcall(...)
+-- A key of another type is deleted first. A server whose memory is full refuses a write that needs memory, but not in a
+-- script that has written before. Only scripts that free memory make use of that.
+local function write(command, key, ...)
+  local done = redis.pcall(command, key, ...)
   if type(done) ~= 'table' or not done.err then return end
-  if not frees then error(done.err) end
-  redis.call('PEXPIRE', KEYS[1], FENCE_TTL_MS)
-  redis.call(...)
+  if string.find(done.err, 'WRONGTYPE', 1, true) then redis.call('DEL', key)
+  elseif frees then redis.call('PEXPIRE', KEYS[1], FENCE_TTL_MS)
+  else error(done.err) end
+  redis.call(command, key, ...)
 end
 
 local function take_room(mode, amount)
@@ -147,8 +150,8 @@ end
 -- A waiter that asked before the clock was set back may have been dead for long; if it lives, it asks again.
 local function is_alive(until_) return until_ > now and until_ <= now + PRESENCE_US end
 
-local function read_waiter(id)
-  local record = ask('HGET', KEYS[3], id)
+-- Nil if there is none, or if it cannot be read.
+local function waiter_in(record)
   if not record then return nil end
   local alive, place, mode, limit, address, holder = string.match(record, '^(%d+) (%d+) ([xs]) (%d+) (%S*) (%S*)$')
   if not are_numbers(alive, place, limit) then return nil end
@@ -156,20 +159,28 @@ local function read_waiter(id)
     holder = holder }
 end
 
+local function read_waiter(id) return waiter_in(ask('HGET', KEYS[3], id)) end
+
 local function drop_waiter(id)
   if reserved[id] then
     reserved[id] = nil
-  else
-    ask('ZREM', KEYS[2], id)
+  elseif ask('ZREM', KEYS[2], id) == 0 then
+    ask('ZREM', KEYS[6], id)
   end
   ask('HDEL', KEYS[3], id)
   changed = true
 end
 
+-- A waiter that was taken out of the queue and does not come is passed over until it asks again. The key outlives `waiters`,
+-- so that each dead waiter there is found.
+local function pass_over(id, alive)
+  write('ZADD', KEYS[6], alive, id)
+  redis.call('PEXPIRE', KEYS[6], DAY_US / 1000)
+end
+
 local function record_change(fence, holder)
   if not observed then return end
   local number = count_number()
-  ask('ZCARD', KEYS[5])
   write('ZADD', KEYS[5], number, text(number) .. ' ' .. text(fence) .. ' ' .. (holder and ('+' .. holder) or '-'))
   redis.call('ZREMRANGEBYRANK', KEYS[5], 0, -MAX_KEPT_CHANGES - 1)
   redis.call('PEXPIRE', KEYS[5], WAITERS_TTL_MS)
@@ -207,7 +218,7 @@ end
 local function reserve(id, waiter)
   changed = true
   local receivers = redis.pcall('PUBLISH', waiter.address, id)
-  if receivers == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return end
+  if receivers == 0 and not string.find(waiter.address, CLUSTERED, 1, true) then return pass_over(id, waiter.alive) end
   reserved[id] = { until_ = now + GRACE_US, alive = waiter.alive, place = waiter.place, mode = waiter.mode }
   take_room(waiter.mode, 1)
 end
@@ -266,8 +277,8 @@ local function refresh()
   for id, one in pairs(reserved) do
     if one.until_ > now + GRACE_US then one.until_, changed = now + GRACE_US, true end
     if one.alive <= now or one.until_ <= now then
-      -- Dead, and then deleted; or its reservation lapsed: then it is passed over until it asks again.
-      if one.alive <= now then ask('HDEL', KEYS[3], id) end
+      -- Dead, and then deleted; or its reservation lapsed.
+      if one.alive <= now then ask('HDEL', KEYS[3], id) else pass_over(id, one.alive) end
       reserved[id] = nil
       take_room(one.mode, -1)
       made_room, changed = true, true
