@@ -26,8 +26,9 @@ not have.
 
 **What some can do besides.** A backend has the methods of `ReportsLosses` (with its `LossListener`) if it notices by
 itself that a hold ended, of `HasOneServer` or `HasSeveralServers` if `lockfast doctor` can learn more of its servers,
-of `HasUrl` if a URL leads to its store, of `LocksInTransactions` if it locks inside a transaction of the caller, and of
-`TakesIntegers` if its locks have numbers of their own.
+of `HasUrl` if a URL leads to its store, of `InspectsHolders` if it can name the holders of a lock without reading its
+waiters, of `LocksInTransactions` if it locks inside a transaction of the caller, and of `TakesIntegers` if its locks
+have numbers of their own.
 
 **Where it runs.** `World` is what the backend waits and starts work with, in threads or in asyncio; `Signal` wakes one
 waiter. `Clock` is a clock that a test moves: a store follows the one that it is given, and `boot_now` if that is None.
@@ -90,6 +91,7 @@ from lockfast.backends.optional import (
     HasOneServer,
     HasSeveralServers,
     HasUrl,
+    InspectsHolders,
     LocksInTransactions,
     LossListener,
     ReportsLosses,
@@ -126,6 +128,7 @@ __all__ = [
     "HasUrl",
     "Health",
     "HolderInfo",
+    "InspectsHolders",
     "LimitMismatch",
     "LockInfo",
     "LocksInTransactions",

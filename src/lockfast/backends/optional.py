@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
-from lockfast._model import Claim, Health, Observation
+from lockfast._model import Claim, Health, LockInfo, Observation
 from lockfast._time import boot_now
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast.backends.base import Backend
@@ -53,6 +53,26 @@ def name_on(backend: Backend, name: str | int) -> str | int:
     if isinstance(name, int) and not isinstance(name, bool) and isinstance(backend, TakesIntegers):
         return backend.name_of_integer(name)
     return name
+
+
+class _Inspects(Protocol):
+    async def inspect(self, key: str, *, within: float) -> LockInfo: ...
+
+
+@runtime_checkable
+class InspectsHolders(Protocol):
+    """A backend for which it costs less to say who holds a key than who waits for it, too."""
+
+    async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
+        """As `inspect`, without the waiters."""
+        ...
+
+
+async def holders_of(backend: _Inspects, key: str, *, within: float) -> LockInfo:
+    """Who holds a key. The waiters may be missing."""
+    if isinstance(backend, InspectsHolders):
+        return await backend.inspect_holders(key, within=within)
+    return await backend.inspect(key, within=within)
 
 
 @runtime_checkable

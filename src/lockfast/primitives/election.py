@@ -19,6 +19,7 @@ from lockfast._reentry import outside
 from lockfast._text import shown
 from lockfast._time import Seconds
 from lockfast._worlds import settled
+from lockfast.backends.optional import holders_of
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
 from lockfast.engine.request import Request
@@ -117,7 +118,7 @@ class ElectionLogic:
 
     async def leader(self) -> HolderInfo | None:
         self.engine.must_be_open()
-        info = await self.engine.once(partial(self.engine.backend.inspect, self._request.terms.key))
+        info = await self.engine.once(partial(holders_of, self.engine.backend, self._request.terms.key))
         return info.holders[0] if info.holders else None
 
     async def candidates(self) -> tuple[str, ...]:

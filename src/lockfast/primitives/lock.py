@@ -17,6 +17,7 @@ from lockfast._model import Busy
 from lockfast._text import shown
 from lockfast._time import Seconds, format_duration, length
 from lockfast._worlds import Guard
+from lockfast.backends.optional import holders_of
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
@@ -273,7 +274,7 @@ class LockLogic:
     async def locked(self) -> bool:
         """Whether it is held, here or elsewhere."""
         self.engine.must_be_open()
-        info = await self.engine.once(partial(self.engine.backend.inspect, self.request.terms.key))
+        info = await self.engine.once(partial(holders_of, self.engine.backend, self.request.terms.key))
         return info.locked
 
     def _find(self, *, entered: bool) -> Entry | None:

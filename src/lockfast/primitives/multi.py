@@ -17,6 +17,7 @@ from lockfast._model import Busy, Claim
 from lockfast._reentry import Mutex
 from lockfast._time import FOREVER, Seconds
 from lockfast._worlds import Guard
+from lockfast.backends.optional import holders_of
 from lockfast.engine.acquire import acquire
 from lockfast.engine.core import Engine
 from lockfast.engine.lease import Lease
@@ -344,7 +345,7 @@ class MultiLogic:
         """Whether one of the names is held."""
         self.engine.must_be_open()
         for request in self._requests:
-            if (await self.engine.once(partial(self.engine.backend.inspect, request.terms.key))).locked:
+            if (await self.engine.once(partial(holders_of, self.engine.backend, request.terms.key))).locked:
                 return True
         return False
 

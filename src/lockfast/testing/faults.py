@@ -21,7 +21,7 @@ from lockfast._model import Busy, Claim, Grant, LockInfo, Observation, Renewal
 from lockfast._values import Booked, Rate, Stored, Write, Written
 from lockfast._worlds import Signal, World
 from lockfast.backends.base import Backend
-from lockfast.backends.optional import LossListener, ReportsLosses
+from lockfast.backends.optional import LossListener, ReportsLosses, holders_of
 from lockfast.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -214,6 +214,9 @@ class FaultyBackend:
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         return await self._through("inspect", lambda: self.inner.inspect(key, within=max(within, self.least)))
+
+    async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
+        return await self._through("inspect", lambda: holders_of(self.inner, key, within=max(within, self.least)))
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
         return await self._through("list", lambda: self.inner.list(prefix, within=max(within, self.least)))

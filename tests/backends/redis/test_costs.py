@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import lockfast
+from lockfast import LockInfo
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
 from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Terms
@@ -192,3 +194,25 @@ class TestWaiters:
         with pytest.raises(LimitMismatch):
             store.ask(claim_of("x", SHARED, 3))
         assert isinstance(store.ask(claim_of("x", SHARED, 2)), Grant if waits != "behind others" else Busy)
+
+
+class TestQuestions:
+    def test_who_holds_is_answered_without_the_waiters(self, store: Store) -> None:
+        store.take(claim_of("x"))
+        store.queue_up(MANY)
+        with lockfast.connect(store.url, clock=store.clock) as locks:
+            assert not locks.lock("y").locked()  # connects
+            answers: list[object] = []
+            for ask in (locks.lock("x").locked, locks.all("x", "y").locked, locks.election("x").leader):
+                commands = store.commands(lambda ask=ask: answers.append(ask()))  # type: ignore[misc]
+                assert answers[-1]
+                assert sum(commands.values()) < FEW
+                assert not {"hvals", "hkeys", "hgetall", "hget", "zrange"} & set(commands)
+
+    def test_who_waits_is_read_with_one_command(self, store: Store) -> None:
+        store.take(claim_of("x"))
+        waiters = store.queue_up(MANY)
+        infos: list[LockInfo] = []
+        for ask in (store.backend.inspect, store.backend.inspect, store.backend.break_):
+            assert sum(store.commands(lambda ask=ask: infos.append(drive(ask("x", within=WITHIN)))).values()) < FEW  # type: ignore[misc]
+        assert [info.queue for info in infos] == [tuple(claim.terms.holder for claim in waiters)] * 3

@@ -10,6 +10,7 @@ Every key but a cell's expires: whatever crashes, nothing is left behind for eve
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
@@ -192,13 +193,19 @@ class RedisBackend:
         return Observation(tuple(map(_change, changes)), retry_after)
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
+        return await self._inspect(key, "all", within)
+
+    async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
+        return await self._inspect(key, "holders", within)
+
+    async def _inspect(self, key: str, what: str, within: float) -> LockInfo:
         keys = keys_of(key)
-        request = call(script("inspect"), keys, (0, *self._now()))
+        request = call(script("inspect"), keys, (what, *self._now()))
         return _info(key, await self._driver.question(keys[0], request, within, script("inspect")))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:
         keys = keys_of(key)
-        request = call(script("inspect"), keys, (1, *self._now()))
+        request = call(script("inspect"), keys, ("break", *self._now()))
         return _info(key, await self._driver.run(script("inspect"), keys[0], request, within))
 
     async def list(self, prefix: str, *, within: float) -> builtins.list[LockInfo]:
@@ -212,7 +219,7 @@ class RedisBackend:
 
     async def _inspect_all(self, names: Sequence[str], within: float) -> builtins.list[LockInfo]:
         keys = [keys_of(name) for name in names]
-        calls = [Call(each[0], call(script("inspect"), each, (0, *self._now()))) for each in keys]
+        calls = [Call(each[0], call(script("inspect"), each, ("all", *self._now()))) for each in keys]
         answers = await self._driver.run_all(script("inspect"), calls, within)
         for answer in answers:
             if isinstance(answer, BackendUnavailable):
@@ -284,6 +291,7 @@ class RedisBackend:
         return repr(self._driver)
 
 
+_WAITER: Final = re.compile(rb"(?P<alive>\d{1,16}) (?P<place>\d{1,16}) [xs] \d{1,16} \S* (?P<holder>\S*)")
 _DAMAGES: Final = {b"some": NO_HOLD, b"all": "none of it can be read"}  # as scripts report it
 
 
@@ -293,7 +301,7 @@ def _change(text: bytes) -> Change:
 
 
 def _info(key: str, answer: Any) -> LockInfo:
-    found, queue, wall, damage = answer
+    found, waiters, wall, now, damage = answer
     holds = [
         StoredHold(
             holder=unquote(_text(holder)),
@@ -306,7 +314,14 @@ def _info(key: str, answer: Any) -> LockInfo:
         )
         for id, holder, fence, mode, acquired, left, metadata in found
     ]
-    return lock_info(key, holds, (unquote(_text(name)) for name in queue), _DAMAGES.get(damage, ""))
+    return lock_info(key, holds, _queue(waiters, now), _DAMAGES.get(damage, ""))
+
+
+def _queue(waiters: Sequence[bytes], now: int) -> builtins.list[str]:
+    """The holder ids of the waiters that are alive, in the order of their places; `library.lua` has their records."""
+    found = map(_WAITER.fullmatch, waiters)
+    alive = [(int(one["place"]), one["holder"]) for one in found if one and int(one["alive"]) > now]
+    return [unquote(_text(holder)) for _, holder in sorted(alive)]
 
 
 def _text(value: Any) -> str:

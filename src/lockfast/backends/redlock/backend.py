@@ -14,7 +14,7 @@ from typing import Any, Final
 from lockfast._bounded import BoundedDict
 from lockfast._model import Capabilities, Claim, Health, LockInfo, Observation, Renewal
 from lockfast._time import first_fence
-from lockfast.backends.optional import WithoutValues
+from lockfast.backends.optional import WithoutValues, holders_of
 from lockfast.backends.redlock.io.fanout import Enough, Fanout, Verb, all_of_them, has_answered
 from lockfast.backends.redlock.observing import Observations
 from lockfast.backends.redlock.quorum import Node, Quorum, ignore
@@ -159,6 +159,10 @@ class QuorumBackend(Votes, WithoutValues):
 
     async def inspect(self, key: str, *, within: float) -> LockInfo:
         verbs = [node.inspect(key, within=within) for node in self._nodes]
+        return self._merged(key, await self._question(verbs, f"{key!r}", within))
+
+    async def inspect_holders(self, key: str, *, within: float) -> LockInfo:
+        verbs = [holders_of(node, key, within=within) for node in self._nodes]
         return self._merged(key, await self._question(verbs, f"{key!r}", within))
 
     async def break_(self, key: str, *, within: float) -> LockInfo:

@@ -1,7 +1,8 @@
 -- KEYS  see library.lua
--- ARGV  1 "1" to end every hold   2 now, or nothing
--- Returns { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each hold, holder ids of the waiters,
--- wall clock, damage or "" }. Changes nothing unless it ends holds.
+-- ARGV  1 "holders"; "all" for the waiters too; "break" to end every hold besides   2 now, or nothing
+-- Returns { { claim, holder, fence, mode, acquired, microseconds left, metadata } for each hold, the records of the waiters in
+-- no order, wall clock, now, damage or "" }. Changes nothing unless it ends holds. One command reads all waiters, and the client
+-- sorts them: there may be thousands, and all other clients wait meanwhile.
 local time = redis.call('TIME')
 local wall = time[1] * 1000000 + time[2]
 local now = tonumber(ARGV[2]) or wall
@@ -9,24 +10,21 @@ local now = tonumber(ARGV[2]) or wall
 local frees = true
 --@library
 
-local breaks = ARGV[1] == '1'
+local breaks = ARGV[1] == 'break'
 if breaks then refresh() else read_state() end
 if damage == 'all' then contended, observed = true, redis.call('EXISTS', KEYS[4]) == 1 end
-local found, places, queue, was = {}, {}, {}, nil
+local found, was = {}, nil
 for id, hold in inside() do
   if hold.ends > now then
     found[#found + 1] = { id, hold.holder, hold.fence, hold.mode, tonumber(hold.acquired), hold.ends - now,
       hold.metadata }
   end
 end
-local waiting = contended and redis.pcall('HKEYS', KEYS[3]) or {}
-if waiting.err and not string.find(waiting.err, 'WRONGTYPE', 1, true) then redis.call('HKEYS', KEYS[3]) end
-for _, id in ipairs(waiting) do
-  local waiter = read_waiter(id)
-  if waiter and waiter.alive > now then places[#places + 1] = waiter end
+local waiters = contended and ARGV[1] ~= 'holders' and redis.pcall('HVALS', KEYS[3]) or {}
+if waiters.err then
+  if not string.find(waiters.err, 'WRONGTYPE', 1, true) then redis.call('HVALS', KEYS[3]) end  -- to fail with the same error
+  waiters = {}
 end
-table.sort(places, function(a, b) return a.place < b.place end)
-for _, waiter in ipairs(places) do queue[#queue + 1] = waiter.holder end
 if breaks then
   for _, hold in ipairs(found) do end_hold(hold[1]) end
   if damage then
@@ -39,4 +37,4 @@ if breaks then
   hand_over()
   save()
 end
-return { found, queue, wall, was or damage or '' }
+return { found, waiters, wall, now, was or damage or '' }
