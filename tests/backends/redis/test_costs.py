@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import lockfast
 from lockfast import LockInfo
 from lockfast._connect import open_backend
 from lockfast._ids import new_claim_id
-from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Terms
+from lockfast._model import EXCLUSIVE, GRACE_S, PRESENCE_S, SHARED, Busy, Claim, Grant, Mode, Renewal, Terms
 from lockfast._worlds import drive
 from lockfast._worlds.threads import ThreadWorld
 from lockfast.backends.base import Backend
@@ -52,6 +53,20 @@ class Store:
     def take(self, claim: Claim) -> Claim:
         assert isinstance(self.ask(claim), Grant)
         return claim
+
+    def take_permit(self, limit: int) -> Renewal:
+        claim = claim_of("x", SHARED, limit)
+        grant: Any = self.ask(claim)
+        return Renewal(claim, 90.0, grant.fence)
+
+    def renew(self, batch: list[Renewal]) -> list[bool | None]:
+        return [*drive(self.backend.renew(batch, within=WITHIN))]
+
+    def ttls(self, name: str) -> dict[str, float]:
+        """By claim, as `library.lua` describes the record of a name."""
+        record = self.servers[0].command("GET", f"lockfast:{{{name}}}:held").decode()
+        holds = [line.split(" ") for line in record[17:].split("\n")]
+        return {hold[0]: int(hold[4]) / 1e6 for hold in holds}
 
     def queue_up(self, number: int) -> list[Claim]:
         claims = [claim_of("x") for _ in range(number)]
@@ -216,3 +231,45 @@ class TestQuestions:
         for ask in (store.backend.inspect, store.backend.inspect, store.backend.break_):
             assert sum(store.commands(lambda ask=ask: infos.append(drive(ask("x", within=WITHIN)))).values()) < FEW  # type: ignore[misc]
         assert [info.queue for info in infos] == [tuple(claim.terms.holder for claim in waiters)] * 3
+
+
+class TestRenewals:
+    @shared
+    def test_the_permits_of_a_semaphore_are_read_and_written_once(self, store: Store) -> None:
+        permits = [store.take_permit(MANY) for _ in range(MANY)]
+        random.Random(3).shuffle(permits)
+        kept: list[object] = []
+        commands = store.commands(lambda: kept.append(store.renew(permits)))
+        assert kept == [[True] * MANY]
+        assert (commands["get"], commands["set"]) == (1, 1)
+
+    @shared
+    def test_each_permit_gets_its_own_ttl_and_answer(self, store: Store) -> None:
+        """In whatever order they come, and whether they hold or not; a mutex in between."""
+        permits = [store.take_permit(20) for _ in range(20)]
+        mutex: Any = store.ask(claim := claim_of("y"))
+        gone = {3, 7, 19}
+        for number in gone:
+            assert store.release(permits[number].claim)
+        ttls = [100.0 + 7 * number for number in range(20)]
+        batch = [permit._replace(ttl=ttl) for permit, ttl in zip(permits, ttls, strict=True)]
+        batch.append(batch[5]._replace(ttl=30.0))  # shorter than what it gets in the same request
+        batch.append(batch[6]._replace(fence=batch[6].fence - 1))  # of an older grant
+        expected = [number not in gone for number in range(20)] + [True, False]
+        mixed = sorted(zip(batch, expected, strict=True), key=lambda one: one[0].ttl % 11)
+        mixed.insert(9, (Renewal(claim, 500.0, mutex.fence), True))
+        assert store.renew([renewal for renewal, _ in mixed]) == [kept for _, kept in mixed]
+        assert store.ttls("y") == {claim.id: 500.0}
+        assert store.ttls("x") == {
+            permit.claim.id: ttl
+            for number, (permit, ttl) in enumerate(zip(permits, ttls, strict=True))
+            if number not in gone
+        }
+
+    def test_each_mutex_is_read_and_written_once(self, store: Store) -> None:
+        batch = []
+        for number in range(5):
+            grant: Any = store.ask(claim := claim_of(f"m{number}"))
+            batch.append(Renewal(claim, 90.0, grant.fence))
+        commands = store.commands(lambda: store.renew(batch))
+        assert (commands["get"], commands["set"]) == (5, 5)

@@ -128,19 +128,16 @@ class RedisBackend:
         return await self._driver.wakeups.wait(claim, seconds)
 
     async def renew(self, batch: Sequence[Renewal], *, within: float) -> builtins.list[bool | None]:
-        calls, size = [], self._driver.names_per_script
-        for start in range(0, len(batch), size):
-            part = batch[start : start + size]
-            calls.append(requests.renewal(part, self._now()))
+        calls, places = requests.renewals(batch, self._driver.names_per_script, self._now())
         answers = await self._driver.run_all(script("renew"), calls, within, replicated=True)
         errors = [answer for answer in answers if isinstance(answer, BackendUnavailable)]
         if len(errors) == len(answers):
             raise errors[0]
-        kept: builtins.list[bool | None] = []
-        for number, answer in enumerate(answers):
-            known = not isinstance(answer, BackendUnavailable)
-            names = len(batch[number * size : (number + 1) * size])
-            kept += [one == 1 for one in answer] if known else [None] * names
+        kept: builtins.list[bool | None] = [None] * len(batch)
+        for part, answer in zip(places, answers, strict=True):
+            if not isinstance(answer, BackendUnavailable):
+                for place, one in zip(part, answer, strict=True):
+                    kept[place] = one == 1
         return kept
 
     async def release(self, claim: Claim, *, linger: float, within: float, successor: str = "") -> bool:

@@ -14,6 +14,7 @@ import string
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import chain
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -141,8 +142,24 @@ def release(key: str, linger: int, successor: str) -> Prepared:
     return prepared("release", keys_of(key), (linger, plain(successor)))
 
 
-def renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
-    """One script call for several names. Ten thousand leases are renewed this way, so every operation counts."""
+def renewals(batch: Sequence[Renewal], size: int, now: tuple[bytes, ...]) -> tuple[list[Call], list[list[int]]]:
+    """Script calls for at most `size` names each; and for each call the places in the batch that its answers are for.
+
+    All claims of a name are in one call and in a row, in the order in which they were probably granted: see `renew.lua`.
+    """
+    names: dict[str, list[int]] = {}
+    for place, renewal in enumerate(batch):
+        names.setdefault(renewal.claim.terms.key, []).append(place)
+    for places in names.values():
+        if len(places) > 1:
+            places.sort(key=lambda place: (batch[place].claim.id, -batch[place].ttl))
+    rows = list(names.values())
+    parts = [list(chain.from_iterable(rows[start : start + size])) for start in range(0, len(rows), size)]
+    return [_renewal([batch[place] for place in part], now) for part in parts], parts
+
+
+def _renewal(part: Sequence[Renewal], now: tuple[bytes, ...]) -> Call:
+    """Ten thousand leases are renewed this way, so every operation counts."""
     keys, args = [], []
     for (id, terms), ttl, fence in part:
         key = f"{tagged(terms.key)}:held".encode()
