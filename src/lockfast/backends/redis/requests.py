@@ -145,7 +145,7 @@ def release(key: str, linger: int, successor: str) -> Prepared:
 def renewals(batch: Sequence[Renewal], size: int, now: tuple[bytes, ...]) -> tuple[list[Call], list[list[int]]]:
     """Script calls for at most `size` names each; and for each call the places in the batch that its answers are for.
 
-    All claims of a name are in one call and in a row, in the order in which they were probably granted: see `renew.lua`.
+    All claims of a name are in one call and in a row, likely in the order in which they were granted: see `renew.lua`.
     """
     names: dict[str, list[int]] = {}
     for place, renewal in enumerate(batch):
