@@ -21,7 +21,11 @@ functions are put in place of older ones, all of them or none. A lock table of
 your own that is called distributed_locks is adopted, with what it holds; calls
 of its functions go on. The user who runs it must be allowed to create
 tables in that schema. Users of the locks need no more than USAGE on the schema
-and the rights to read and write its tables and sequences.
+and the rights to read and write its tables and sequences, and to execute its
+functions where PUBLIC may not.
+
+The SQL of --print has no BEGIN and no COMMIT: run it in one transaction, as
+Alembic, Django's RunSQL and psql --single-transaction do.
 
   lockfast migrate postgresql://admin@db/app
   lockfast migrate --schema locks --print postgresql:// > locks.sql"""
@@ -33,13 +37,16 @@ def migrate(words: list[str]) -> int:
     parser.add_argument("url", metavar="URL", nargs="?", help="postgresql://…; default: $LOCKFAST_URL")
     parser.add_argument("--schema", help="where in the database (default: what the URL says, else public)")
     parser.add_argument("--print", action="store_true", dest="prints", help="print the SQL and connect to nothing")
+    parser.add_argument("--adopt", action="store_true", help="with --print: in two transactions, as an adoption needs")
     args = parser.parse_args(words)
     url = os.environ.get("LOCKFAST_URL") if args.url is None else args.url
     if not url:
         parser.error("which database? give a postgresql:// URL, or set LOCKFAST_URL")
+    if args.adopt and not args.prints:
+        parser.error("--adopt is for --print; without that, a lock table of your own is adopted anyway")
     made = migration(url, args.schema)
     if args.prints:
-        print(made.script, end="")
+        print(made.adopting if args.adopt else made.script, end="")
     else:
         try:
             with reports_silence():

@@ -251,8 +251,8 @@ def test_what_is_held_is_ours_from_then_on_and_what_has_expired_is_gone(
     assert main(["migrate", theirs.url]) == 0
     assert capsys.readouterr().out.splitlines() == [
         '"public".distributed_locks is a lock table of your own: rows that have not expired become holds of ours; our '
-        "functions replace acquire_lock(character varying,character varying,integer,jsonb), "
-        "release_lock(character varying,character varying)",
+        "functions replace public.acquire_lock(character varying,character varying,integer,jsonb), "
+        "public.release_lock(character varying,character varying)",
         "1 held and kept, 1 expired and dropped",
         "the lock table is there, and up to date",
     ]
@@ -418,7 +418,7 @@ def test_a_lock_table_that_was_dropped_is_made_again(empty: Theirs, parts: list[
 
 def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.CaptureFixture[str]) -> None:
     assert theirs.ask(HOUR, "a", "me")
-    assert main(["migrate", "--print", "postgresql://nowhere.invalid/db"]) == 0
+    assert main(["migrate", "--print", "--adopt", "postgresql://nowhere.invalid/db"]) == 0
     assert "ERROR" not in theirs.pipe(capsys.readouterr().out)
     with lockfast.connect(theirs.url) as locks:
         assert locks.inspect("a").holders[0].holder == "me"
@@ -434,12 +434,12 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
         (["CREATE VIEW distributed_locks AS SELECT 1 AS lock_name"], r"found \(lock_name integer\), expected"),
         ([TABLE.replace(" PRIMARY KEY", "")], "lock_name unique"),
         ([TABLE.replace("jsonb DEFAULT '{}'", "text")], "metadata text"),
-        ([TABLE, "CREATE VIEW live AS SELECT * FROM distributed_locks"], "depend on it: view live"),
-        ([TABLE, "CREATE TABLE jobs (j varchar(255) REFERENCES distributed_locks)"], "constraint .* on table jobs"),
-        ([TABLE, GETTER], r"function get_lock\(text\)"),
-        ([TABLE, "CREATE FUNCTION tidy() RETURNS bool RETURN EXISTS (TABLE distributed_locks)"], r"function tidy\(\)"),
-        ([TABLE, ACQUIRE, "CREATE FUNCTION take() RETURNS bool RETURN acquire_lock('a', 'b')"], r"function take\(\)"),
-        ([TABLE, ACQUIRE, "CREATE VIEW take AS SELECT acquire_lock('a', 'b')"], "depend on it: view take"),
+        ([TABLE, "CREATE VIEW live AS SELECT * FROM distributed_locks"], "depend on it: view public.live"),
+        ([TABLE, "CREATE TABLE jobs (j varchar(255) REFERENCES distributed_locks)"], "constraint .* on table public.jobs"),
+        ([TABLE, GETTER], r"function public\.get_lock\(text\)"),
+        ([TABLE, "CREATE FUNCTION tidy() RETURNS bool RETURN EXISTS (TABLE distributed_locks)"], r"function public\.tidy\(\)"),
+        ([TABLE, ACQUIRE, "CREATE FUNCTION take() RETURNS bool RETURN acquire_lock('a', 'b')"], r"function public\.take\(\)"),
+        ([TABLE, ACQUIRE, "CREATE VIEW take AS SELECT acquire_lock('a', 'b')"], "depend on it: view public.take"),
         ([TABLE, "CREATE RULE tidy AS ON DELETE TO distributed_locks DO NOTHING"], "rule tidy on table"),
         ([TABLE, AUDIT], "trigger audit on"),
         ([TABLE, "ALTER TABLE distributed_locks ENABLE ROW LEVEL SECURITY"], "row-level security"),
@@ -447,7 +447,7 @@ def test_the_printed_script_adopts_it_as_well(theirs: Theirs, capsys: pytest.Cap
         ([TABLE, ACQUIRE.replace("boolean", "integer").replace("v_rows > 0", "v_rows")], "returns integer"),
         ([TABLE, "CREATE FUNCTION release_lock() RETURNS boolean RETURN true"], r"release_lock\(\) returns boolean"),
         ([TABLE, ACQUIRE, RELEASE.replace("LANGUAGE", "SECURITY DEFINER LANGUAGE")], "SECURITY DEFINER"),
-        ([ACQUIRE], r"the function acquire_lock\(.* not ours, and there is no \"public\".distributed_locks"),
+        ([ACQUIRE], r"the function public\.acquire_lock\(.* not ours, and there is no \"public\".distributed_locks"),
     ],
 )
 def test_what_cannot_be_adopted_is_left_as_it_was_and_named(

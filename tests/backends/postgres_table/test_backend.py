@@ -236,7 +236,7 @@ def test_migrating_again_changes_nothing_and_keeps_what_is_held(
 
 def test_the_printed_script_is_what_is_run(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["migrate", "--print", "--schema", "printed", "postgresql://nowhere.invalid/db"]) == 0
-    table().server.psql(capsys.readouterr().out, database.name)
+    database.psql(capsys.readouterr().out)
     with lockfast.connect(database.url, schema="printed") as locks, locks.lock("a"):
         assert database.ask("SELECT lock_name FROM printed.distributed_locks") == "a"
         assert database.ask("SELECT count(*) FROM public.distributed_locks") == 0
@@ -379,7 +379,7 @@ def test_a_grant_is_as_durable_as_the_server_has_it_unless_the_url_says_otherwis
     database.connection.execute("CREATE TABLE IF NOT EXISTS seen (level text)")
     database.connection.execute(
         "CREATE OR REPLACE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
+        " $$ BEGIN INSERT INTO public.seen VALUES (current_setting('synchronous_commit')); RETURN NULL; END $$"
     )
     database.connection.execute("CREATE TRIGGER note AFTER INSERT ON distributed_locks EXECUTE FUNCTION note()")
     try:

@@ -13,7 +13,7 @@ from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, endpoint_of
 from lockfast.backends.postgres_table.backend import PostgresTableBackend
 from lockfast.backends.postgres_table.io.blocking import open_driver
 from lockfast.backends.postgres_table.requests import Catalogue
-from lockfast.backends.postgres_table.schema import VERSION, script, valid_schema
+from lockfast.backends.postgres_table.schema import VERSION, script, script_in_one, valid_schema
 from lockfast.errors import Unsupported
 
 
@@ -50,7 +50,8 @@ def _in_schema(endpoint: PostgresEndpoint, schema: str | None) -> PostgresEndpoi
 
 
 class Migration(NamedTuple):
-    script: str
+    script: str  # for a transaction of the caller's
+    adopting: str  # with transactions of its own, which adopt a lock table of the user's too
     run: Callable[[Callable[[str], None]], None]  # reports the messages of the script
     url: str  # where, without a password
 
@@ -59,5 +60,6 @@ def migration(parts: SplitResult, schema: str | None) -> Migration:
     from lockfast.backends.postgres_table.io.migrate import run_script
 
     endpoint = _in_schema(endpoint_of_url(parts), schema)
-    text = script(valid_schema(endpoint.schema))
-    return Migration(text, partial(run_script, endpoint, text), endpoint.url)
+    schema = valid_schema(endpoint.schema)
+    text = script(schema)
+    return Migration(script_in_one(schema), text, partial(run_script, endpoint, text), endpoint.url)

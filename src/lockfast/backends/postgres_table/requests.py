@@ -27,20 +27,22 @@ _BEGINS: Final = f'{{"{WRAPPED}": "'
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EXPONENT: Final = re.compile(r"\de[+-]?\d", re.IGNORECASE)  # of a number, which jsonb would write out
 
-_ARGUMENTS: Final = {  # of each function, in number
-    "acquire": 11,
-    "release": 8,
-    "abandon": 6,
-    "renew": 6,
-    "observe": 7,
-    "inspect": 3,
-    "list": 3,
-    "break": 4,
-    "throttle": 6,
-    "unthrottle": 3,
-    "read": 1,
-    "write": 5,
-    "many": 17,
+# The types of each function's parameters: of two functions of one name the server takes the one with exactly these.
+_PARAMETERS: Final = {
+    "acquire": "text, text, text, text, float8, text, int, jsonb, text, int, float8",
+    "release": "text, text, text, float8, text, text, int, float8",
+    "abandon": "text, text, text, bool, int, float8",
+    "renew": "text[], text[], text[], bigint[], float8[], float8",
+    "observe": "text, text, text, bigint, text, int, float8",
+    "inspect": "text, text, float8",
+    "list": "text, text, float8",
+    "break": "text, text, int, float8",
+    "throttle": "text, numeric, numeric, numeric, numeric, numeric",
+    "unthrottle": "text, numeric, numeric",
+    "read": "text",
+    "write": "text, text, text, bigint, bigint",
+    "many": "text[], text[], text[], float8[], text[], text[], "
+    "text[], text[], text[], text[], float8[], text[], int[], jsonb[], text[], int, float8",
 }
 _JOINED: Final = (("release", 6), ("acquire", 9))  # what `many` takes: so many columns of each
 
@@ -49,7 +51,7 @@ class Catalogue:
     """The statements, for one schema."""
 
     def __init__(self, schema: str) -> None:
-        self._statements = {name: _statement(schema, name, number) for name, number in _ARGUMENTS.items()}
+        self._statements = {name: _statement(schema, name, types) for name, types in _PARAMETERS.items()}
         self.many = Many(self._statements["many"], _JOINED)
 
     def request(self, name: str, *params: str | None) -> TableRequest:
@@ -62,8 +64,8 @@ class Catalogue:
         return TableRequest(self._statements[name], columns, (patience, now), name)
 
 
-def _statement(schema: str, name: str, number: int) -> PreparedStatement:
-    params = ", ".join(f"${position}" for position in range(1, number + 1))
+def _statement(schema: str, name: str, types: str) -> PreparedStatement:
+    params = ", ".join(f"${position}::{type}" for position, type in enumerate(types.split(", "), 1))
     return PreparedStatement(f"lockfast_{name}".encode(), f'SELECT "{schema}".lockfast_{name}({params})'.encode())
 
 

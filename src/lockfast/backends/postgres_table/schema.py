@@ -27,6 +27,7 @@ from lockfast._records import (
 )
 from lockfast._text import shown
 from lockfast._values import FAR_VERSION, MAX_BOOKED_NS
+from lockfast.backends.postgres.io.endpoint import SAFE_PATH
 
 VERSION: Final = 1  # of the tables and functions that this release needs; raised with each file that is added
 LONGEST_SCHEMA: Final = 63  # bytes of a name in PostgreSQL
@@ -34,7 +35,6 @@ CLASS: Final = 0x484F4C44  # of the server's own locks that we take for the leng
 WRAPPED: Final = "lockfast:json"  # metadata that jsonb cannot keep as it is: a text with that JSON in it
 LISTENER: Final = 0x48454152  # of the locks that a connection holds as long as it listens: "HEAR"
 
-_LEGACY: Final = ("legacy", "legacy_aside")  # the user's own lock table, before ours is made
 _TABLES: Final = ("tables",)  # what each version brought, in order
 _FUNCTIONS: Final = (
     "steps",
@@ -46,8 +46,10 @@ _FUNCTIONS: Final = (
     "legacy_adopted",
     "portable",
     "legacy_callers",
+    "search_path",
 )
 _CONSTANTS: Final = {
+    "SAFE_PATH": SAFE_PATH,
     # Whether a row of pg_locks is about a lock table of the user's own, or a lock of ours that stands for it.
     "USES_THE_TABLE": """(database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (
         relation = to_regclass('@.distributed_locks')
@@ -57,6 +59,9 @@ _CONSTANTS: Final = {
     "LOCKFAST": str(CLASS),
     "MIGRATION": "0",  # of that class: one at a time
     "GATE": "1",  # of that class: shared by the callers of functions that are replaced
+    "TABLE_WAIT": "interval '30 seconds'",  # that a migration tries to lock the tables that it has to change,
+    "TABLE_PATIENCE": "200",  # milliseconds at a time, for which every client waits behind it,
+    "TABLE_PAUSE": "0.5",  # seconds between two tries
     "LISTENER": str(LISTENER),
     "GRACE": f"interval '{GRACE_S} seconds'",
     "PRESENCE": f"interval '{PRESENCE_S} seconds'",
@@ -98,13 +103,30 @@ _CONSTANTS: Final = {
 }
 
 _HEADER: Final = "-- The schema of lockfast's lock table, version {version}. It can be run again at any time."
+_IN_ONE: Final = """--
+-- It has no BEGIN and no COMMIT: run it in one transaction, as Alembic, Django's RunSQL and psql --single-transaction do."""
+_BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED;"  # so that each statement sees what was committed before it
+_COMMIT: Final = "COMMIT;\n"
+# Operators and functions of other roles must not take the place of the server's own, neither now nor in what is made here.
+# These settings are as before afterwards: the transaction, or a pooled connection, is not only ours.
+_ENTER: Final = """DO $$
+BEGIN
+    PERFORM pg_catalog.set_config('lockfast.search_path', pg_catalog.current_setting('search_path'), false);
+    PERFORM pg_catalog.set_config('lockfast.messages', pg_catalog.current_setting('client_min_messages'), false);
+    PERFORM pg_catalog.set_config('search_path', 'SAFE_PATH', false);
+    PERFORM pg_catalog.set_config('client_min_messages', 'warning', false);
+END $$;"""
+_LEAVE: Final = """DO $$
+BEGIN
+    PERFORM set_config('client_min_messages', current_setting('lockfast.messages'), false);
+    PERFORM set_config('search_path', current_setting('lockfast.search_path'), false);
+END $$;"""
 _BEFORE: Final = """DO $$
 BEGIN
     IF to_regnamespace('@') IS NULL THEN
         CREATE SCHEMA @;
     END IF;
 END $$;
-SET LOCAL client_min_messages = warning;
 CREATE TABLE IF NOT EXISTS @.lockfast_schema (
     version     integer PRIMARY KEY,
     migrated_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -117,7 +139,7 @@ BEGIN
     END IF;
 END $$;
 """
-_AFTER: Final = "INSERT INTO @.lockfast_schema (version) VALUES {versions} ON CONFLICT DO NOTHING;\nCOMMIT;\n"
+_AFTER: Final = "INSERT INTO @.lockfast_schema (version) VALUES {versions} ON CONFLICT DO NOTHING;"
 
 
 def valid_schema(name: Any) -> str:
@@ -134,13 +156,32 @@ def valid_schema(name: Any) -> str:
 @cache
 def script(schema: str) -> str:
     """All statements, in one transaction, after another one that prepares for it if the user has a lock table."""
-    folder = files("lockfast.backends.postgres_table") / "sql"
-    first, then = (
-        [(folder / f"{name}.sql").read_text() for name in names] for names in (_LEGACY, (*_TABLES, *_FUNCTIONS))
-    )
+    parts = [_HEADER, "SET lockfast.checked = '';"]
+    parts += [_BEGIN, _ENTER, _sql("legacy"), _LEAVE, _COMMIT]
+    parts += [_BEGIN, _ENTER, _sql("legacy_aside"), *_main_parts(), _LEAVE, _COMMIT]
+    return _filled(parts, schema)
+
+
+@cache
+def script_in_one(schema: str) -> str:
+    """The same for a transaction of the caller's. It refuses a lock table of the user's, which takes two transactions."""
+    parts = [_HEADER + "\n" + _IN_ONE, _ENTER, _sql("legacy_refused"), _sql("legacy"), *_main_parts(), _LEAVE, ""]
+    return _filled(parts, schema)
+
+
+def _main_parts() -> list[str]:
+    return [_BEFORE, *map(_sql, (*_TABLES, *_FUNCTIONS)), _AFTER]
+
+
+def _sql(name: str) -> str:
+    return (files("lockfast.backends.postgres_table") / "sql" / f"{name}.sql").read_text()
+
+
+def _filled(parts: list[str], schema: str) -> str:
+    """The text, with its constants and the name of the schema."""
+    text = "\n".join(parts)
     versions = ", ".join(f"({number})" for number in range(1, VERSION + 1))
-    header, before, after = (part.format(version=VERSION, versions=versions) for part in (_HEADER, _BEFORE, _AFTER))
-    text = "\n".join([header, *first, before, *then, after])
+    text = text.replace("{versions}", versions).replace("{version}", str(VERSION))
     for constant, value in _CONSTANTS.items():
         text = re.sub(rf"\b{constant}\b", value, text)
     return re.sub(r"@(?=[.';])", f'"{schema}"', text)

@@ -25,6 +25,7 @@ from lockfast._secrets import SECRET_OPTIONS, shown_option
 from lockfast._text import shown
 
 PUBLIC: Final = "public"
+SAFE_PATH: Final = "pg_catalog, pg_temp"  # a search_path on which no other role can create what is found first
 WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name queue
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}

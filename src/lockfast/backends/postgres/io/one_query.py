@@ -5,6 +5,8 @@ Decides: how it is sent in either world. It sets and prepares nothing, so any po
 
 from __future__ import annotations
 
+import json
+
 from psycopg import pq
 
 from lockfast._time import boot_now
@@ -14,14 +16,16 @@ from lockfast.backends.postgres.io.resolver import Names, each_address
 from lockfast.backends.postgres.io.stepping import Late, run
 from lockfast.backends.postgres.io.wire import connect, last_result
 
-_IDENTITY = "SELECT current_setting('server_version') || '|' || pg_is_in_recovery()"
+# No operator, which a role could define for its own purposes in a schema of the caller's search_path.
+_IDENTITY = """SELECT pg_catalog.json_build_array(
+    pg_catalog.current_setting('server_version'), pg_catalog.pg_is_in_recovery())"""
 
 
 async def identify(endpoint: PostgresEndpoint, within: float, *, blocking: bool) -> tuple[str, str]:
     """Version and role of the server, whatever its database has in it. Raises BackendUnavailable."""
     answer = await ask_once(endpoint, _IDENTITY, within, blocking=blocking)
-    version, _, replica = answer.decode().rpartition("|")
-    return version.partition(" ")[0], "replica" if replica == "true" else "primary"
+    version, replica = json.loads(answer)
+    return version.partition(" ")[0], "replica" if replica else "primary"
 
 
 async def ask_once(endpoint: PostgresEndpoint, sql: str, within: float, *, blocking: bool) -> bytes:

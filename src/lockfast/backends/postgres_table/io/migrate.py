@@ -16,7 +16,7 @@ from psycopg import pq
 
 from lockfast._reentry import NoThread, start_thread
 from lockfast._time import boot_now
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint, conninfo
+from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint, conninfo
 from lockfast.backends.postgres.io.refusals import (
     NO_RIGHTS,
     Broken,
@@ -46,9 +46,9 @@ class _Script(TableSession):
     def prepare(self) -> Steps:
         """The server stops if this process is killed. A pooler would keep that setting for its next client."""
         self.require_utf8()
-        ((pid,),) = yield from self.simple_query(b"SELECT pg_backend_pid()")
+        ((pid,),) = yield from self.simple_query(b"SELECT pg_catalog.pg_backend_pid()")
         if int(pid) == self.pg.backend_pid:
-            yield from self._set_with_check([])
+            yield from self._set_with_check([f"search_path = {SAFE_PATH}"])
 
     def _refusal(self, code: str, text: str) -> StatementRefused:
         at = f"PostgreSQL at {self._endpoint.name} refuses: {text}"

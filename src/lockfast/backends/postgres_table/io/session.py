@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import pq
 
-from lockfast.backends.postgres.io.endpoint import PostgresEndpoint
+from lockfast.backends.postgres.io.endpoint import SAFE_PATH, PostgresEndpoint
 from lockfast.backends.postgres.io.refusals import (
     Broken,
     StatementRefused,
@@ -58,9 +58,9 @@ class TableSession:
         self.require_utf8()
         schema = self._endpoint.schema
         arrive = f'"{schema}".lockfast_check_restart()'.encode()
-        query = f"""SELECT pg_backend_pid(), current_setting('default_transaction_isolation'),
-            to_regclass('"{schema}".lockfast_schema'), pg_is_in_recovery(),
-            current_setting('default_transaction_read_only')"""
+        query = f"""SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation'),
+            pg_catalog.to_regclass('"{schema}".lockfast_schema'), pg_catalog.pg_is_in_recovery(),
+            pg_catalog.current_setting('default_transaction_read_only')"""
         ((pid, isolation, found, replica, read_only),) = yield from self.simple_query(query.encode())
         if replica == b"t":
             raise Broken("it is a replica, and grants nothing until it is promoted")
@@ -71,9 +71,10 @@ class TableSession:
         commit = self._endpoint.synchronous_commit
         if self.pooled:  # any statement may be the first in its server process, and a SET would stay for other clients
             self._preamble = [arrive]
-            self._preamble += [b"set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
+            self._preamble += [b"pg_catalog.set_config('synchronous_commit', '%b', true)" % commit.encode()] if commit else []
         else:
-            settings = [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
+            settings = [f"search_path = {SAFE_PATH}"]
+            settings += [] if isolation == b"read committed" else ["default_transaction_isolation = 'read committed'"]
             settings += [f"synchronous_commit = {commit}"] if commit else []
             yield from self._set_with_check(settings)
         if version:
@@ -103,7 +104,7 @@ class TableSession:
     def _check(self, found: bytes | None, version: int) -> Steps:
         there: Any = [[b"0"]]
         if found is not None:
-            query = f'SELECT coalesce(max(version), 0) FROM "{self._endpoint.schema}".lockfast_schema'
+            query = f'SELECT coalesce(pg_catalog.max(version), 0) FROM "{self._endpoint.schema}".lockfast_schema'
             there = yield from self.simple_query(query.encode())
         if int(there[0][0]) < version:
             what = "has no lock table" if found is None else "has an old lock table"
@@ -174,7 +175,7 @@ class TableSession:
 
 def echo(channel: str) -> tuple[PreparedStatement, tuple[str, str]]:
     """A statement that notifies the sessions that listen there."""
-    return PreparedStatement(b"lockfast_echo", b"SELECT to_json(pg_notify($1, $2)::text)"), (channel, "")
+    return PreparedStatement(b"lockfast_echo", b"SELECT pg_catalog.to_json(pg_catalog.pg_notify($1, $2)::text)"), (channel, "")
 
 
 def listen(channel: str) -> bytes:

@@ -3,8 +3,6 @@
 -- share it, and the second transaction has it alone. So no legacy function uses the table while that is replaced, and
 -- our functions answer a call that waits at the gate.
 -- psql goes on after an error: the second transaction demands the mark that the first one leaves, or takes back.
-SET lockfast.checked = '';
-BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
     v_is_legacy boolean;
@@ -139,13 +137,14 @@ BEGIN
                 v_answer text;
             BEGIN
                 -- A transaction that has used the table must not wait: the migration waits for its end.
+                -- The legacy function needs its caller's search_path, so here each operand has the type of the operator.
                 IF NOT pg_try_advisory_xact_lock_shared(LOCKFAST, GATE) AND NOT EXISTS (
-                    SELECT FROM pg_locks
-                    WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass('@.distributed_locks')
+                    SELECT FROM pg_catalog.pg_locks
+                    WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass('@.distributed_locks')::oid
                 ) THEN
                     PERFORM pg_advisory_xact_lock_shared(LOCKFAST, GATE);
                 END IF;
-                PERFORM FROM pg_proc WHERE oid = 0;  -- reading any table shows what was replaced while this waited
+                PERFORM FROM pg_catalog.pg_proc WHERE oid = 0::oid;  -- reading any table shows what was replaced while this waited
                 IF to_regprocedure('@.lockfast_legacy_%1$s(%4$s)') IS NOT NULL THEN
                     EXECUTE 'SELECT @.lockfast_legacy_%1$s(%5$s)' INTO v_answer USING %5$s;
                 ELSE
@@ -159,4 +158,3 @@ BEGIN
         EXECUTE format('GRANT EXECUTE ON FUNCTION @.%I(%s) TO %s', v_function.proname, v_function.types, v_function.callers);
     END LOOP;
 END $$;
-COMMIT;

@@ -1,6 +1,5 @@
 -- From here to its end this transaction alone has the gate, and the legacy table if it is still there. It has to see what
 -- was committed while it waited for them: so each statement takes a new snapshot.
-BEGIN ISOLATION LEVEL READ COMMITTED;
 DO $$
 DECLARE
     v_wait interval := current_setting('lock_timeout')::interval;

@@ -47,6 +47,46 @@ BEGIN
     END IF;
 END $$;
 
+-- Even if all is there, to make an index or to comment on a column would lock its table, and every client would wait behind
+-- that for the transaction that has used the table last. So nothing is done if nothing is missing; else the tables are locked
+-- for a moment at a time, until no transaction is in the way.
+DO $$
+DECLARE
+    v_tables text[] := ARRAY['distributed_locks', 'lockfast_queue', 'lockfast_changes', 'lockfast_limiters', 'lockfast_cells',
+                             'lockfast_life'];
+    v_indexes text[] := ARRAY['distributed_locks_expires_at', 'lockfast_queue_claim', 'lockfast_queue_alive_until',
+                              'lockfast_limiters_until'];
+    v_there text;
+    v_until timestamptz := clock_timestamp() + TABLE_WAIT;
+    v_before text := current_setting('lock_timeout');
+BEGIN
+    IF (SELECT max(version) FROM @.lockfast_schema) = {version} AND NOT EXISTS (
+        SELECT FROM unnest(v_tables || v_indexes || ARRAY['lockfast_fence']) AS name
+        WHERE to_regclass(format('@.%I', name)) IS NULL
+    ) THEN
+        RETURN;
+    END IF;
+    SELECT string_agg(format('@.%I', name), ', ') INTO v_there FROM unnest(v_tables) AS name
+        WHERE to_regclass(format('@.%I', name)) IS NOT NULL;
+    WHILE v_there IS NOT NULL LOOP
+        BEGIN
+            PERFORM set_config('lock_timeout', 'TABLE_PATIENCE', true);
+            EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', v_there);
+            PERFORM set_config('lock_timeout', v_before, true);
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN  -- clients that waited behind this go first
+            IF clock_timestamp() > v_until THEN
+                RAISE 'another transaction has used the lock table, and does not end (process %). Nothing was changed. '
+                    'pg_stat_activity shows what it does, and pg_terminate_backend ends it', coalesce((
+                        SELECT string_agg(DISTINCT pid::text, ', ') FROM pg_locks
+                        WHERE granted AND pid <> pg_backend_pid() AND relation IN (
+                            SELECT to_regclass(format('@.%I', name)) FROM unnest(v_tables) AS name)
+                    ), 'unknown');
+            END IF;
+        END;
+        PERFORM pg_sleep(TABLE_PAUSE);
+    END LOOP;
+
 CREATE TABLE IF NOT EXISTS @.distributed_locks (
     namespace   text COLLATE "C" NOT NULL DEFAULT '',
     lock_name   varchar(255) COLLATE "C" NOT NULL,
@@ -131,9 +171,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS @.lockfast_life (
 
 -- Fences, places in queues and numbers of changes. It starts at the microseconds since the epoch, so that a store that
 -- was dropped and made anew goes on above its old fences.
-DO $$
-BEGIN
-    IF to_regclass('@.lockfast_fence') IS NULL THEN
-        EXECUTE format('CREATE SEQUENCE @.lockfast_fence START %s', floor(extract(epoch FROM clock_timestamp()) * 1000000));
-    END IF;
+IF to_regclass('@.lockfast_fence') IS NULL THEN
+    EXECUTE format('CREATE SEQUENCE @.lockfast_fence START %s', floor(extract(epoch FROM clock_timestamp()) * 1000000));
+END IF;
 END $$;
