@@ -18,7 +18,10 @@ class Late(Exception):
 
 
 def run(steps: Steps, until: float, readable: select.poll | None = None) -> Any:
-    """Go through the steps in this thread. Raises Late; then the connection is in the middle of an exchange."""
+    """Go through the steps in this thread. Raises Late; then the connection is in the middle of an exchange.
+
+    The steps are closed, so that a connection that was being made is.
+    """
     try:
         while True:
             number, what = next(steps)
@@ -30,3 +33,5 @@ def run(steps: Steps, until: float, readable: select.poll | None = None) -> Any:
                 raise Late
     except StopIteration as end:
         return end.value
+    finally:
+        steps.close()

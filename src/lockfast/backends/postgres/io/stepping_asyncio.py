@@ -12,7 +12,10 @@ from lockfast.backends.postgres.io.wire import Steps
 
 
 async def run(steps: Steps) -> Any:
-    """Go through the steps in this task. Cancelled, it leaves the connection in the middle of an exchange."""
+    """Go through the steps in this task. Cancelled, it leaves the connection in the middle of an exchange.
+
+    The steps are closed, so that a connection that was being made is.
+    """
     loop = asyncio.get_running_loop()
     try:
         while True:
@@ -28,6 +31,8 @@ async def run(steps: Steps) -> Any:
                 remove(number)
     except StopIteration as end:
         return end.value
+    finally:
+        steps.close()
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

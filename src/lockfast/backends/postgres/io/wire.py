@@ -24,7 +24,12 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()  # libpq's connections of this p
 
 
 def connect(conninfo: bytes) -> Steps:
-    """A connection. Raises Broken. Its socket may change on the way, and there is none once it has failed."""
+    """A connection. Raises Broken. Its socket may change on the way, and there is none once it has failed.
+
+    What is not connected in the end is closed at once, also if these steps are closed before they end: the error keeps
+    this frame, so the garbage collector would close its socket some time later.
+    """
+    pg = None
     try:
         pg = pq.PGconn.connect_start(conninfo)
         _open.add(pg)  # before the first step: a fork may come at any of them
@@ -35,8 +40,12 @@ def connect(conninfo: bytes) -> Steps:
         if status != pq.PollingStatus.OK:
             raise Broken(message_of(pg))
         pg.nonblocking = 1
-    except psycopg.Error as error:
-        raise Broken(one_line(str(error))) from error
+    except BaseException as error:
+        if pg is not None:
+            pg.finish()
+        if isinstance(error, psycopg.Error):
+            raise Broken(one_line(str(error))) from error
+        raise
     return pg
 
 
