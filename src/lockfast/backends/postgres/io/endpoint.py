@@ -27,6 +27,8 @@ from lockfast._text import shown
 PUBLIC: Final = "public"
 SAFE_PATH: Final = "pg_catalog, pg_temp"  # a search_path on which no other role can create what is found first
 WAITING: Final = 16  # sessions of advisory locks, besides the main one, in which waiters of one name queue
+# So that a NAT does not forget a connection that is idle, and one that leads nowhere ends after a minute.
+_KEEPALIVE: Final = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 _COMMITS: Final = ("on", "off", "local", "remote_write", "remote_apply")
 _DJANGO: Final = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
 _OF_PSYCOPG: Final = {  # what pools and Django hand to psycopg itself
@@ -90,7 +92,7 @@ class PostgresEndpoint:
     @property
     def hosts(self) -> list[dict[str, str]]:
         """The parameters for each host that is named: libpq itself would wait for the first without end."""
-        params = {"fallback_application_name": "lockfast", **self.params, "client_encoding": "UTF8"}
+        params = {"fallback_application_name": "lockfast", **_KEEPALIVE, **self.params, "client_encoding": "UTF8"}
         params.pop("connect_timeout", None)  # each request brings its own
         hosts = params.get("host", "").split(",")
         if len(hosts) == 1:

@@ -48,6 +48,7 @@ from lockfast.backends.postgres_table.io.session import (
     TableSession,
     echo,
     listen,
+    probe_within,
     register,
     warn_cannot_listen,
     warn_polling_for_now,
@@ -167,12 +168,15 @@ class AsyncioPostgres:
         while self._waiting and self._idle:
             connection = self._idle.pop()
             self._busy.append(connection)
-            connection.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
+            if not self._probe(connection):
+                connection.start(self._next_batch(len(self._idle) + 1 if several else 1), self._many)
         if not (self._waiting or several):
             self._close_idle_connections()
             return
         loop = asyncio.get_running_loop()
         stuck = sum(connection.since + STUCK_AFTER_S <= loop.time() for connection in self._busy)
+        if any(connection.probing for connection in self._busy):
+            return  # it is soon known
         if len(self._busy) + len(self._idle) + len(self._dialling) < MAX_CONNECTIONS + min(MAX_SPARE, stuck):
             until = self._waiting[-1].until if self._waiting else 0.0
             task = background_task(loop, self._dial(until - loop.time()), "lockfast-dial")
@@ -180,6 +184,29 @@ class AsyncioPostgres:
             task.add_done_callback(self._dialling.discard)
         if self._stuck_timer is None and self._busy:
             self._stuck_timer = loop.call_later(STUCK_AFTER_S, self._pump_again)
+
+    def _probe(self, connection: AsyncioTableConnection) -> bool:
+        """True if it has been idle for so long that it has to be probed before it is used."""
+        loop, since = asyncio.get_running_loop(), connection.since
+        within = probe_within(loop.time() - since, self._waiting[0].until - loop.time())
+        if within is None:
+            return False
+        connection.probe()
+        if connection.probing:
+            loop.call_later(within, self._end_probe, connection, connection.since, since)
+        return True
+
+    def _end_probe(self, connection: AsyncioTableConnection, probed_at: float, idle_since: float) -> None:
+        """If it was not answered, close the connection and all that have been idle for as long."""
+        if not connection.probing or connection.since != probed_at or connection not in self._busy:
+            return
+        self._busy.remove(connection)
+        suspects = [one for one in self._idle if one.since <= idle_since]
+        self._idle = [one for one in self._idle if one.since > idle_since]
+        for one in (connection, *suspects):
+            one.close()
+        self.wakeups.drop_session()
+        self._pump()
 
     def _give_up_the_silent(self) -> None:
         """A connection that leads nowhere is never answered; requests that still have time may wait there."""
@@ -230,6 +257,8 @@ class AsyncioPostgres:
             answers = [unavailable(self.endpoint.name, answer.message)] * len(batch)
         elif isinstance(answer, RolledBack | BackendUnavailable):
             answers = failures_of(batch, answer)
+        elif not batch:
+            answers = []  # it was probed
         else:
             answers = replies_of(batch, answer, self._many)
         for pending, one in zip(sent, answers, strict=True):

@@ -50,6 +50,7 @@ from lockfast.backends.postgres_table.io.session import (
     TableSession,
     echo,
     listen,
+    probe_within,
     register,
     warn_cannot_listen,
     warn_polling_for_now,
@@ -196,6 +197,7 @@ class BlockingPostgres:
                 return
             needed = not self._closed or (self._waiting and home is self._free)
             if pending.connection is not None and needed:
+                pending.connection.idle_since = boot_now()
                 home.append(pending.connection)
             else:
                 home.insert(0, None)
@@ -248,8 +250,7 @@ class BlockingPostgres:
     def _converse(self, pending: _PendingRequest, batch: list[TableRequest]) -> list[Any]:
         connection, pending.connection = pending.connection, None  # thrown away, unless it turns out well
         try:
-            if connection is not None and connection.stale:
-                connection.session.close()
+            if connection is not None and not self._can_be_used(connection, pending.until):
                 connection = None
             connection = connection or self._dial(pending.until)
             statement, params = statement_for(batch, self._many)
@@ -266,6 +267,33 @@ class BlockingPostgres:
         finally:
             if pending.connection is None and connection is not None:
                 connection.session.close()
+
+    def _can_be_used(self, connection: BlockingTableConnection, until: float) -> bool:
+        """Else it is closed; and if it leads nowhere, so are all that have been idle for as long."""
+        now = boot_now()
+        within = probe_within(now - connection.idle_since, until - now)
+        if not connection.stale and within is None:
+            return True
+        try:
+            if not connection.stale:
+                connection.run(connection.session.probe(), now + (within or 0.0))
+                return True
+        except (Late, Broken, RolledBack, BackendUnavailable):
+            self._close_idle_since(connection.idle_since)
+        connection.session.close()
+        return False
+
+    def _close_idle_since(self, moment: float) -> None:
+        """Those that have been idle since then, or longer, and the one for wake-ups."""
+        suspects: list[BlockingTableConnection] = []
+        with self._mutex:
+            for home in (self._free, self._spare):
+                kept = [one for one in home if one is not None and one.idle_since > moment]
+                suspects += [one for one in home if one is not None and one.idle_since <= moment]
+                home[:] = [*[None] * (len(home) - len(kept)), *kept]
+        for connection in suspects:
+            connection.session.close()
+        self._wakeups.drop_inbox()
 
     def _dial(self, until: float) -> BlockingTableConnection:
         """Raises BackendUnavailable."""

@@ -22,6 +22,7 @@ from lockfast.backends.wakeups.self_pipe import SelfPipe
 class BlockingTableConnection:
     def __init__(self, session: TableSession) -> None:
         self.session = session
+        self.idle_since = 0.0
         self._poll = select.poll()
         self._poll.register(session.pg.socket, select.POLLIN)
 
@@ -64,6 +65,17 @@ class TableSubscription:
 
 
 class PostgresTableWakeups(BlockingWakeups):
+    def drop_inbox(self) -> None:
+        """The connection may lead nowhere: close it, and wake all waiters, which make another one."""
+        with self._mutex:
+            if isinstance(self._inbox, TableSubscription):
+                self._inbox.broken = True
+                self._mark(WAKE_ALL)
+                if self._leader is None:
+                    self._close_inbox()
+                else:
+                    self._notify()  # the leader closes it
+
     def wake(self, claim: str) -> None:
         """Most waiters are woken by our own releases, and are not the leader, which polls the inbox."""
         with self._mutex:

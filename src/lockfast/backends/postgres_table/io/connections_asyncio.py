@@ -44,7 +44,8 @@ class AsyncioTableConnection:
     ) -> None:
         self.session = session
         self.batch: list[PendingTableRequest] = []  # those that wait for the statement that is under way
-        self.since = 0.0  # when it was sent
+        self.since = loop.time()  # when it was sent; or since when the connection is idle
+        self.probing = False
         self.alive = True
         self._loop = loop
         self._done = done
@@ -55,8 +56,16 @@ class AsyncioTableConnection:
 
     def start(self, batch: list[PendingTableRequest], many: Many) -> None:
         self.batch = batch
+        self._begin(self.session.execute(*statement_for([pending.request for pending in batch], many)))
+
+    def probe(self) -> None:
+        """Ask for any reply: it has been idle for so long that it may lead nowhere."""
+        self.probing = True
+        self._begin(self.session.probe())
+
+    def _begin(self, steps: Steps) -> None:
         self.since = self._loop.time()
-        self._steps = self.session.execute(*statement_for([pending.request for pending in batch], many))
+        self._steps = steps
         self._go_on()
 
     def _go_on(self) -> None:
@@ -82,6 +91,8 @@ class AsyncioTableConnection:
 
     def _finish(self, answer: Any) -> None:
         self._steps = None
+        self.probing = False
+        self.since = self._loop.time()
         self._done(self, answer)
 
     def _end(self, broken: Broken) -> None:
@@ -128,6 +139,12 @@ class AsyncioPostgresTableWakeups(AsyncioWaiters):
         except Broken:
             self._detach()
             self.wake(WAKE_ALL)  # wake-ups that came meanwhile are lost
+
+    def drop_session(self) -> None:
+        """It may lead nowhere: close it, and wake all waiters, which make another one."""
+        if self._session is not None:
+            self._detach()
+            self.wake(WAKE_ALL)
 
     def _detach(self) -> None:
         session, self._session = self._session, None

@@ -35,6 +35,14 @@ _TUPLES: Final = pq.ExecStatus.TUPLES_OK
 _OK: Final = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 ECHO_WITHIN_S: Final = 0.7  # how long an echo may take; less than the second after which silence is reported
 _CHECK_INTERVAL_MS: Final = 500  # how often the server checks that a client whose statement it runs is still there
+SUSPECT_AFTER_S: Final = 10.0  # a connection that was idle for so long is probed: a NAT may have forgotten it
+MAX_PROBE_S: Final = 1.0  # how long the reply to that may take,
+PROBE_SHARE: Final = 0.25  # and which part of the time that a request has: the rest is for a new connection
+
+
+def probe_within(idle: float, left: float) -> float | None:
+    """Seconds for a probe, before a request that has so much time left; None if the connection was in use lately."""
+    return min(MAX_PROBE_S, max(0.0, left) * PROBE_SHARE) if idle >= SUSPECT_AFTER_S else None
 
 
 class PreparedStatement(NamedTuple):
@@ -120,6 +128,10 @@ class TableSession:
             self._rows((yield from last_result(pg, lambda: pg.send_prepare(statement.name, statement.sql))))
             self._prepared.add(statement.name)
         return self._reply((yield from last_result(pg, lambda: pg.send_query_prepared(statement.name, params))))
+
+    def probe(self) -> Steps:
+        """Ends once the server has replied. Raises Broken, and BackendUnavailable."""
+        yield from self.simple_query(b"SELECT 1")
 
     def simple_query(self, sql: bytes) -> Steps:
         """The rows of the last of these statements."""

@@ -1,0 +1,120 @@
+"""The lock table, and connections that lead nowhere since they were last used, as when a NAT has forgotten them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import lockfast
+import lockfast.aio
+from lockfast.testing.stage import Stage
+from tests.adversity.postgres_table.stage import OnTable
+from tests.polling import HOUR, never_look
+from tests.servers.proxy import Proxy
+from tests.servers.waiting import LIMIT, until, until_async
+
+
+
+def _idle(locks: Any) -> set[Any]:
+    """Its connections that are not in use."""
+    backend = locks.faults.inner if hasattr(locks, "faults") else locks._logic.engine.backend
+    driver = backend._driver
+    lists = [driver._idle] if hasattr(driver, "_idle") else [driver._free, driver._spare]
+    return {connection for each in lists for connection in each if connection is not None}
+
+
+def _forsaken(wire: Proxy, locks: Any) -> set[Any]:
+    """Its connections lead nowhere from now on, and have been idle for an hour: those that are so."""
+    idle = _idle(locks)
+    for connection in idle:
+        moment = "since" if hasattr(connection, "since") else "idle_since"
+        setattr(connection, moment, getattr(connection, moment) - HOUR)
+    wire.forsake()
+    return idle
+
+
+class TestIdle(OnTable):
+    async def test_the_first_request_has_time_left_for_a_new_connection(self, stage: Stage) -> None:
+        with self.wire() as wire:
+            locks = await self.ready(stage, patience=8)
+            _forsaken(wire, locks)
+            lease = await locks.lock("x", wait=8).take()
+            await lease.release()
+
+    async def test_a_lease_is_renewed_over_a_new_connection(self, stage: Stage) -> None:
+        with self.wire() as wire:
+            locks = await self.ready(stage)
+            lease = await locks.lock("x", ttl=12).take()
+            _forsaken(wire, locks)
+            await lease.extend(12)
+            assert lease.held
+            await lease.release()
+
+    async def test_a_request_is_not_sent_over_a_connection_that_is_suspected(self, stage: Stage) -> None:
+        """It might arrive after all, when its claim has long been given up."""
+        with self.wire() as wire:
+            locks = await self.ready(stage)
+            _forsaken(wire, locks)
+            before = len(wire.sent)
+            lease = await locks.lock("x", wait=LIMIT).take()
+            sent = bytes(wire.sent[before:])
+            assert sent.index(b"SELECT 1\0") < sent.index(b"lockfast_acquire")
+            assert sent.count(lease.claim_id.encode()) == 1
+            await lease.release()
+
+
+class TestSiblings(OnTable):
+    """If one connection leads nowhere, no request has to find that out of the next one."""
+
+    def test_all_that_were_idle_as_long_are_closed_with_it(self) -> None:
+        with self.wire() as wire, lockfast.connect(self.where) as locks:
+            with self.stuck() as other:
+                takers = [threading.Thread(target=locks.lock(f"x{number}").acquire) for number in range(2)]
+                for taker in takers:
+                    taker.start()
+                until(lambda: self.ours("wait_event_type = 'Lock'") == 2, "two connections to be in use")
+                other.rollback()
+            until(lambda: len(_idle(locks)) >= 2, "both to be idle")
+            before = _forsaken(wire, locks)
+            assert locks.lock("y", wait=LIMIT).acquire() is not None
+            assert not before & _idle(locks)
+
+    def test_all_that_were_idle_as_long_are_closed_with_it_in_a_loop(self) -> None:
+        async def story(wire: Proxy) -> None:
+            async with lockfast.aio.connect(self.where) as locks:
+                with self.stuck() as other:
+                    first = asyncio.create_task(locks.lock("x1").acquire())
+                    await until_async(lambda: self.ours("wait_event_type = 'Lock'") == 1, "one to be in use")
+                    second = asyncio.create_task(locks.lock("x2").acquire())
+                    await until_async(lambda: self.ours("wait_event_type = 'Lock'") == 2, "two to be in use")
+                    other.rollback()
+                await asyncio.gather(first, second)
+                driver: Any = locks._logic.engine.backend._driver  # type: ignore[attr-defined]
+                await until_async(lambda: len(_idle(locks)) >= 2 and not driver._dialling, "all to be idle")
+                before = _forsaken(wire, locks)
+                assert await locks.lock("y", wait=LIMIT).acquire() is not None
+                assert not before & _idle(locks)
+
+        with self.wire() as wire:
+            asyncio.run(story(wire))
+
+    async def test_the_one_for_wakeups_is_made_anew(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        with self.wire() as wire:
+            never_look(monkeypatch)
+            with self.straight():
+                holder = await stage.locks().lock("x", ttl=HOUR).take()
+            locks = await self.ready(stage)
+            waiter = stage.start(locks.lock("x").take())
+            with self.straight():
+                await stage.queue("x", 1)
+            await stage.until(lambda: len(self.listeners()) == 1, "the waiter to listen")
+            before = self.listeners()
+            _forsaken(wire, locks)
+            other = await locks.lock("y", wait=LIMIT).take()  # and in doing so it learns that connections lead nowhere
+            await stage.until(lambda: bool(self.listeners() - before), "it to listen anew")
+            await holder.release()
+            await (await waiter.result()).release()
+            await other.release()
